@@ -1,0 +1,58 @@
+"""dpformer: train Transformers on private sequences with user-level differential privacy.
+
+The public names are listed in `__all__`; they are imported on first use, so that `import dpformer` does not load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dpformer import data, evaluation, models, reattention
+    from dpformer.clipping import PhantomClipping, UnsupportedUse, clip, normalize, softmax_loss
+    from dpformer.privacy import Ledger, PoissonBatches, calibrate, release_frequencies
+    from dpformer.training import PrivateOptimizer
+
+_HOME = {
+    "PhantomClipping": "clipping",
+    "UnsupportedUse": "clipping",
+    "clip": "clipping",
+    "normalize": "clipping",
+    "softmax_loss": "clipping",
+    "Ledger": "privacy",
+    "PoissonBatches": "privacy",
+    "calibrate": "privacy",
+    "release_frequencies": "privacy",
+    "PrivateOptimizer": "training",
+}
+_SUBPACKAGES = ("data", "evaluation", "models", "reattention")
+
+__all__ = [
+    "Ledger",
+    "PhantomClipping",
+    "PoissonBatches",
+    "PrivateOptimizer",
+    "UnsupportedUse",
+    "calibrate",
+    "clip",
+    "data",
+    "evaluation",
+    "models",
+    "normalize",
+    "reattention",
+    "release_frequencies",
+    "softmax_loss",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"dpformer.{_HOME[name]}"), name)
+    if name in _SUBPACKAGES:
+        return import_module(f"dpformer.{name}")
+    raise AttributeError(f"module 'dpformer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
