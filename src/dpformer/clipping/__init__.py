@@ -1,1 +1,8 @@
+"""Phantom Clipping: per-user gradient norms and clipped sums without per-user gradients, for any model."""
 
+from dpformer.clipping.engine import PhantomClipping
+from dpformer.clipping.errors import UnsupportedUse
+from dpformer.clipping.factors import ClipFunction, clip, normalize
+from dpformer.clipping.head import softmax_loss
+
+__all__ = ["ClipFunction", "PhantomClipping", "UnsupportedUse", "clip", "normalize", "softmax_loss"]

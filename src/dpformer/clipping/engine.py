@@ -1,0 +1,161 @@
+"""Phantom Clipping: the clipped sum of per-user gradients in one backward pass, exact for any model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping.errors import UnsupportedUse
+from dpformer.clipping.factors import ClipFunction
+from dpformer.clipping.gate import Gate
+from dpformer.clipping.norms import ParameterUses, by_parameter
+from dpformer.clipping.proof import prove
+from dpformer.clipping.rows import Packed
+from dpformer.clipping.rules import RULES
+
+
+class PhantomClipping:
+    """Per-user clipping without per-user gradients, for any `nn.Module`.
+
+        with clipping:                                  # uses of parameters are recorded in here
+            losses = model(batch)                       # one loss a user, shape (B,)
+        norms = clipping.backward(losses, normalize(1.0))
+
+    `backward` adds Σ_i c_i g_i to `p.grad` of every trainable parameter, with g_i the gradient of user i's loss and
+    c_i = clip(‖g_i‖) its factor; it returns the norms ‖g_i‖, taken over all trainable parameters together. It is a *sum*
+    over users, never a mean, so any split of a batch into parts gives the same `p.grad`.
+
+    A user whose loss or gradient is not finite contributes nothing and is counted in `skipped_users`.
+
+    Args:
+        model: the module whose trainable parameters are clipped.
+        proof_users: how many users to check against plain autograd on the first batch and on every new layout of rows
+            (proof.py); 0 turns the proof off.
+    """
+
+    def __init__(self, model: nn.Module, *, proof_users: int = 2) -> None:
+        self.model = model
+        self.proof_users = proof_users
+        self.skipped_users = 0
+        self._gate = Gate(RULES)
+        self._proven: set[object] = set()
+
+    def __enter__(self) -> PhantomClipping:
+        self._gate.survey(self.model)
+        self._gate.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._gate.__exit__(kind, error, trace)
+        if kind is not None:
+            self._gate.taps.clear()
+
+    @contextmanager
+    def packed(self, user_of_row: Tensor) -> Iterator[None]:
+        """Inside, tensors with len(user_of_row) rows are packed: `user_of_row[n]` is the user of row n, from 0."""
+        before, self._gate.packed = self._gate.packed, Packed.of(user_of_row)
+        try:
+            yield
+        finally:
+            self._gate.packed = before
+
+    def backward(self, losses: Tensor, clip: ClipFunction) -> Tensor:
+        """Adds the clipped sum of the users' gradients to `p.grad`; returns the norms before clipping, shape (B,)."""
+        try:
+            return self._backward(losses, clip)
+        finally:
+            self._gate.taps.clear()
+
+    def _backward(self, losses: Tensor, clip: ClipFunction) -> Tensor:
+        if losses.ndim != 1:
+            raise ValueError(
+                f"losses must have one number a user, shape (B,), got shape {tuple(losses.shape)}; "
+                f"use reduction='none' and average over positions, not over users"
+            )
+        users = len(losses)
+        if users == 0:
+            return torch.zeros(0, dtype=losses.dtype, device=losses.device)
+        layout = frozenset(tap.layout(users) for tap in self._gate.taps)
+        unproven = self.proof_users > 0 and layout not in self._proven
+        self._collect(losses, retain_graph=unproven)
+        taps = [tap for tap in self._gate.taps if tap.grad is not None]
+        pairs = [pair for tap in taps for pair in tap.uses(users)]
+        groups = by_parameter(pairs, set(self._gate.names))
+        norms = self._norms(groups, losses)
+        if unproven:
+            prove(losses, norms, taps, groups, self._gate.sink, self.proof_users)
+            self._proven.add(layout)
+        self._add_clipped_sum(groups, losses.detach(), norms, clip)
+        return norms
+
+    def _collect(self, losses: Tensor, retain_graph: bool) -> None:
+        """The one backward pass: brings the gradient of Σ losses to every tap."""
+        if not losses.requires_grad:
+            if self._gate.names:
+                raise UnsupportedUse(
+                    "the losses do not depend on any trainable parameter; compute them inside `with clipping:`"
+                )
+            return
+        gate, arrived = self._gate, {}
+        parameters = [p for p in self.model.parameters() if id(p) in gate.names]
+        guards = [p.register_hook(self._outside) for p in parameters]
+        gate.sink.append(arrived)
+        gate.running_backward = True
+        try:
+            with gate:
+                torch.autograd.backward(losses.sum(), retain_graph=retain_graph)
+        finally:
+            gate.running_backward = False
+            gate.sink.pop()
+            for guard in guards:
+                guard.remove()
+        for tap in gate.taps:
+            tap.grad = arrived.get(id(tap))
+
+    @staticmethod
+    def _outside(_: Tensor) -> None:
+        raise UnsupportedUse(
+            "a trainable parameter reached the losses without passing the engine: it was used outside "
+            "`with clipping:` or in compiled code; run the whole forward pass inside the context"
+        )
+
+    def _norms(self, groups: list[ParameterUses], losses: Tensor) -> Tensor:
+        dtype = torch.promote_types(losses.dtype, torch.float32)
+        squared = torch.zeros(len(losses), dtype=dtype, device=losses.device)
+        for group in groups:
+            squared += group.squared_norms(len(losses))
+        return squared.sqrt()
+
+    def _add_clipped_sum(self, groups: list[ParameterUses], losses: Tensor, norms: Tensor, clip: ClipFunction) -> None:
+        finite = torch.isfinite(norms) & torch.isfinite(losses)
+        if not bool(finite.all()):
+            self.skipped_users += int((~finite).sum())
+            for group in groups:
+                group.keep(finite)
+        factors = torch.where(finite, clip(torch.where(finite, norms, 0)), 0).to(norms.dtype)
+        self._check_bound(factors, torch.where(finite, norms, 0), clip)
+        for group in groups:
+            self._accumulate(group.parameter, group.weighted_sum(factors), clip)
+
+    @staticmethod
+    def _check_bound(factors: Tensor, norms: Tensor, clip: ClipFunction) -> None:
+        bound = getattr(clip, "clip_norm", None)
+        if bound is not None and float((factors * norms).max()) > bound * (1 + 1e-5):
+            raise ValueError(
+                f"the clip function promises norms up to {bound}, but gave a user {float((factors * norms).max())}"
+            )
+
+    @staticmethod
+    def _accumulate(parameter: Tensor, total: Tensor, clip: ClipFunction) -> None:
+        total = total.to(parameter.dtype)
+        bound = max(getattr(parameter.grad, "sensitivity", 0.0), getattr(clip, "clip_norm", 0.0))
+        if parameter.grad is None:
+            parameter.grad = total
+        else:
+            parameter.grad += total
+        # What one user can change in this sum: the optimiser refuses to add noise for less.
+        parameter.grad.sensitivity = bound  # type: ignore[union-attr]

@@ -1,0 +1,58 @@
+"""From per-user gradient norms to the factors that bound each user's contribution.
+
+A clip function maps norms ‖g_i‖, shape (B,), to factors c_i, shape (B,), with c_i·‖g_i‖ ≤ `clip_norm`. It carries its
+bound as the attribute `clip_norm`, so that the engine and the optimiser can check that they speak of the same C.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class ClipFunction(Protocol):
+    """norms (B,) → factors (B,), with factor·norm ≤ `clip_norm` for every user."""
+
+    @property
+    def clip_norm(self) -> float: ...
+
+    def __call__(self, norms: Tensor) -> Tensor: ...
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a positive number, got {value}")
+
+
+@dataclass(frozen=True)
+class normalize:  # noqa: N801  (used like a function: dp.normalize(1.0))
+    """Every user's gradient is brought to nearly the same length: c = C / (‖g‖ + γ).
+
+    The paper's choice (automatic clipping, Bu et al. 2023): no clipping norm to tune. c·‖g‖ is strictly below C, so
+    the sensitivity of the sum is C; γ keeps tiny gradients from being blown up to full length.
+    """
+
+    clip_norm: float = 1.0
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        _positive("clip_norm", self.clip_norm)
+        _positive("gamma", self.gamma)
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        return self.clip_norm / (norms + self.gamma)
+
+
+@dataclass(frozen=True)
+class clip:  # noqa: N801
+    """Gradients longer than C are scaled down to C, shorter ones are left alone: c = min(1, C / ‖g‖)."""
+
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("clip_norm", self.clip_norm)
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        return torch.clamp(self.clip_norm / norms, max=1.0)  # ‖g‖ = 0 gives inf, clamped to 1

@@ -1,0 +1,249 @@
+"""The gate: every torch function that is called inside the context passes here.
+
+Tensors fall into two sorts. *Public* tensors are the same for every user: parameters, buffers, constants made inside
+the forward pass (`torch.arange`), and whatever is computed from public tensors alone. All others may hold users' data
+and have rows that belong to users. A function of public tensors runs untouched: if parameters are among them, its
+result is an *expression* of parameters (`weight.T`, `positions[:T]`, `scale.exp()`), itself public. Only where a
+parameter, or an expression of parameters, meets users' data does a user's gradient arise: that is a **use**, and it
+needs a rule (rules/). Anything without a rule is refused by name, so nothing can pass unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from dpformer.clipping.errors import UnsupportedUse
+from dpformer.clipping.rows import Packed
+from dpformer.clipping.tap import Build, Tap
+
+
+def _named(names: str, *homes: Any) -> set[Any]:
+    return {getattr(home, name) for home in homes for name in names.split() if hasattr(home, name)}
+
+
+# Made from sizes alone. torch.tensor and its kin are not here: they may carry users' data out of Python lists.
+_CONSTANTS = _named("arange zeros ones full eye linspace empty tril_indices triu_indices", torch)
+# A look at a parameter that takes no value from it, or takes it out of the graph on purpose.
+_READS = _named("detach size dim ndimension numel nelement stride is_contiguous element_size data_ptr", Tensor) | _named(
+    "is_floating_point is_complex numel is_tensor", torch
+)
+# The other tensor lends its dtype, device or shape.
+_LIKE = _named("to type_as view_as reshape_as expand_as new_tensor", Tensor)
+_MIXES_USERS = {
+    "batch_norm": "nn.LayerNorm or nn.RMSNorm",
+    "_batch_norm_impl_index": "nn.LayerNorm or nn.RMSNorm",
+    "native_batch_norm": "nn.LayerNorm or nn.RMSNorm",
+    "sync_batch_norm": "nn.LayerNorm or nn.RMSNorm",
+}
+
+Rule = Callable[["Gate", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Gate(TorchFunctionMode):
+    """Runs each torch function by its rule and keeps the taps of one forward pass."""
+
+    def __init__(self, rules: dict[Any, Rule]) -> None:
+        super().__init__()
+        self.rules = rules
+        self.names: dict[int, str] = {}  # trainable parameters by identity
+        self.frozen: set[int] = set()  # parameters without gradient
+        self.buffers: set[int] = set()
+        self.taps: list[Tap] = []
+        self.sink: list[dict[int, Tensor]] = []
+        self.packed: Packed | None = None
+        self.token = torch.zeros((), requires_grad=True)
+        self.running_backward = False
+
+    def survey(self, model: nn.Module) -> None:
+        """Reads the model's parameters and buffers anew: they may have been frozen or replaced since."""
+        parameters = list(model.named_parameters())
+        self.names = {id(p): name for name, p in parameters if p.requires_grad}
+        self.frozen = {id(p) for _, p in parameters if not p.requires_grad}
+        self.buffers = {id(b) for b in model.buffers()}
+
+    # -- what sort of tensor ------------------------------------------------------------------------------------------
+
+    def is_public(self, t: Tensor) -> bool:
+        return getattr(t, "_phantom_public", False) or id(t) in self.names or id(t) in self.frozen or id(t) in self.buffers
+
+    def is_managed(self, t: Any) -> bool:
+        """A trainable parameter or an expression of some."""
+        return isinstance(t, Tensor) and t.requires_grad and self.is_public(t)
+
+    def name(self, t: Tensor) -> str:
+        if id(t) in self.names:
+            return f"parameter '{self.names[id(t)]}'"
+        return "an expression of " + ", ".join(f"'{self.names.get(id(p), '?')}'" for p in leaves(t))
+
+    # -- the gate itself ----------------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = list(tensors_of((args, kwargs)))
+        if not any(t.requires_grad for t in tensors):  # nothing trainable here: only the sort of the result matters
+            return self._without_parameters(func, args, kwargs, tensors)
+        managed = [t for t in tensors if self.is_managed(t)]
+        if not managed:
+            self._refuse_strangers(func, tensors)
+            return self._without_parameters(func, args, kwargs, tensors)
+        if self._is_read(func):
+            return func(*args, **kwargs)
+        if self.running_backward:
+            raise UnsupportedUse(
+                f"{self.name(managed[0])} is used again during the backward pass; activation checkpointing is not "
+                f"supported: switch it off and make the micro-batches smaller instead"
+            )
+        if not torch.is_grad_enabled():
+            raise UnsupportedUse(
+                f"{self.name(managed[0])} is used by {label(func)} under no_grad, so its gradient would be lost; "
+                f"leave no_grad, freeze the parameter, or use parameter.detach() if that is meant"
+            )
+        if all(self.is_public(t) for t in tensors) or (func in _LIKE and managed[0] is args[0]):
+            return self._express(func, args, kwargs)
+        return self._use(func, args, kwargs, managed)
+
+    def _express(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An expression of parameters: plain autograd, and the result is public again."""
+        if _writes_in_place(func) or "out" in kwargs:
+            raise self.refusal(args[0], func, "build the tensor without assigning in place")
+        out = func(*args, **kwargs)
+        for t in tensors_of(out):
+            t._phantom_public = True  # type: ignore[attr-defined]
+        if func in TRANSPOSES and id(args[0]) in self.names and args[0].ndim == 2:
+            if out.shape == args[0].shape[::-1] and out.stride() == args[0].stride()[::-1]:
+                out._phantom_transpose_of = args[0]
+        return out
+
+    def _use(self, func: Any, args: Any, kwargs: Any, managed: list[Tensor]) -> Any:
+        rule = self.rules.get(func)
+        if rule is not None:
+            return rule(self, func, args, kwargs)
+        if func in _LIKE and not self.is_managed(args[0]):
+            return func(*(self.cut(a) for a in args), **kwargs)
+        fix = _MIXES_USERS.get(getattr(func, "__name__", ""))
+        if fix is not None:
+            raise self.refusal(managed[0], func, f"it takes statistics over the batch and mixes users: use {fix} instead")
+        raise self.refusal(managed[0], func, "write it with F.linear, matmul, F.embedding, layer_norm or broadcasting")
+
+    def _without_parameters(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        fix = _MIXES_USERS.get(getattr(func, "__name__", ""))
+        if fix is not None and _uses_batch_statistics(args, kwargs):
+            raise UnsupportedUse(f"{label(func)} takes statistics over the batch, which mixes users; use {fix} instead")
+        public = all(self.is_public(t) for t in tensors) if tensors else func in _CONSTANTS or _is_scalar(func, args)
+        if not public:
+            self._no_longer_public(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if public:
+            for t in tensors_of(out):
+                t._phantom_public = True  # type: ignore[attr-defined]
+        return out
+
+    def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:
+        """A tensor that users' data is written into holds users' data from then on."""
+        written = [*tensors_of(kwargs.get("out"))]
+        if _writes_in_place(func):
+            written += [a for a in args[:1] if isinstance(a, Tensor)]
+        for t in written:
+            if id(t) in self.buffers:
+                raise UnsupportedUse(
+                    f"{label(func)} writes users' data into a buffer of the model, which would stay there outside "
+                    f"the guarantee; keep no running statistics of users"
+                )
+            t._phantom_public = False  # type: ignore[attr-defined]
+
+    def _refuse_strangers(self, func: Any, tensors: Iterable[Tensor]) -> None:
+        for t in tensors:
+            if isinstance(t, nn.Parameter) and t.requires_grad:
+                raise UnsupportedUse(
+                    f"a trainable parameter of shape {tuple(t.shape)} that is not part of the model is used by "
+                    f"{label(func)}; register it in the module given to PhantomClipping, or freeze it"
+                )
+
+    def _is_read(self, func: Any) -> bool:
+        if getattr(func, "__name__", "") == "__get__":  # an attribute; the transposes are expressions
+            return func not in TRANSPOSES
+        return func in _READS
+
+    # -- for the rules ------------------------------------------------------------------------------------------------
+
+    def refusal(self, parameter: Any, func: Any, fix: str) -> UnsupportedUse:
+        who = self.name(parameter) if isinstance(parameter, Tensor) else "a parameter"
+        return UnsupportedUse(f"{who} is used by {label(func)}, which has no exact rule here; {fix}")
+
+    def cut(self, t: Any) -> Any:
+        """The value of a managed tensor, out of the graph; anything else as it is."""
+        return t.detach() if self.is_managed(t) else t
+
+    def record(
+        self, func: Any, managed: list[Tensor], replay: Callable[..., Tensor], build: Build, out: Tensor, rows: Tensor
+    ) -> Tensor:
+        """Puts a tap on `out`; `rows` is the tensor whose first dimension counts the rows."""
+        where = f"{self.name(managed[0])} in {label(func)}"
+        packed = self.packed if self.packed is not None and len(self.packed.user) == rows.shape[0] else None
+        names = tuple(self.names.get(id(m), "expression") for m in managed)
+        tap = Tap(where, managed, replay, build, (label(func), names), tuple(rows.shape), packed, self.sink)
+        self.taps.append(tap)
+        return tap.watch(out, self.token)
+
+
+TRANSPOSES = _named("t transpose permute swapaxes swapdims adjoint", Tensor, torch) | {
+    Tensor.T.__get__,
+    Tensor.mT.__get__,
+    Tensor.H.__get__,
+    Tensor.mH.__get__,
+}
+
+
+def label(func: Any) -> str:
+    return resolve_name(func) or getattr(func, "__qualname__", str(func))
+
+
+def tensors_of(tree: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for value in tree:
+            yield from tensors_of(value)
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from tensors_of(value)
+
+
+def leaves(t: Tensor) -> list[Tensor]:
+    """The parameters that an expression is made of."""
+    if t.grad_fn is None:
+        return [t]
+    seen: set[Any] = set()
+    found: dict[int, Tensor] = {}
+    stack = [t.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found[id(node.variable)] = node.variable
+        stack.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
+    return list(found.values())
+
+
+def _writes_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _is_scalar(func: Any, args: Any) -> bool:
+    """torch.tensor(0.5): a number, not users' data."""
+    return func in (torch.tensor, torch.as_tensor) and bool(args) and isinstance(args[0], (bool, int, float))
+
+
+def _uses_batch_statistics(args: Any, kwargs: Any) -> bool:
+    """F.batch_norm(input, running_mean, running_var, weight, bias, training, …); only eval mode is per user."""
+    training = kwargs.get("training", args[5] if len(args) > 5 else True)
+    return bool(training)

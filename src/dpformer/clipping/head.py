@@ -1,0 +1,225 @@
+"""The softmax head: hidden states and item embeddings in, one loss a user out.
+
+    loss_b = Σ_u w_bu · (log Σ_m exp(⟨h_bu, E_m⟩ + β_m) − ⟨h_bu, E_y⟩ − β_y),     w_bu = 1 / (positions of user b)
+
+The residual r_u = w_u·(softmax(h_u Eᵀ + β) − onehot(y_u)) is all that the backward pass needs: ∂loss/∂h = r E and
+∂loss_b/∂E = Σ_u r_u ⊗ h_u. Only positions with a target are computed, in tiles of rows, and residuals are kept only
+while they fit `KEEP` numbers: beyond that they are computed again from log-sum-exps, so that neither
+positions × items nor users × items × d numbers ever exist at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from dpformer.clipping.uses import Outer
+
+TILE = 1 << 20  # numbers of one tile of logits: 4 MB of float32, about a core's share of the cache
+KEEP = 1 << 25  # residuals are kept up to this many numbers (128 MB of float32)
+
+
+def softmax_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy of each user's positions, shape (B,); 0 for a user without a target.
+
+    Args:
+        hidden: (B, L, d) states that predict.
+        weight: (M, d) one row an item, usually the shared embedding.
+        targets: (B, L) int64, the item to predict at each position; −1 where there is nothing to predict.
+        bias: (M,) added to the logits.
+    """
+    if has_torch_function((hidden, weight, targets)):
+        args = (hidden, weight, targets)
+        return handle_torch_function(softmax_loss, args, *args, bias=bias)  # type: ignore[no-any-return]
+    rows = HeadRows.of(hidden, weight, targets, bias)
+    return _SoftmaxLoss.apply(hidden, weight, bias, rows)  # type: ignore[no-any-return]
+
+
+@dataclass
+class HeadRows:
+    """The positions that have a target, packed user by user, with what their residuals need."""
+
+    valid: Tensor  # (B, L) bool
+    hidden: Tensor  # (N, d)
+    weight: Tensor  # (M, d)
+    bias: Tensor | None  # (M,)
+    target: Tensor  # (N,)
+    user: Tensor  # (N,) the user of each row, ascending
+    loss_weight: Tensor  # (N,) one over the user's number of positions
+    log_sum: Tensor  # (N,) log Σ_m exp(logit)
+    kept: Tensor | None  # (N, M) residuals, if they fit
+
+    @staticmethod
+    def of(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> HeadRows:
+        _check(hidden, weight, targets, bias)
+        valid = targets >= 0
+        counts = valid.sum(1)
+        user = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+        # Half precision is for matrices of the encoder: a softmax over a vocabulary is summed in float32.
+        dtype = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
+        rows = hidden.detach()[valid].to(dtype)
+        log_sum = rows.new_empty(len(rows))
+        loss_weight = (1.0 / counts.to(dtype))[user]
+        fixed = None if bias is None else bias.detach().to(dtype)
+        table = weight.detach().to(dtype)
+        return HeadRows(valid, rows, table, fixed, targets[valid], user, loss_weight, log_sum, None)
+
+    def losses(self) -> Tensor:
+        """(B,) the losses; residuals are kept on the way if they fit."""
+        n, items = len(self.hidden), len(self.weight)
+        if n * items <= KEEP:
+            self.kept = self.hidden.new_empty(n, items)
+        out = self.hidden.new_zeros(len(self.valid))
+        for a, b in self.tiles():
+            logits = self._logits(a, b, None if self.kept is None else self.kept[a:b])
+            torch.logsumexp(logits, 1, out=self.log_sum[a:b])
+            picked = logits.gather(1, self.target[a:b, None])[:, 0]
+            out.index_add_(0, self.user[a:b], (self.log_sum[a:b] - picked) * self.loss_weight[a:b])
+            if self.kept is not None:
+                self._to_residual(logits, a, b)
+        return out
+
+    def tiles(self, a: int = 0, b: int | None = None) -> Iterator[tuple[int, int]]:
+        """Ranges of rows whose logits fit a tile."""
+        b = len(self.hidden) if b is None else b
+        step = max(1, TILE // max(1, len(self.weight)))
+        return ((i, min(i + step, b)) for i in range(a, b, step))
+
+    def residual(self, a: int, b: int) -> Tensor:
+        """(b − a, M): r_u of rows a … b−1, kept or computed again."""
+        if self.kept is not None:
+            return self.kept[a:b]
+        return self._to_residual(self._logits(a, b, None), a, b)
+
+    def to_hidden(self) -> Tensor:
+        """(N, d): ∂loss_b/∂h_u = r_u E."""
+        out = torch.empty_like(self.hidden)
+        for a, b in self.tiles():
+            torch.mm(self.residual(a, b), self.weight, out=out[a:b])
+        return out
+
+    def to_weight(self, scale: Tensor) -> Tensor:
+        """(M, d): Σ_u scale_u r_u ⊗ h_u."""
+        scaled = self.hidden * scale[:, None]
+        out = torch.zeros_like(self.weight)
+        for a, b in self.tiles():
+            out.addmm_(self.residual(a, b).mT, scaled[a:b])
+        return out
+
+    def to_bias(self, scale: Tensor) -> Tensor:
+        """(M,): Σ_u scale_u r_u."""
+        out = self.weight.new_zeros(len(self.weight))
+        for a, b in self.tiles():
+            out += scale[a:b] @ self.residual(a, b)
+        return out
+
+    def _logits(self, a: int, b: int, out: Tensor | None) -> Tensor:
+        logits = torch.mm(self.hidden[a:b], self.weight.mT, out=out)
+        return logits if self.bias is None else logits.add_(self.bias)
+
+    def _to_residual(self, logits: Tensor, a: int, b: int) -> Tensor:
+        """Logits become residuals in place."""
+        r = logits.sub_(self.log_sum[a:b, None]).exp_()
+        r[torch.arange(b - a, device=r.device), self.target[a:b]] -= 1
+        return r.mul_(self.loss_weight[a:b, None])
+
+
+class _SoftmaxLoss(torch.autograd.Function):
+    """The head as one autograd node; gradients come from the residuals."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: HeadRows) -> Tensor:
+        ctx.rows, ctx.dtypes = rows, (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return rows.losses()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, scale = ctx.rows, grads[0][ctx.rows.user]
+        to_hidden = to_weight = to_bias = None
+        of_hidden, of_weight, of_bias = ctx.dtypes
+        if ctx.needs_input_grad[0]:
+            to_hidden = rows.hidden.new_zeros(*rows.valid.shape, rows.hidden.shape[1], dtype=of_hidden)
+            to_hidden[rows.valid] = (rows.to_hidden() * scale[:, None]).to(of_hidden)
+        if ctx.needs_input_grad[1]:
+            to_weight = rows.to_weight(scale).to(of_weight)
+        if ctx.needs_input_grad[2]:
+            to_bias = rows.to_bias(scale).to(of_bias)
+        return to_hidden, to_weight, to_bias, None
+
+
+@dataclass
+class HeadUse:
+    """The use of the embedding (or of the bias) by the head: an `Outer` written out for a few users at a time."""
+
+    rows: HeadRows
+    grad: Tensor  # (B,) ∂(what is differentiated)/∂loss_b
+    of_bias: bool
+
+    def __post_init__(self) -> None:
+        users = len(self.rows.valid)
+        counts = torch.bincount(self.rows.user, minlength=users)
+        self.starts = [0, *counts.cumsum(0).tolist()]
+        self.longest = int(counts.max()) if users else 0
+        self.scale = self.grad[self.rows.user]  # (N,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        weight = self.rows.weight
+        return (len(weight),) if self.of_bias else tuple(weight.shape)
+
+    @property
+    def numbers_each(self) -> int:
+        """Numbers that `part` makes for one user."""
+        return self.longest * len(self.rows.weight)
+
+    def part(self, a: int, b: int) -> Outer:
+        lo, hi = self.starts[a], self.starts[b]
+        left = self.rows.residual(lo, hi)
+        right = self.scale[lo:hi, None] if self.of_bias else self.rows.hidden[lo:hi] * self.scale[lo:hi, None]
+        slots = max((self.starts[i + 1] - self.starts[i] for i in range(a, b)), default=0)
+        if (hi - lo) == slots * (b - a):
+            return Outer(left.reshape(b - a, slots, -1), right.reshape(b - a, slots, -1), self.shape)
+        user = self.rows.user[lo:hi] - a
+        slot = torch.arange(hi - lo, device=user.device) - (torch.tensor(self.starts, device=user.device)[user + a] - lo)
+        return Outer(_spread(left, user, slot, b - a, slots), _spread(right, user, slot, b - a, slots), self.shape)
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        scale = self.scale * c[self.rows.user]
+        return self.rows.to_bias(scale) if self.of_bias else self.rows.to_weight(scale)
+
+    def keep(self, users: Tensor) -> None:
+        """Forgets users: their hidden rows and their residuals become zero."""
+        row = users[self.rows.user]
+        self.scale = self.scale.masked_fill(~row, 0)
+        self.rows.hidden = self.rows.hidden.masked_fill(~row[:, None], 0)
+        self.rows.log_sum = self.rows.log_sum.masked_fill(~row, float("inf"))  # exp(logit − ∞) = 0
+        if self.rows.kept is not None:
+            self.rows.kept.masked_fill_(~row[:, None], 0)
+
+
+def _spread(t: Tensor, user: Tensor, slot: Tensor, users: int, slots: int) -> Tensor:
+    out = t.new_zeros(users, slots, t.shape[1])
+    out[user, slot] = t
+    return out
+
+
+def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
+    if hidden.ndim != 3 or weight.ndim != 2 or hidden.shape[2] != weight.shape[1]:
+        raise ValueError(
+            f"softmax_loss needs hidden (B, L, d) and weight (M, d), got {tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if targets.shape != hidden.shape[:2] or targets.dtype != torch.int64:
+        raise ValueError(
+            f"softmax_loss needs int64 targets of shape {tuple(hidden.shape[:2])}, "
+            f"got {targets.dtype} of shape {tuple(targets.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"softmax_loss needs a bias of shape ({len(weight)},), got {tuple(bias.shape)}")
+    if targets.numel() and int(targets.max()) >= len(weight):
+        raise ValueError(f"target {int(targets.max())} is outside the {len(weight)} items (−1 means no target)")

@@ -1,0 +1,161 @@
+"""All uses of one parameter together: per-user norms, then the clipped sum.
+
+For a few users at a time, either the gradients are written out and squared, or the inner products of all pairs of uses
+are summed (Gram), whichever is cheaper (errata 3). Written-out gradients that fit `KEEP` numbers are kept, so that the
+clipped sum is one weighted sum of them instead of another matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from dpformer.clipping.gate import leaves
+from dpformer.clipping.tap import Source
+from dpformer.clipping.uses import Dense, Lookup, Outer, Use, dense_cost, gram_cost, inner
+
+KEEP = 1 << 24  # numbers written out at a time: 64 MB of float32
+CANCELLATION = 1e-4  # below this share of the parts' own norms, a Gram norm has lost too many digits
+
+
+@dataclass
+class Expression:
+    """A use of an expression of parameters, z = f(p): g_p = Jᵀ g_z, with J the same for every user.
+
+    Jᵀ is one call of autograd on f alone, batched over users.
+    """
+
+    z: Tensor
+    parameter: Tensor
+    sources: list[Source]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.parameter.shape)
+
+    @property
+    def numbers_each(self) -> int:
+        return prod(self.shape) + prod(self.z.shape) + sum(getattr(s, "numbers_each", 0) for s in self.sources)
+
+    def part(self, a: int, b: int) -> Dense:
+        grads = torch.stack([s.part(a, b).dense() for s in self.sources]).sum(0)
+        return Dense(self._pull(grads, batched=True))
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        grads = torch.stack([s.weighted_sum(c) for s in self.sources]).sum(0)
+        return self._pull(grads, batched=False)
+
+    def keep(self, users: Tensor) -> None:
+        for source in self.sources:
+            source.keep(users)
+
+    def _pull(self, grads: Tensor, batched: bool) -> Tensor:
+        grads = grads.to(self.z.dtype)
+        (out,) = torch.autograd.grad(self.z, self.parameter, grads, retain_graph=True, is_grads_batched=batched)
+        return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
+
+
+@dataclass
+class ParameterUses:
+    """Every use of one parameter in one forward pass."""
+
+    parameter: Tensor
+    sources: list[Source]
+    written: Tensor | None = None  # (B, *shape), if kept
+
+    def squared_norms(self, users: int) -> Tensor:
+        """(B,) ‖g_b‖² of this parameter."""
+        pieces = []
+        for a, b in self._chunks(users):
+            uses = joined([s.part(a, b) for s in self.sources])
+            gram = _squared_by_gram(uses) if gram_cost(uses) < dense_cost(uses) else None
+            if gram is not None:
+                pieces.append(gram)
+                continue
+            written = written_out(uses)
+            pieces.append(written.flatten(1).square().sum(1))
+            if b - a == users:
+                self.written = written
+        return torch.cat(pieces)
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """Σ_b c_b g_b."""
+        if self.written is not None:
+            return Dense(self.written).weighted_sum(c.to(self.written.dtype))
+        total = torch.zeros(self.parameter.shape, dtype=c.dtype, device=c.device)
+        for source in self.sources:
+            total += source.weighted_sum(c)
+        return total
+
+    def keep(self, users: Tensor) -> None:
+        self.written = None
+        for source in self.sources:
+            source.keep(users)
+
+    def _chunks(self, users: int) -> Iterator[tuple[int, int]]:
+        each = self.parameter.numel() + sum(getattr(s, "numbers_each", 0) for s in self.sources)
+        step = max(1, KEEP // max(1, each))
+        return ((a, min(a + step, users)) for a in range(0, users, step))
+
+
+def joined(uses: Sequence[Use]) -> list[Use]:
+    """Uses of one kind become one; at most one of each kind remains."""
+    out: list[Use] = []
+    outers = [u for u in uses if isinstance(u, Outer)]
+    for width in {u.left.shape[2] for u in outers}:  # a reshaped weight has another split of the same numbers
+        out.append(Outer.join([u for u in outers if u.left.shape[2] == width]))
+    if lookups := [u for u in uses if isinstance(u, Lookup)]:
+        out.append(Lookup.join(lookups))
+    if denses := [u for u in uses if isinstance(u, Dense)]:
+        out.append(Dense.join(denses))
+    return out
+
+
+def written_out(uses: Sequence[Use]) -> Tensor:
+    first, *rest = (u.dense() for u in uses)
+    if not rest:
+        return first
+    total = first.clone() if isinstance(uses[0], Dense) else first
+    for other in rest:
+        total += other
+    return total
+
+
+def _squared_by_gram(uses: Sequence[Use]) -> Tensor | None:
+    """Σ over pairs of ⟨g⁽ᵃ⁾, g⁽ᵃ'⟩; None where large parts cancel and too few digits would be left."""
+    own = [inner(u, u) for u in uses]
+    total = torch.stack([o for o in own if o is not None]).sum(0)
+    parts = total + sum(_row_norms(u) for u in uses)
+    for i, one in enumerate(uses):
+        for other in uses[i + 1 :]:
+            cross = inner(one, other)
+            assert cross is not None  # gram_cost is infinite for such a pair
+            total = total + 2 * cross
+    if bool((total < CANCELLATION * parts).any()):
+        return None
+    return total
+
+
+def _row_norms(use: Use) -> Tensor:
+    """Σ_t ‖g_t‖²: what the norm would be if no two rows overlapped, the scale against which rounding counts."""
+    if isinstance(use, Outer):
+        return (use.left.square().sum(2) * use.right.square().sum(2)).sum(1)
+    return use.grad.flatten(1).square().sum(1)
+
+
+def by_parameter(pairs: Iterable[tuple[Tensor, Source]], trainable: set[int]) -> list[ParameterUses]:
+    """Groups uses by parameter; uses of expressions are handed on to the parameters they are made of."""
+    direct: dict[int, tuple[Tensor, list[Source]]] = {}
+    expressions: dict[int, tuple[Tensor, list[Source]]] = {}
+    for target, source in pairs:
+        home = direct if id(target) in trainable else expressions
+        home.setdefault(id(target), (target, []))[1].append(source)
+    for z, sources in expressions.values():
+        for parameter in leaves(z):
+            if id(parameter) in trainable:
+                direct.setdefault(id(parameter), (parameter, []))[1].append(Expression(z, parameter, sources))
+    return [ParameterUses(parameter, sources) for parameter, sources in direct.values()]

@@ -1,0 +1,97 @@
+"""The engine proves itself: norms and gradients of a few users against plain autograd, in the same graph.
+
+For one user b, a backward pass from loss b alone brings to every tap the gradient that this loss sends there, and
+plain autograd turns it into gradients of the parameters, function by function, without any idea of rows or users. If
+the engine gives the user the same norm and the same gradient, its rules are right, its rows belong to whom it thinks,
+and the loss of the user does not depend on rows of others. The proof runs on the first batch and again whenever a
+layout appears that was not seen before (a size that happens to equal the number of users, say).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dpformer.clipping.errors import UnsupportedUse
+from dpformer.clipping.gate import leaves
+from dpformer.clipping.norms import ParameterUses
+from dpformer.clipping.tap import Tap
+
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # half precision: 5e-2
+
+
+def prove(
+    losses: Tensor,
+    norms: Tensor,
+    taps: Sequence[Tap],
+    groups: Sequence[ParameterUses],
+    sink: list[dict[int, Tensor]],
+    users: int,
+) -> None:
+    """Raises unless a few users' gradients agree with autograd. The graph of `losses` must still be there."""
+    finite = torch.isfinite(norms) & torch.isfinite(losses)
+    order = torch.argsort(torch.where(finite, norms, -1), descending=True)[:users]
+    for user in order.tolist():
+        if bool(finite[user]):
+            _prove_user(user, losses, norms, taps, groups, sink)
+
+
+def _prove_user(
+    user: int,
+    losses: Tensor,
+    norms: Tensor,
+    taps: Sequence[Tap],
+    groups: Sequence[ParameterUses],
+    sink: list[dict[int, Tensor]],
+) -> None:
+    sink.append({})
+    try:
+        torch.autograd.backward(losses[user], retain_graph=True)
+    finally:
+        arrived = sink.pop()
+    truth = autograd_gradients(taps, arrived)
+    one = torch.zeros_like(norms)
+    one[user] = 1
+    length = torch.stack([g.double().square().sum() for g in truth.values()]).sum().sqrt() if truth else one.sum() * 0
+    error = 0.0
+    for group in groups:
+        ours = group.weighted_sum(one).double()
+        theirs = truth.pop(id(group.parameter), torch.zeros_like(ours)).double()
+        error += float((ours - theirs).square().sum())
+    error += sum(float(g.double().square().sum()) for g in truth.values())
+    tolerance = max(_TOLERANCE.get(tap.grad.dtype, 5e-2) for tap in taps if tap.grad is not None)
+    off = max(error**0.5, abs(float(norms[user]) - float(length)))
+    if off > tolerance * max(float(length), 1e-12):
+        raise UnsupportedUse(
+            f"the gradient of user {user} disagrees with autograd (norm {float(norms[user]):.6g}, autograd "
+            f"{float(length):.6g}, distance {error**0.5:.3g}): the loss of a user must depend on its own rows only, and "
+            f"the first dimension must be the batch in every layer; check for time-first layouts, for position ids made "
+            f"outside the forward pass, and for anything that mixes users"
+        )
+
+
+def autograd_gradients(taps: Sequence[Tap], arrived: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Gradients of the parameters from the gradients at the taps, by autograd alone."""
+    out: dict[int, Tensor] = {}
+    for tap in taps:
+        grad = arrived.get(id(tap))
+        if grad is None:
+            continue
+        with torch.enable_grad():
+            fresh = [m.detach().requires_grad_() for m in tap.managed]
+            value = tap.replay(*fresh)
+        grads = torch.autograd.grad(value, fresh, grad.to(value.dtype), allow_unused=True)
+        for managed, g in zip(tap.managed, grads, strict=True):
+            if g is None:
+                continue
+            if managed.grad_fn is None:
+                out[id(managed)] = out.get(id(managed), 0) + g
+                continue
+            parameters = leaves(managed)
+            pulled = torch.autograd.grad(managed, parameters, g, retain_graph=True, allow_unused=True)
+            for parameter, p in zip(parameters, pulled, strict=True):
+                if p is not None:
+                    out[id(parameter)] = out.get(id(parameter), 0) + p
+    return out

@@ -1,0 +1,121 @@
+"""Linear layers and matrix products: y = x Wᵀ + b, x @ W, W @ x, addmm.
+
+Per user b, with rows t: ∂/∂W of x Wᵀ is Σ_t δ_bt ⊗ x_bt, of x @ W it is Σ_t x_bt ⊗ δ_bt (δ the gradient at y).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpformer.clipping.gate import Gate
+from dpformer.clipping.rows import Rows
+from dpformer.clipping.rules.broadcast import per_row
+from dpformer.clipping.uses import Dense, Outer
+
+
+def flat(rows: Rows, t: Tensor) -> Tensor:
+    """(rows, …, d) → (B, T, d) with everything between first and last dimension taken as positions."""
+    t = rows.spread(t if t.dtype == torch.float64 else t.float())
+    return t.reshape(t.shape[0], -1, t.shape[-1])
+
+
+def outer(weight: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Outer]:
+    """The use of a weight (or of its transpose: then the sides change places on the parameter itself)."""
+    owner = getattr(weight, "_phantom_transpose_of", None)
+    if owner is not None:
+        return owner, Outer(right, left, tuple(owner.shape))
+    return weight, Outer(left, right, tuple(weight.shape))
+
+
+def linear(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """F.linear(x, weight, bias=None)."""
+
+    def bound(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        return input, weight, bias
+
+    x, weight, bias = bound(*args, **kwargs)
+    if gate.is_managed(x) or x.ndim < 2 or weight.ndim != 2:
+        raise gate.refusal(weight if gate.is_managed(weight) else x, func, "give it an input with a batch dimension")
+    managed = [p for p in (weight, bias) if gate.is_managed(p)]
+    source = x.detach()
+
+    def replay(*params: Tensor) -> Tensor:
+        fresh = iter(params)
+        w = next(fresh) if gate.is_managed(weight) else weight
+        b = next(fresh) if gate.is_managed(bias) else bias
+        return F.linear(source, w, b)
+
+    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+        delta = flat(rows, grad)
+        uses: list[tuple[Tensor, Any]] = []
+        if gate.is_managed(weight):
+            uses.append(outer(weight, delta, flat(rows, source)))
+        if gate.is_managed(bias):
+            assert bias is not None
+            uses.append((bias, Dense(delta.sum(1))))
+        return uses
+
+    out = F.linear(x, gate.cut(weight), gate.cut(bias))
+    return gate.record(func, managed, replay, build, out, rows=x)
+
+
+def matmul(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """x @ W and W @ x; a weight with batch dimensions of its own (heads) is copied to each user first."""
+    a, b = (*args, *kwargs.values())[:2]
+    if gate.is_managed(a) and gate.is_managed(b):
+        raise gate.refusal(a, func, "keep one factor free of parameters")
+    weight = a if gate.is_managed(a) else b
+    if "out" in kwargs:
+        raise gate.refusal(weight, func, "leave out= away")
+    if weight is b and weight.ndim == 2 and a.ndim >= 2:
+        return _times_weight(gate, func, a, weight)
+    x = b if weight is a else a
+    if weight.ndim == 2 and x.ndim >= 3:  # W @ x = (xᵀ @ Wᵀ)ᵀ
+        with gate:
+            return torch.matmul(x.mT, weight.mT).mT
+    if weight is b and weight.ndim == 1 and a.ndim >= 2:
+        with gate:
+            return (a * weight).sum(-1)
+    if weight.ndim >= 3 and x.ndim >= 3:
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        copy = per_row(gate, func, weight, (*batch, *weight.shape[-2:]), x)
+        return torch.matmul(copy, b) if weight is a else torch.matmul(a, copy)
+    raise gate.refusal(weight, func, "give it an input whose first dimension is the batch")
+
+
+def _times_weight(gate: Gate, func: Any, x: Tensor, weight: Tensor) -> Tensor:
+    source = x.detach()
+
+    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+        return [outer(weight, flat(rows, source), flat(rows, grad))]
+
+    out = torch.matmul(x, weight.detach())
+    return gate.record(func, [weight], lambda w: torch.matmul(source, w), build, out, rows=x)
+
+
+def addmm(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """β·bias + α·(x @ W), as in Hugging Face's Conv1D."""
+    scales = {name: kwargs.pop(name, 1) for name in ("beta", "alpha")}
+    bias, x, weight = (*args, *kwargs.values())
+    with gate:
+        product = torch.matmul(x, weight)
+        product = product if scales["alpha"] == 1 else product * scales["alpha"]
+        return product + (bias if scales["beta"] == 1 else bias * scales["beta"])
+
+
+RULES = {
+    F.linear: linear,
+    torch.matmul: matmul,
+    Tensor.matmul: matmul,
+    Tensor.__matmul__: matmul,
+    torch.mm: matmul,
+    Tensor.mm: matmul,
+    torch.bmm: matmul,
+    Tensor.bmm: matmul,
+    torch.addmm: addmm,
+    Tensor.addmm: addmm,
+}

@@ -1,0 +1,91 @@
+"""LayerNorm and RMSNorm: y = x̂·w + b. Per user: ∂/∂w = Σ_t δ_bt·x̂_bt, ∂/∂b = Σ_t δ_bt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpformer.clipping.gate import Gate
+from dpformer.clipping.rows import Rows
+from dpformer.clipping.uses import Dense
+
+
+def layer_norm(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """F.layer_norm(x, shape, weight, bias, eps)."""
+
+    def bound(
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> tuple[Tensor, Sequence[int], Tensor | None, Tensor | None, float]:
+        return input, normalized_shape, weight, bias, eps
+
+    x, shape, weight, bias, eps = bound(*args, **kwargs)
+
+    def norm(source: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+        return F.layer_norm(source, shape, w, b, eps)
+
+    return _affine(gate, func, x, len(shape), weight, bias, norm)
+
+
+def rms_norm(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """F.rms_norm(x, shape, weight, eps)."""
+
+    def bound(
+        input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    ) -> tuple[Tensor, Sequence[int], Tensor | None, float | None]:
+        return input, normalized_shape, weight, eps
+
+    x, shape, weight, eps = bound(*args, **kwargs)
+
+    def norm(source: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+        return F.rms_norm(source, list(shape), w, eps)
+
+    return _affine(gate, func, x, len(shape), weight, None, norm)
+
+
+def _affine(
+    gate: Gate,
+    func: Any,
+    x: Tensor,
+    normalized_dims: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    norm: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
+) -> Tensor:
+    managed = [p for p in (weight, bias) if gate.is_managed(p)]
+    if gate.is_managed(x) or x.ndim <= normalized_dims:  # normalising over the batch dimension would mix users
+        raise gate.refusal(managed[0], func, "normalise over the last dimensions of a tensor that begins with the batch")
+    source = x.detach()
+
+    def replay(*params: Tensor) -> Tensor:
+        fresh = iter(params)
+        w = next(fresh) if gate.is_managed(weight) else weight
+        b = next(fresh) if gate.is_managed(bias) else bias
+        return norm(source, w, b)
+
+    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+        between = tuple(range(1, grad.ndim - normalized_dims))
+
+        def total(t: Tensor) -> Dense:
+            return Dense(rows.total(t.sum(between) if between else t))
+
+        uses: list[tuple[Tensor, Any]] = []
+        if gate.is_managed(weight):
+            assert weight is not None
+            uses.append((weight, total(grad * norm(source.to(grad.dtype), None, None))))
+        if gate.is_managed(bias):
+            assert bias is not None
+            uses.append((bias, total(grad)))
+        return uses
+
+    out = norm(x, gate.cut(weight), gate.cut(bias))
+    return gate.record(func, managed, replay, build, out, rows=x)
+
+
+RULES = {F.layer_norm: layer_norm, F.rms_norm: rms_norm}

@@ -1,0 +1,81 @@
+"""A tap sits where a parameter is used and keeps the gradient that passes there in the one backward pass.
+
+The parameter itself is cut out of the graph (the function runs on `parameter.detach()`), so autograd never computes
+its summed gradient: what each user contributes is read off the tap instead, once, by the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dpformer.clipping.rows import Packed, Rows
+from dpformer.clipping.uses import Use
+
+
+class Source(Protocol):
+    """What a tap tells of one parameter: the use itself, or something that writes a use out for a few users."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def part(self, a: int, b: int) -> Use: ...
+    def weighted_sum(self, c: Tensor) -> Tensor: ...
+    def keep(self, users: Tensor) -> None: ...
+
+
+Build = Callable[[Tensor, Rows], Sequence[tuple[Tensor, Source]]]
+
+
+@dataclass
+class Tap:
+    """One call of a function with parameters among its arguments."""
+
+    where: str  # "parameter 'a.weight' in linear": for messages
+    managed: list[Tensor]  # the parameters (or expressions of parameters) used here
+    replay: Callable[..., Tensor]  # the same function of `managed`, as plain autograd would run it (for the proof)
+    build: Build  # gradient at the tap → uses, once the number of users is known
+    identity: tuple[Any, ...]  # function and parameters
+    shape: tuple[int, ...]  # of the tensor whose first dimension counts the rows
+    packed: Packed | None
+    sink: list[dict[int, Tensor]]  # shared with the engine: its last entry takes the gradients
+    grad: Tensor | None = field(default=None)
+
+    def layout(self, users: int) -> tuple[Any, ...]:
+        """What the proof of a batch holds for: the call and where its sizes meet the number of users."""
+        met = tuple(size == users for size in self.shape)
+        return self.identity, met, users > 1, self.packed is not None
+
+    def uses(self, users: int) -> Sequence[tuple[Tensor, Source]]:
+        """What each parameter got here, resolved to users, in at least float32."""
+        assert self.grad is not None
+        grad = self.grad if self.grad.dtype == torch.float64 else self.grad.float()
+        return self.build(grad, Rows(users, self.packed, self.where))
+
+    def receive(self, grad: Tensor) -> None:
+        if self.sink:
+            self.sink[-1][id(self)] = grad
+
+    def watch(self, out: Tensor, token: Tensor) -> Tensor:
+        """Returns `out` with the tap on it."""
+        if out.requires_grad:
+            out.register_hook(self.receive)
+            return out
+        return _Begin.apply(token, self, [out])  # type: ignore[no-any-return]
+
+
+class _Begin(torch.autograd.Function):
+    """Starts the graph at an output that nothing before it made differentiable (an embedding, the first layer)."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, tap: Tap, out: list[Tensor]) -> Tensor:
+        ctx.tap = tap
+        return out.pop()  # in a list, for a tensor argument returned as it came could not be changed in place later
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        ctx.tap.receive(grads[0])
+        return None, None, None

@@ -1,0 +1,201 @@
+"""The algebra of uses: what one use of a parameter contributes to each user's gradient.
+
+Indices: b user, t position (row of that user), the parameter has `shape`. A use knows three things:
+`dense(a, b)`, the gradients of users a … b−1 written out; `weighted_sum(c)` = Σ_b c_b g_b; and, for pairs of kinds
+with a closed form, the inner products ⟨g_b, g'_b⟩ without writing anything out (`inner` below).
+
+| kind      | gradient of user b                     | from                                                     |
+| --------- | -------------------------------------- | -------------------------------------------------------- |
+| Outer     | Σ_t left_bt ⊗ right_bt                 | linear layers, matmul, convolution, the softmax head      |
+| Lookup    | Σ_t onehot(id_bt) ⊗ grad_bt            | embeddings                                               |
+| Dense     | grad_b                                 | biases, LayerNorm, positions, scales: small parameters    |
+
+‖Σ_a g⁽ᵃ⁾‖² = Σ_{a,a'} ⟨g⁽ᵃ⁾, g⁽ᵃ'⟩ (errata 4), so a parameter used many times needs no special case: uses of one kind
+join (their rows are concatenated), and different kinds meet in a cross term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Outer:
+    """g_b = Σ_t left_bt ⊗ right_bt, reshaped to the parameter."""
+
+    left: Tensor  # (B, T, Q)
+    right: Tensor  # (B, T, P)
+    shape: tuple[int, ...]  # Q·P numbers
+
+    def part(self, a: int, b: int) -> Outer:
+        return Outer(self.left[a:b], self.right[a:b], self.shape)
+
+    def dense(self) -> Tensor:
+        return torch.bmm(self.left.mT, self.right).reshape(-1, *self.shape)
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        left = (self.left * c[:, None, None]).flatten(0, 1)
+        return (left.mT @ self.right.flatten(0, 1)).reshape(self.shape)
+
+    def keep(self, users: Tensor) -> None:
+        """Forgets every user that is not kept: 0·NaN is NaN, so a factor of zero would not do."""
+        self.left = self.left.masked_fill(~users[:, None, None], 0)
+        self.right = self.right.masked_fill(~users[:, None, None], 0)
+
+    @staticmethod
+    def join(uses: Sequence[Outer]) -> Outer:
+        if len(uses) == 1:
+            return uses[0]
+        return Outer(torch.cat([u.left for u in uses], 1), torch.cat([u.right for u in uses], 1), uses[0].shape)
+
+
+@dataclass
+class Lookup:
+    """g_b = Σ_t onehot(id_bt) ⊗ grad_bt: rows of a table, read by index."""
+
+    ids: Tensor  # (B, T) int64
+    grad: Tensor  # (B, T, D)
+    shape: tuple[int, ...]  # (M, …) with D numbers a row
+
+    def part(self, a: int, b: int) -> Lookup:
+        return Lookup(self.ids[a:b], self.grad[a:b], self.shape)
+
+    def dense(self) -> Tensor:
+        users, rows = self.ids.shape[0], self.shape[0]
+        out = self.grad.new_zeros(users * rows, self.grad.shape[-1])
+        offset = torch.arange(users, device=self.ids.device)[:, None] * rows
+        out.index_add_(0, (self.ids + offset).flatten(), self.grad.flatten(0, 1))
+        return out.reshape(users, *self.shape)
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        out = self.grad.new_zeros(self.shape[0], self.grad.shape[-1])
+        out.index_add_(0, self.ids.flatten(), (self.grad * c[:, None, None]).flatten(0, 1))
+        return out.reshape(self.shape)
+
+    def keep(self, users: Tensor) -> None:
+        self.grad = self.grad.masked_fill(~users[:, None, None], 0)
+
+    @staticmethod
+    def join(uses: Sequence[Lookup]) -> Lookup:
+        if len(uses) == 1:
+            return uses[0]
+        return Lookup(torch.cat([u.ids for u in uses], 1), torch.cat([u.grad for u in uses], 1), uses[0].shape)
+
+
+@dataclass
+class Dense:
+    """g_b itself, for parameters so small that a copy a user costs nothing."""
+
+    grad: Tensor  # (B, *shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.grad.shape[1:])
+
+    def part(self, a: int, b: int) -> Dense:
+        return Dense(self.grad[a:b])
+
+    def dense(self) -> Tensor:
+        return self.grad
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        return (c @ self.grad.flatten(1)).reshape(self.shape)
+
+    def keep(self, users: Tensor) -> None:
+        self.grad = self.grad.masked_fill(~users.reshape(-1, *[1] * (self.grad.ndim - 1)), 0)
+
+    @staticmethod
+    def join(uses: Sequence[Dense]) -> Dense:
+        return uses[0] if len(uses) == 1 else Dense(torch.stack([u.grad for u in uses]).sum(0))
+
+
+Use = Outer | Lookup | Dense
+
+
+def inner(one: Use, other: Use) -> Tensor | None:
+    """⟨g_b, g'_b⟩ for each user, shape (B,), in closed form; None where there is none."""
+    if isinstance(one, Outer) and isinstance(other, Outer):
+        return _outer_outer(one, other)
+    if isinstance(one, Lookup) and isinstance(other, Lookup):
+        return _lookup_lookup(one, other)
+    if isinstance(one, Lookup) and isinstance(other, Outer):
+        return _lookup_outer(one, other)
+    if isinstance(one, Outer) and isinstance(other, Lookup):
+        return _lookup_outer(other, one)
+    if isinstance(one, Dense) and isinstance(other, Dense):
+        return (one.grad * other.grad).flatten(1).sum(1)
+    return None
+
+
+def _outer_outer(one: Outer, other: Outer) -> Tensor:
+    """Σ_{t,u} ⟨left_t, left'_u⟩ ⟨right_t, right'_u⟩ (ghost norm, Goodfellow 2015; Li et al. 2022)."""
+    return (torch.bmm(one.left, other.left.mT) * torch.bmm(one.right, other.right.mT)).sum((1, 2))
+
+
+def _lookup_lookup(one: Lookup, other: Lookup) -> Tensor:
+    """Σ_{t,u} 1[id_t = id'_u] ⟨grad_t, grad'_u⟩, by summing the rows that read the same entry first."""
+    users, rows = one.ids.shape[0], one.shape[0]
+    offset = torch.arange(users, device=one.ids.device)[:, None] * rows
+    first = (one.ids + offset).flatten()
+    if one is other:
+        entries, place = torch.unique(first, return_inverse=True)
+        sums = one.grad.new_zeros(len(entries), one.grad.shape[-1]).index_add_(0, place, one.grad.flatten(0, 1))
+        products = sums.square().sum(1)
+    else:
+        both = torch.cat([first, (other.ids + offset).flatten()])
+        entries, place = torch.unique(both, return_inverse=True)
+        empty = one.grad.new_zeros(len(entries), one.grad.shape[-1])
+        ours = empty.clone().index_add_(0, place[: len(first)], one.grad.flatten(0, 1))
+        theirs = empty.index_add_(0, place[len(first) :], other.grad.flatten(0, 1))
+        products = (ours * theirs).sum(1)
+    return products.new_zeros(users).index_add_(0, entries // rows, products)
+
+
+def _lookup_outer(lookup: Lookup, outer: Outer) -> Tensor:
+    """Σ_{t,u} left_u[id_t] ⟨grad_t, right_u⟩: the cross term of a tied embedding (errata 1)."""
+    users, _, width = outer.left.shape
+    if width != lookup.shape[0]:  # the table was reshaped between the two uses: only the dense form is common
+        return (lookup.dense() * outer.dense()).flatten(1).sum(1)
+    index = lookup.ids[:, None, :].expand(users, outer.left.shape[1], lookup.ids.shape[1])
+    return (outer.left.gather(2, index) * torch.bmm(outer.right, lookup.grad.mT)).sum((1, 2))
+
+
+def gram_cost(uses: Sequence[Use]) -> float:
+    """Multiply-adds a user of all the inner products, or infinity where one has no closed form."""
+    cost = 0.0
+    for i, one in enumerate(uses):
+        for other in uses[i:]:
+            cost += _pair_cost(one, other)
+    return cost
+
+
+def _pair_cost(one: Use, other: Use) -> float:
+    kinds = (type(one), type(other))
+    if isinstance(one, Outer) and isinstance(other, Outer):
+        return one.left.shape[1] * other.left.shape[1] * (one.left.shape[2] + one.right.shape[2])
+    if isinstance(one, Lookup) and isinstance(other, Lookup):
+        return 4.0 * (one.grad.shape[1] + other.grad.shape[1]) * one.grad.shape[2]
+    if kinds in ((Lookup, Outer), (Outer, Lookup)):
+        lookup, outer = (one, other) if isinstance(one, Lookup) else (other, one)
+        assert isinstance(lookup, Lookup) and isinstance(outer, Outer)
+        return lookup.ids.shape[1] * outer.left.shape[1] * (lookup.grad.shape[2] + 4.0)
+    if isinstance(one, Dense) and isinstance(other, Dense):
+        return prod(one.shape)
+    return float("inf")
+
+
+def dense_cost(uses: Sequence[Use]) -> float:
+    """Multiply-adds a user of writing the gradient out; a number written and read back counts as several."""
+    numbers = prod(uses[0].shape)
+    cost = 4.0 * numbers
+    for use in uses:
+        if isinstance(use, Outer):
+            cost += use.left.shape[1] * numbers
+        elif isinstance(use, Lookup):
+            cost += 4.0 * use.grad.shape[1] * use.grad.shape[2]
+    return cost
