@@ -1,0 +1,105 @@
+"""What all sequence models share: item embeddings in, a softmax over all items out, one loss a user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from dpformer.clipping import softmax_loss
+from dpformer.models.batch import Batch
+
+
+class SequenceModel(nn.Module):
+    """Predicts the next item of a history: logits = h_t Eᵀ + bias, h_t a function of the items up to t.
+
+    A subclass gives `encode(items, lengths) -> h`. E is the input embedding itself when `shared` (the paper's default),
+    a parameter of its own otherwise. `bias` (M,) is not trained: zero, or the log-frequencies of `set_frequencies`.
+
+    Initialisation, for training under noise. E ~ N(0, 0.02²) and ‖h‖ ≤ √d, so every logit starts within a few tenths of
+    the bias: the model starts at popularity (or uniform) instead of spending budget on unlearning random preferences.
+    The same small numbers would vanish as an input, so rows are multiplied by √d on the way in, as in Vaswani et al.
+    """
+
+    bias: Tensor
+
+    def __init__(self, num_items: int, max_length: int, dim: int, shared: bool) -> None:
+        super().__init__()
+        for name, value in (("num_items", num_items), ("max_length", max_length), ("dim", dim)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be 1 or more")
+        self.num_items, self.max_length, self.dim = num_items, max_length, dim
+        self.items = nn.Embedding(num_items, dim)
+        nn.init.normal_(self.items.weight, std=0.02)
+        self.output = None if shared else nn.Parameter(torch.randn(num_items, dim) * 0.02)
+        self.register_buffer("bias", torch.zeros(num_items))
+
+    def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
+        """(B, L) items, (B,) lengths -> (B, L, d) hidden states; those beyond a row's length mean nothing."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss of each user, (B,): mean cross-entropy over the user's own targets, 0 without any."""
+        return softmax_loss(self.hidden(batch), self.output_weight(), batch.targets, bias=self.bias)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """(B, L, d), after checks of what goes in."""
+        longest, largest = batch.items.shape[1], int(batch.items.max()) if len(batch) else 0
+        if longest > self.max_length:
+            raise ValueError(f"a history has {longest} items, the model takes {self.max_length}: keep the last ones")
+        if largest >= self.num_items or (len(batch) and int(batch.items.min()) < 0):
+            seen = largest if largest >= self.num_items else int(batch.items.min())
+            raise ValueError(f"item {seen} is outside the vocabulary 0 … {self.num_items - 1}; map ids first")
+        return self.encode(batch.items, batch.lengths)
+
+    def scores(self, histories: Batch | Sequence[ArrayLike]) -> Tensor:
+        """(B, M): the logit of every item to come next after each history; call `eval()` first to switch dropout off.
+
+        A history without items gets the bias alone. Longer histories than the model takes keep their last items.
+        """
+        if not isinstance(histories, Batch):
+            histories = Batch.for_scores(histories, self.max_length).to(self.bias.device)
+        return self._score(self.hidden(histories), histories.lengths)
+
+    def next_scores(self, items: Tensor, lengths: Tensor) -> Tensor:
+        """`scores` of plain tensors, without checks and without branches: what an export records."""
+        return self._score(self.encode(items, lengths), lengths)
+
+    def _score(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        h = hidden.gather(1, last)[:, 0] * (lengths > 0)[:, None]  # (B, d)
+        return F.linear(h, self.output_weight(), self.bias)
+
+    def output_weight(self) -> Tensor:
+        return self.items.weight if self.output is None else self.output
+
+    def embed(self, items: Tensor) -> Tensor:
+        """(B, L) -> (B, L, d), of size about 0.16 a coordinate at the start."""
+        return self.items(items) * math.sqrt(self.dim)
+
+    def set_frequencies(self, frequencies: Tensor) -> None:
+        """Adds log(p_i / Σ p) to the logits: popularity from the first step, at no cost of training.
+
+        `frequencies` (M,) are public or released with DP; an item without any counts as half the rarest.
+        """
+        p = _checked_frequencies(frequencies, self.num_items).to(self.bias)
+        seen = p[p > 0]
+        if len(seen) == 0:
+            raise ValueError("all frequencies are 0; give at least one item a frequency")
+        p = p.clamp(min=float(seen.min()) / 2)
+        self.bias.copy_((p / p.sum()).log())
+
+
+def _checked_frequencies(frequencies: Tensor, num_items: int) -> Tensor:
+    p = torch.as_tensor(frequencies).detach()
+    if p.shape != (num_items,):
+        raise ValueError(
+            f"frequencies have shape {tuple(p.shape)}; the model has {num_items} items, give ({num_items},)"
+        )
+    if not bool((torch.isfinite(p) & (p >= 0)).all()):
+        raise ValueError("a frequency is negative or not finite; give probabilities, 0 or more")
+    return p

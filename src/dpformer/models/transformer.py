@@ -1,0 +1,245 @@
+"""The paper's Transformer over a user's items, plain or with Re-Attention. Read it top to bottom.
+
+    x = √d·E[items] + P                                      an item and where it stands
+    each block:  x = norm(x + attention(x));  x = norm(x + feed_forward(x))         ("post", Vaswani et al. 2017)
+             or  x = x + attention(norm(x));  x = x + feed_forward(norm(x))         ("pre", and a last norm)
+    logits = x Eᵀ + bias                                     (`SequenceModel`)
+
+With Re-Attention every activation is a pair (mean, variance of its DP noise): the functions of `track` run a layer as
+usual and push the variance along. It starts from the effective error of the parameters (`set_privacy`) and is used in
+one place: keys that are noisy are given less attention.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpformer.models.batch import Batch
+from dpformer.models.sequence import SequenceModel
+from dpformer.reattention import moments, track
+from dpformer.reattention.attention import Variant, attention, attention_weights
+from dpformer.reattention.error import effective_error
+from dpformer.reattention.moments import Gaussian
+from dpformer.reattention.track import Tracked
+
+Maps = list[Tensor]  # the attention map of each block, (B, heads, L, L)
+
+
+class Transformer(SequenceModel):
+    """Causal self-attention over the history with learned positions.
+
+    Args:
+        num_items: M; items are 0 … M−1.
+        max_length: the longest history, L.
+        dim: d, the width of items and hidden states.
+        heads: attention heads; they divide d.
+        blocks: attention + feed-forward pairs.
+        hidden: width of the feed-forward layer, 4·d if not given.
+        shared: one matrix is input embedding and softmax weight (the paper's), or two.
+        reattention: False, True (rows of the corrected attention sum to one), or "literal" (as the paper prints it).
+        dropout: after the embedding and after each attention and feed-forward, as in Vaswani et al.
+        attention_dropout: on the attention weights.
+        norm: LayerNorm after each sum ("post") or before each layer ("pre").
+        activation: of the feed-forward layer, "relu" or "gelu".
+    """
+
+    item_error: Tensor  # (M,) the effective error of each item's row; with Re-Attention only
+    weight_error: Tensor  # () of every other parameter
+
+    def __init__(
+        self,
+        num_items: int,
+        max_length: int,
+        *,
+        dim: int = 64,
+        heads: int = 1,
+        blocks: int = 2,
+        hidden: int | None = None,
+        shared: bool = True,
+        reattention: bool | Variant = False,
+        dropout: float = 0.2,
+        attention_dropout: float = 0.0,
+        norm: Literal["post", "pre"] = "post",
+        activation: Literal["relu", "gelu"] = "relu",
+    ) -> None:
+        super().__init__(num_items, max_length, dim, shared)
+        _check(dim, heads, blocks, norm, activation)
+        self.positions = nn.Embedding(max_length, dim)
+        nn.init.normal_(self.positions.weight, std=0.02)
+        self.dropout = nn.Dropout(dropout)
+        self.reattention = bool(reattention)
+        variant: Variant = "literal" if reattention == "literal" else "renormalised"
+        self.blocks = nn.ModuleList(
+            Block(
+                SelfAttention(dim, heads, variant, attention_dropout),
+                FeedForward(dim, hidden or 4 * dim, activation),
+                norm,
+                dropout,
+                branches=2 * blocks,
+            )
+            for _ in range(blocks)
+        )
+        self.last_norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
+        if (
+            reattention
+        ):  # part of the weights: saved, loaded, exported; NaN until set_privacy, so that it cannot go unset
+            self.register_buffer("item_error", torch.full((num_items,), math.nan))
+            self.register_buffer("weight_error", torch.tensor(math.nan))
+
+    def encode(self, items: Tensor, lengths: Tensor, maps: Maps | None = None) -> Tensor:
+        x, weight_var = self._input(items)
+        x = track.dropout(self.dropout, x)
+        for i, block in enumerate(self.blocks):
+            x = block(x, weight_var, i == len(self.blocks) - 1, maps)
+        return self.last_norm(x.mean)  # (B, L, d)
+
+    def _input(self, items: Tensor) -> tuple[Tracked, Tensor | None]:
+        """√d·E[items] + P with its variance (B, L, 1): all coordinates of a row are equally noisy."""
+        # Positions are written out for each user, so that each user's share of their gradient is its own.
+        places = torch.arange(items.shape[1], device=items.device).expand(items.shape)
+        mean = self.embed(items) + self.positions(places)  # (B, L, d)
+        if not self.reattention:
+            return Tracked(mean, None), None
+        if not torch.compiler.is_compiling() and bool(self.weight_error.isnan()):
+            raise RuntimeError(
+                "Re-Attention does not know how noisy the parameters are; call model.set_privacy(...) first"
+            )
+        weight_var = self.weight_error.square()
+        table = Gaussian(self.items.weight.detach(), self.item_error.square()[:, None])
+        positions = Gaussian(self.positions.weight.detach(), weight_var)
+        with torch.no_grad():
+            var = moments.embedding(items, table, positions, math.sqrt(self.dim), mean=mean).var
+        return Tracked(mean, var), weight_var
+
+    def attention_maps(self, batch: Batch) -> Maps:
+        """Who looks at whom: for each block (B, heads, L, L), row = query. Correction included, dropout not."""
+        maps: Maps = []
+        with torch.no_grad():
+            self.encode(batch.items, batch.lengths, maps)
+        return maps
+
+    def set_privacy(
+        self, noise_multiplier: float, expected_batch_size: float, frequencies: Tensor, scale: float = 1.0
+    ) -> None:
+        """Tells Re-Attention how noisy the parameters are (`effective_error`); kept with the weights.
+
+        `frequencies` (M,) are public or released with DP. Without Re-Attention there is nothing to tell.
+        """
+        error = effective_error(noise_multiplier, expected_batch_size, torch.as_tensor(frequencies), scale=scale)
+        if len(error.items) != self.num_items:
+            raise ValueError(f"frequencies are of {len(error.items)} items; the model has {self.num_items}")
+        if self.reattention:
+            self.item_error.copy_(error.items)
+            self.weight_error.copy_(error.weights)
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each with its residual sum and LayerNorm."""
+
+    def __init__(
+        self, attention: SelfAttention, feed_forward: FeedForward, norm: str, dropout: float, branches: int
+    ) -> None:
+        super().__init__()
+        self.attention, self.feed_forward, self.norm = attention, feed_forward, norm
+        self.norm1, self.norm2 = nn.LayerNorm(attention.dim), nn.LayerNorm(attention.dim)
+        self.dropout = nn.Dropout(dropout)
+        self._initialise(branches)
+
+    def _initialise(self, branches: int) -> None:
+        """Matrices keep the size of what goes through, biases are zero, and each of the residual branches starts small.
+
+        A branch starts at 1/√branches of its size (as in GPT-2): the state is then mostly the item itself, gradients
+        reach the embedding straight, and no user's gradient is spent on what random layers happen to do to it. A norm
+        of 1 is all that a user has under clipping.
+        """
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+        for layer in (self.attention.merge, self.feed_forward.contract):
+            nn.init.normal_(layer.weight, std=(branches * layer.in_features) ** -0.5)
+
+    def forward(self, x: Tracked, weight_var: Tensor | None, last: bool, maps: Maps | None) -> Tracked:
+        """Nobody asks for variances after the last attention: there they stop."""
+        w = weight_var
+        if self.norm == "pre":
+            y = self.attention(track.layer_norm(self.norm1, x, w), w, last, maps)
+            x = track.add(x, track.dropout(self.dropout, y))
+            y = self.feed_forward(track.layer_norm(self.norm2, x, w), w)
+            return track.add(x, track.dropout(self.dropout, y))
+        y = self.attention(x, w, last, maps)
+        x = track.layer_norm(self.norm1, track.add(x, track.dropout(self.dropout, y)), w)
+        y = self.feed_forward(x, w)
+        return track.layer_norm(self.norm2, track.add(x, track.dropout(self.dropout, y)), w)
+
+
+class SelfAttention(nn.Module):
+    """softmax(q kᵀ/√d_h) v, each position looking at itself and those before it; corrected if variances are known."""
+
+    def __init__(self, dim: int, heads: int, variant: Variant, dropout: float) -> None:
+        super().__init__()
+        self.dim, self.heads, self.variant, self.dropout = dim, heads, variant, dropout
+        self.project = nn.Linear(dim, 3 * dim, bias=False)  # queries, keys, values
+        self.merge = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Tracked, weight_var: Tensor | None, last: bool, maps: Maps | None) -> Tracked:
+        q, k, v = (self._split(t) for t in self.project(x.mean).chunk(3, -1))  # (B, H, L, d_h)
+        key_var, value_var = self._variances(x, weight_var, last)
+        rate = self.dropout if self.training else 0.0
+        out = attention(q, k, v, key_var=key_var, variant=self.variant, dropout=rate)
+        var = None
+        if maps is not None or value_var is not None:
+            with torch.no_grad():
+                weights = attention_weights(q.detach(), k.detach(), key_var=key_var, variant=self.variant)
+                if value_var is not None:
+                    var = moments.average(weights, Gaussian(v.detach(), value_var), mean=out).var / (1 - rate)
+                    var = self._join(var)
+            if maps is not None:
+                maps.append(weights)
+        return track.linear(self.merge, Tracked(self._join(out), var), weight_var)
+
+    def _variances(self, x: Tracked, weight_var: Tensor | None, last: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Of keys and of values, each (B, H, L, d_h); values only where a later attention needs them."""
+        if x.var is None or weight_var is None:
+            return None, None
+        end = 2 * self.dim if last else 3 * self.dim
+        weight = Gaussian(self.project.weight.detach()[self.dim : end], weight_var)
+        with torch.no_grad():
+            var = moments.linear(x.known(), weight, mean=x.mean).var.split(self.dim, -1)
+        return self._split(var[0]), None if last else self._split(var[1])
+
+    def _split(self, t: Tensor) -> Tensor:
+        """(B, L, d) -> (B, H, L, d_h)"""
+        return t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def _join(self, t: Tensor) -> Tensor:
+        """(B, H, L, d_h) -> (B, L, d)"""
+        return t.transpose(1, 2).flatten(2)
+
+
+class FeedForward(nn.Module):
+    """The same two-layer network at every position: activation(x W₁ + b₁) W₂ + b₂."""
+
+    def __init__(self, dim: int, hidden: int, activation: str) -> None:
+        super().__init__()
+        self.expand, self.contract, self.activation = nn.Linear(dim, hidden), nn.Linear(hidden, dim), activation
+
+    def forward(self, x: Tracked, weight_var: Tensor | None) -> Tracked:
+        y = track.activation(self.activation, track.linear(self.expand, x, weight_var))
+        return track.linear(self.contract, y, weight_var)
+
+
+def _check(dim: int, heads: int, blocks: int, norm: str, activation: str) -> None:
+    if heads < 1 or dim % heads:
+        raise ValueError(f"heads is {heads}; it must divide dim, which is {dim}")
+    if blocks < 1:
+        raise ValueError(f"blocks is {blocks}; it must be 1 or more")
+    if norm not in ("post", "pre"):
+        raise ValueError(f"norm is {norm!r}; it must be 'post' or 'pre'")
+    if activation not in track.ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}; it must be one of {', '.join(track.ACTIVATIONS)}")

@@ -1,0 +1,47 @@
+"""The effective error: how noisy each parameter is after a DP step (paper, Definition 4.1, Claim 4.2)."""
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class EffectiveError(NamedTuple):
+    """Deviations (not variances) of the parameters."""
+
+    items: Tensor  # (M,) of each coordinate of item i's embedding row
+    weights: Tensor  # () of every other parameter
+
+
+def effective_error(
+    noise_multiplier: float, expected_batch_size: float, frequencies: Tensor, *, scale: float = 1.0
+) -> EffectiveError:
+    """σ_eff = scale·σ/(B·p_i) for the embedding of item i, scale·σ/B for every other parameter.
+
+    σ is `noise_multiplier`, B `expected_batch_size`, and p_i = `frequencies[i]` the probability that item i occurs in a
+    user's history (document frequency, not a share of all tokens): B·p_i is the number of users in a batch that teach
+    item i anything. p must be public or released with DP. An item with p_i = 0 is taken to be as rare as the rarest
+    item that has a frequency (and B·p_i = 1 if none has), so that every error is finite.
+
+    The paper's definition is the noise of one averaged *gradient*. How far it moves a *parameter* depends on optimiser,
+    learning rate and steps; that unknown factor is `scale`, 1 as the paper prints it.
+
+    >>> import torch
+    >>> effective_error(2.0, 100, torch.tensor([0.5, 0.02, 0.0]))
+    EffectiveError(items=tensor([0.0400, 1.0000, 1.0000]), weights=tensor(0.0200))
+    """
+    for name, value in (("noise_multiplier", noise_multiplier), ("scale", scale)):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} is {value}; it must be a finite number, 0 or more")
+    if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
+        raise ValueError(f"expected_batch_size is {expected_batch_size}; it must be a finite number above 0")
+    p = frequencies.detach()
+    if not p.is_floating_point() or p.ndim != 1:
+        raise ValueError(f"frequencies are {p.dtype} of shape {tuple(p.shape)}; give one float an item, shape (M,)")
+    if not bool(((p >= 0) & (p <= 1)).all()):
+        worst = p[~((p >= 0) & (p <= 1))][0].item()
+        raise ValueError(f"a frequency is {worst}; give probabilities in [0, 1]: users with the item / all users")
+    seen = p[p > 0]
+    floor = seen.min() if len(seen) else p.new_tensor(1 / expected_batch_size)
+    weights = p.new_tensor(scale * noise_multiplier / expected_batch_size)
+    return EffectiveError(weights / p.clamp(min=floor), weights)
