@@ -184,7 +184,8 @@ class HeadUse:
         right = self.scale[lo:hi, None] if self.of_bias else self.rows.hidden[lo:hi] * self.scale[lo:hi, None]
         slots = max((self.starts[i + 1] - self.starts[i] for i in range(a, b)), default=0)
         if (hi - lo) == slots * (b - a):
-            return Outer(left.reshape(b - a, slots, -1), right.reshape(b - a, slots, -1), self.shape)
+            sizes = (b - a, slots)
+            return Outer(left.reshape(*sizes, left.shape[1]), right.reshape(*sizes, right.shape[1]), self.shape)
         user = self.rows.user[lo:hi] - a
         slot = torch.arange(hi - lo, device=user.device) - (torch.tensor(self.starts, device=user.device)[user + a] - lo)
         return Outer(_spread(left, user, slot, b - a, slots), _spread(right, user, slot, b - a, slots), self.shape)

@@ -77,7 +77,7 @@ class ParameterUses:
                 pieces.append(gram)
                 continue
             written = written_out(uses)
-            pieces.append(written.flatten(1).square().sum(1))
+            pieces.append(written.reshape(b - a, -1).square().sum(1))
             if b - a == users:
                 self.written = written
         return torch.cat(pieces)
@@ -127,24 +127,26 @@ def written_out(uses: Sequence[Use]) -> Tensor:
 
 def _squared_by_gram(uses: Sequence[Use]) -> Tensor | None:
     """Σ over pairs of ⟨g⁽ᵃ⁾, g⁽ᵃ'⟩; None where large parts cancel and too few digits would be left."""
-    own = [inner(u, u) for u in uses]
-    total = torch.stack([o for o in own if o is not None]).sum(0)
+    total = torch.stack([_exists(inner(u, u)) for u in uses]).sum(0)
     parts = total + sum(_row_norms(u) for u in uses)
     for i, one in enumerate(uses):
         for other in uses[i + 1 :]:
-            cross = inner(one, other)
-            assert cross is not None  # gram_cost is infinite for such a pair
-            total = total + 2 * cross
+            total = total + 2 * _exists(inner(one, other))
     if bool((total < CANCELLATION * parts).any()):
         return None
     return total
+
+
+def _exists(product: Tensor | None) -> Tensor:
+    assert product is not None  # gram_cost is infinite for a pair without a closed form
+    return product
 
 
 def _row_norms(use: Use) -> Tensor:
     """Σ_t ‖g_t‖²: what the norm would be if no two rows overlapped, the scale against which rounding counts."""
     if isinstance(use, Outer):
         return (use.left.square().sum(2) * use.right.square().sum(2)).sum(1)
-    return use.grad.flatten(1).square().sum(1)
+    return use.grad.square().sum((1, 2))
 
 
 def by_parameter(pairs: Iterable[tuple[Tensor, Source]], trainable: set[int]) -> list[ParameterUses]:

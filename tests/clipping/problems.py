@@ -1,0 +1,732 @@
+"""One list of model problems, shared by all tests of the clipping engine.
+
+A problem makes a small model and a batch of users' tensors (first dimension: users); the model maps the batch to one
+loss a user. Every rule and every way to tie parameters has a problem here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dpformer as dp
+
+V, D, T, B = 11, 6, 5, 4  # vocabulary, width, length, users
+
+
+@dataclass(frozen=True)
+class Problem:
+    name: str
+    make: Callable[[], nn.Module]
+    batch: Callable[[], tuple[Tensor, ...]]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+PROBLEMS: list[Problem] = []
+
+
+def problem(batch: Callable[[], tuple[Tensor, ...]]) -> Callable[[type[nn.Module]], type[nn.Module]]:
+    def register(model: type[nn.Module]) -> type[nn.Module]:
+        PROBLEMS.append(Problem(model.__name__, model, batch))
+        return model
+
+    return register
+
+
+def ids(users: int = B, length: int = T) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randint(0, V, (users, length)),)
+
+
+def floats(*shape: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randn(*shape),)
+
+
+def padded() -> tuple[Tensor, ...]:
+    """Items 1 … V−1 padded with 0 on the right; one user has a single item, one repeats an item."""
+    x = torch.randint(1, V, (B, T))
+    x[0, 3:] = 0
+    x[1, 1:] = 0
+    x[2, :] = 3
+    return (x,)
+
+
+def next_token_loss(logits: Tensor, x: Tensor, ignore: int = -100) -> Tensor:
+    """One loss a user: the sum over positions of the next-token cross-entropy."""
+    each = F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten(), reduction="none", ignore_index=ignore)
+    return each.view(x.shape[0], -1).sum(1)
+
+
+def per_user(y: Tensor) -> Tensor:
+    return y.square().flatten(1).sum(1) + y.flatten(1).sin().sum(1)
+
+
+# -- linear layers ----------------------------------------------------------------------------------------------------
+
+
+@problem(floats(B, D))
+class Linear2d(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(D, 7), nn.Linear(7, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.b(torch.tanh(self.a(x))))
+
+
+@problem(floats(B, T, D))
+class Linear3d(Linear2d):
+    pass
+
+
+@problem(floats(B, 2, 3, D))
+class Linear4d(Linear2d):
+    pass
+
+
+@problem(floats(B, 40, 3))
+class LinearLong(nn.Module):
+    """Many rows of a small weight: written out is cheaper than Gram."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(torch.relu(self.a(x)))
+
+
+@problem(floats(B, 2, 40))
+class LinearWide(nn.Module):
+    """Few rows of a large weight: Gram is cheaper than written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(40, 50)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(torch.relu(self.a(x)))
+
+
+@problem(floats(B, T, D))
+class FunctionalLinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(7, D)), nn.Parameter(torch.randn(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(F.linear(x, weight=self.w, bias=self.b))
+
+
+@problem(floats(B, T, D))
+class Matmul(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.randn(D, 7)), nn.Parameter(torch.randn(3, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(torch.tanh(x @ self.w) @ self.v.T)
+
+
+@problem(floats(B, T, D))
+class MatmulOfEveryTranspose(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(D, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.w.T + torch.matmul(x, self.w.mT).sin() + x.matmul(self.w.t()).cos()
+        return per_user(y + x @ self.w.transpose(0, 1) + x @ self.w.permute(1, 0) + x @ self.w)
+
+
+@problem(floats(B, D, 3))
+class WeightOnTheLeft(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(7, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.w @ x)
+
+
+@problem(floats(B, 2, T, 3))
+class WeightPerHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.randn(2, 3, 4)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(torch.matmul(x, self.w)) + per_user((x @ self.w) @ self.v)
+
+
+@problem(floats(B, T, D))
+class Conv1DOfHuggingFace(nn.Module):
+    """addmm on rows flattened user by user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(D, 7)), nn.Parameter(torch.randn(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.addmm(self.bias, x.view(-1, D), self.weight).view(*x.shape[:-1], 7)
+        return per_user(y + torch.addmm(self.bias, x.view(-1, D), self.weight, beta=0.5, alpha=2.0).view_as(y))
+
+
+@problem(floats(B, T, D))
+class FlattenedRows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.ln, self.shift = nn.Linear(D, D), nn.LayerNorm(D), nn.Parameter(torch.randn(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.ln(self.a(x.reshape(-1, D)) + self.shift)
+        return per_user(y.view_as(x))
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+@problem(ids())
+class EmbeddingAlone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(V, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.e(x))
+
+
+@problem(padded)
+class EmbeddingPadded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.out = nn.Embedding(V, D, padding_idx=0), nn.Linear(D, V)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return next_token_loss(self.out(torch.tanh(self.e(x).cumsum(1))), x, ignore=0) + per_user(self.e(x))
+
+
+@problem(padded)
+class EmbeddingPaddedFromTheEnd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(V, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(F.embedding(x, self.w, padding_idx=-V)) + per_user(F.embedding(x, self.w, -1))
+
+
+@problem(ids())
+class TableByIndex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.scale = nn.Parameter(torch.randn(V, D)), nn.Parameter(torch.randn(V))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.table[x]) + per_user(self.scale[x]) + per_user(self.table[-x - 1])
+
+
+@problem(lambda: (torch.randint(0, V, (B,)),))
+class OneItemAUser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(V, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.e(x)) + per_user(torch.index_select(self.e.weight, 0, x))
+
+
+@problem(ids())
+class EmbeddingScaledInPlace(nn.Module):
+    """As SASRec: seqs *= √d, then dropout-free sums in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.p = nn.Embedding(V, D), nn.Embedding(T, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.e(x)
+        h *= D**0.5
+        h += self.p(torch.arange(x.shape[1]))
+        return per_user(torch.tanh(h))
+
+
+# -- normalisation, convolution ---------------------------------------------------------------------------------------
+
+
+@problem(floats(B, T, D))
+class LayerNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln, self.two = nn.LayerNorm(D), nn.LayerNorm((T, D), bias=False)
+        for p in self.parameters():
+            nn.init.normal_(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.two(torch.tanh(self.ln(x))))
+
+
+@problem(floats(B, T, D))
+class RMSNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.RMSNorm(D)
+        nn.init.normal_(self.a.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(torch.tanh(self.a(x)) + F.rms_norm(x, (D,), self.a.weight, 1e-3))
+
+
+@problem(floats(B, 4, 9))
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv1d(4, 6, 3, padding=1)
+        self.b = nn.Conv1d(6, 4, 2, stride=2, dilation=2, groups=2)
+        self.c = nn.Conv1d(4, 3, 2, padding="same", bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.c(torch.tanh(self.b(torch.relu(self.a(x))))))
+
+
+# -- broadcasting -----------------------------------------------------------------------------------------------------
+
+
+@problem(ids(users=T))
+class PositionsOneDim(nn.Module):
+    """Position ids of shape [T], with B = T."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.p, self.out = nn.Embedding(V, D), nn.Embedding(T, D), nn.Linear(D, V)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.e(x) + self.p(torch.arange(x.shape[1]))
+        return next_token_loss(self.out(torch.tanh(h)), x)
+
+
+@problem(ids(users=T))
+class PositionsTwoDim(PositionsOneDim):
+    """Position ids of shape [1, T], with B = T."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.e(x) + self.p(torch.arange(x.shape[1]).unsqueeze(0))
+        return next_token_loss(self.out(torch.tanh(h)), x)
+
+
+@problem(ids(users=T))
+class PositionsExpanded(PositionsOneDim):
+    """Position ids expanded to [B, T], with B = T."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1]).unsqueeze(0).expand(x.shape[0], -1)
+        h = self.e(x) + self.p(places) + self.p(torch.arange(x.shape[1]).expand_as(x))
+        return next_token_loss(self.out(torch.tanh(h)), x)
+
+
+@problem(ids(users=T))
+class PositionsFromBuffer(PositionsOneDim):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.arange(2 * T).unsqueeze(0))
+        self.p = nn.Embedding(2 * T, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.e(x) + self.p(self.places[:, : x.shape[1]])
+        return next_token_loss(self.out(torch.tanh(h)), x)
+
+
+@problem(ids(users=T))
+class PositionsBare(nn.Module):
+    """A bare Parameter, sliced and added, with B = T."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.p, self.q = nn.Embedding(V, D), nn.Parameter(torch.randn(2 * T, D)), nn.Parameter(torch.randn(1, T, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(torch.tanh(self.e(x) + self.p[: x.shape[1]] + self.q) * self.p[None, : x.shape[1]])
+
+
+@problem(ids())
+class PositionsFromUsersMask(nn.Module):
+    """Position ids counted from each user's own tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.p = nn.Embedding(V, D), nn.Embedding(T + 1, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(torch.tanh(self.e(x) + self.p((x > 3).long().cumsum(1))))
+
+
+@problem(floats(B, T, D))
+class ScalesAndShifts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.number, self.width = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.randn(D))
+        self.place, self.both = nn.Parameter(torch.randn(T, 1)), nn.Parameter(torch.rand(1, T, D) + 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x + self.width) * self.number - self.place / self.both
+        y = torch.where(x > 0, y, self.width) + torch.lerp(x, self.both, 0.3) + 2 ** self.number * x
+        return per_user(torch.addcmul(y, x, self.width) + (3 - self.width) * x + F.softplus(self.number) * x)
+
+
+@problem(floats(B, T, D))
+class ClassToken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.end, self.a = nn.Parameter(torch.randn(1, 1, D)), nn.Parameter(torch.randn(D)), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b = x.shape[0]
+        x = torch.cat([self.token.expand(b, -1, -1), x, self.end.repeat(b, 1, 1)], dim=1)
+        return per_user(torch.stack([torch.tanh(self.a(x)), self.token.expand_as(x)], dim=-1))
+
+
+# -- expressions of parameters ----------------------------------------------------------------------------------------
+
+
+@problem(floats(B, T, D))
+class SlicedWeight(nn.Module):
+    """Parts of one weight in several linear layers, as packed projections are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(3 * D, D)), nn.Parameter(torch.randn(3 * D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = F.linear(x, self.w[:D], self.b[:D])
+        k, v = (F.linear(x, w, b) for w, b in zip(self.w[D:].chunk(2), self.b[D:].chunk(2), strict=True))
+        return per_user(q * k + v)
+
+
+@problem(floats(B, T, D))
+class LowRank(nn.Module):
+    """A merged low-rank weight: W = W0 + A Bᵀ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(7, D), requires_grad=False)
+        self.a, self.b = nn.Parameter(torch.randn(7, 2)), nn.Parameter(torch.randn(D, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(F.linear(x, self.w + self.a @ self.b.T))
+
+
+@problem(floats(B, T, D))
+class WeightNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.utils.parametrizations.weight_norm(nn.Linear(D, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.a(x))
+
+
+@problem(floats(B, T, D))
+class GeneratedBias(nn.Module):
+    """A small network on constants makes a bias for every position; its parameters are used nowhere else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1]).unsqueeze(-1).to(x.dtype)
+        return per_user(torch.tanh(x * self.net(places)))
+
+
+@problem(floats(B, 2, T, T))
+class RelativePositions(nn.Module):
+    """T5: a table of distances read by constant indices, shared by all users, with as many places as users."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2 * T, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        far = torch.arange(T)[:, None] - torch.arange(T)[None, :] + T
+        return per_user(torch.softmax(x + self.table(far).permute(2, 0, 1), -1))
+
+
+# -- ties -------------------------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.mix = nn.Embedding(V, D), nn.Linear(D, D)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.mix(self.e(x).cumsum(1)))
+
+
+@problem(ids())
+class TiedByModule(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(D, V, bias=False)
+        self.head.weight = self.e.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return next_token_loss(self.head(self.hidden(x)), x)
+
+
+@problem(ids())
+class TiedByFunction(Tied):
+    def forward(self, x: Tensor) -> Tensor:
+        return next_token_loss(F.linear(self.hidden(x), self.e.weight), x)
+
+
+@problem(ids())
+class TiedByMatmul(Tied):
+    def forward(self, x: Tensor) -> Tensor:
+        return next_token_loss(self.hidden(x) @ self.e.weight.T, x)
+
+
+@problem(ids())
+class TiedByCustomHead(Tied):
+    class Head(nn.Module):
+        def __init__(self, weight: nn.Parameter) -> None:
+            super().__init__()
+            self.table, self.bias = weight, nn.Parameter(torch.randn(V))
+
+        def forward(self, h: Tensor) -> Tensor:
+            return torch.matmul(h, self.table.transpose(0, 1)) + self.bias
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = self.Head(self.e.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return next_token_loss(self.head(self.hidden(x)), x)
+
+
+@problem(padded)
+class TiedWithoutThePaddingRow(nn.Module):
+    """The head is a slice of the table: h @ E[1:].T."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.mix = nn.Embedding(V, D, padding_idx=0), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.mix(self.e(x)))
+        return next_token_loss(h @ self.e.weight[1:].T, x - 1, ignore=-1)
+
+
+@problem(ids())
+class TiedByScore(Tied):
+    """Targets scored by a second look-up: ⟨h, E[next]⟩, as SASRec trains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = (self.hidden(x[:, :-1]) * self.e(x[:, 1:])).sum(-1)
+        return F.softplus(-score).sum(1) + F.softplus((self.hidden(x) * self.e((x + 1) % V)).sum(-1)).sum(1)
+
+
+@problem(ids())
+class TiedHead(Tied):
+    def forward(self, x: Tensor) -> Tensor:
+        return dp.softmax_loss(self.hidden(x[:, :-1]), self.e.weight, x[:, 1:])
+
+
+@problem(padded)
+class TiedHeadUnequalLengths(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(V))
+
+    def forward(self, x: Tensor) -> Tensor:
+        targets = torch.where(x[:, 1:] == 0, -1, x[:, 1:])
+        return dp.softmax_loss(self.hidden(x)[:, :-1], self.e.weight, targets, bias=self.bias) * 3
+
+
+@problem(ids())
+class SeparateHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.out = nn.Embedding(V, D), nn.Parameter(torch.randn(V, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dp.softmax_loss(self.e(x)[:, :-1], self.out, x[:, 1:])
+
+
+@problem(ids())
+class TwoHeads(Tied):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.hidden(x)[:, :-1]
+        return dp.softmax_loss(h, self.e.weight, x[:, 1:]) + 2 * dp.softmax_loss(h.sin(), self.e.weight, x[:, :-1])
+
+
+@problem(ids())
+class TiedFourWays(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(V, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, w = self.hidden(x), self.e.weight
+        logits = F.linear(h, w) + h @ w.T + F.linear(h, w * self.scale) + (h @ w[: V - 1].T).mean(-1, keepdim=True)
+        return next_token_loss(logits, x) + dp.softmax_loss(h[:, :-1], w, x[:, 1:])
+
+
+@problem(floats(B, T, D))
+class OneBlockManyTimes(nn.Module):
+    """ALBERT: the same block three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.ln = nn.Linear(D, 8), nn.Linear(8, D), nn.LayerNorm(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.ln(x + self.b(F.gelu(self.a(x))))
+        return per_user(x)
+
+
+@problem(floats(B, T, D))
+class SquareWeightUsedBothWays(nn.Module):
+    """An autoencoder with tied weights: x Wᵀ, then @ W."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.tanh(F.linear(x, self.w)) @ self.w - x).square().flatten(1).sum(1)
+
+
+# -- attention and recurrence as shipped by torch ---------------------------------------------------------------------
+
+
+def causal(length: int, dtype: torch.dtype) -> Tensor:
+    return nn.Transformer.generate_square_subsequent_mask(length, dtype=dtype)
+
+
+@problem(floats(B, T, D))
+class MultiheadAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.MultiheadAttention(D, 2, batch_first=True)
+        self.cross = nn.MultiheadAttention(D, 3, batch_first=True, kdim=D, vdim=D, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, maps = self.a(x, x, x, attn_mask=causal(T, x.dtype), need_weights=True)
+        z, _ = self.cross(y, x, x.sin(), need_weights=False)
+        return per_user(z) + per_user(maps)
+
+
+@problem(padded)
+class EncoderLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(V, D, padding_idx=0)
+        self.block = nn.TransformerEncoderLayer(D, 2, 8, dropout=0.0, batch_first=True, norm_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.block(self.e(x), src_mask=causal(T, self.e.weight.dtype), is_causal=True, src_key_padding_mask=x == 0)
+        return next_token_loss(F.linear(h, self.e.weight), x, ignore=0)
+
+
+@problem(ids())
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(V, D)
+        layer = nn.TransformerEncoderLayer(D, 1, 8, dropout=0.0, batch_first=True, activation="gelu")
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(self.e(x), mask=causal(T, self.e.weight.dtype), is_causal=True)
+        return next_token_loss(F.linear(h, self.e.weight), x)
+
+
+@problem(ids())
+class DecoderLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(V, D)
+        self.block = nn.TransformerDecoderLayer(D, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.block(self.e(x), self.e(x.flip(1))))
+
+
+@problem(ids())
+class GRU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.rnn = nn.Embedding(V, D), nn.GRU(D, D, num_layers=2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, last = self.rnn(self.e(x))
+        return next_token_loss(F.linear(h, self.e.weight), x) + per_user(last.transpose(0, 1))
+
+
+@problem(ids())
+class LSTM(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.rnn = nn.Embedding(V, D), nn.LSTM(D, 4, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, (last, cell) = self.rnn(self.e(x))
+        return per_user(h) + per_user(last.transpose(0, 1)) + per_user(cell.transpose(0, 1))
+
+
+@problem(ids())
+class TimeFirstLSTM(nn.Module):
+    """The recurrent layer itself may be time first: torch says which dimension is the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.rnn = nn.Embedding(V, D), nn.LSTM(D, D, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.rnn(self.e(x).transpose(0, 1))
+        return next_token_loss(F.linear(h.transpose(0, 1), self.e.weight), x)
+
+
+@problem(ids())
+class RNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(V, D)
+        self.a, self.b = nn.RNN(D, D, batch_first=True), nn.RNN(D, D, nonlinearity="relu", batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.b(self.a(self.e(x))[0])[0])
+
+
+@problem(ids())
+class UnrolledCells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.gru, self.lstm = nn.Embedding(V, D), nn.GRUCell(D, D), nn.LSTMCell(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, both = None, None
+        for t in range(x.shape[1]):
+            state = self.gru(self.e(x[:, t]), state)
+            both = self.lstm(state, both)
+        return per_user(both[0])
+
+
+@problem(ids())
+class CellByHand(nn.Module):
+    """A recurrent cell written out, beginning from zeros made in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.w, self.start = nn.Embedding(V, D), nn.Linear(2 * D, D), nn.Parameter(torch.randn(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(x.shape[0], D, dtype=self.e.weight.dtype) + self.start
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.w(torch.cat([h, self.e(x[:, t])], -1)))
+        return per_user(h)
