@@ -57,7 +57,7 @@ def padded() -> tuple[Tensor, ...]:
 def next_token_loss(logits: Tensor, x: Tensor, ignore: int = -100) -> Tensor:
     """One loss a user: the sum over positions of the next-token cross-entropy."""
     each = F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten(), reduction="none", ignore_index=ignore)
-    return each.view(x.shape[0], -1).sum(1)
+    return each.view_as(x[:, 1:]).sum(1)
 
 
 def per_user(y: Tensor) -> Tensor:
@@ -345,7 +345,11 @@ class PositionsBare(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.e, self.p, self.q = nn.Embedding(V, D), nn.Parameter(torch.randn(2 * T, D)), nn.Parameter(torch.randn(1, T, D))
+        self.e, self.p, self.q = (
+            nn.Embedding(V, D),
+            nn.Parameter(torch.randn(2 * T, D)),
+            nn.Parameter(torch.randn(1, T, D)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return per_user(torch.tanh(self.e(x) + self.p[: x.shape[1]] + self.q) * self.p[None, : x.shape[1]])
@@ -372,7 +376,7 @@ class ScalesAndShifts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = (x + self.width) * self.number - self.place / self.both
-        y = torch.where(x > 0, y, self.width) + torch.lerp(x, self.both, 0.3) + 2 ** self.number * x
+        y = torch.where(x > 0, y, self.width) + torch.lerp(x, self.both, 0.3) + 2**self.number * x
         return per_user(torch.addcmul(y, x, self.width) + (3 - self.width) * x + F.softplus(self.number) * x)
 
 

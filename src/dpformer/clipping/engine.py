@@ -17,6 +17,12 @@ from dpformer.clipping.proof import prove
 from dpformer.clipping.rows import Packed
 from dpformer.clipping.rules import RULES
 
+# Layers that run again in the backward pass would run there without the gate, on other tensors than were saved.
+_CHECKPOINTING = (
+    "activation checkpointing (and other hooks on saved tensors) is not supported: "
+    "switch it off and make the micro-batches smaller instead"
+)
+
 
 class PhantomClipping:
     """Per-user clipping without per-user gradients, for any `nn.Module`.
@@ -26,8 +32,8 @@ class PhantomClipping:
         norms = clipping.backward(losses, normalize(1.0))
 
     `backward` adds Σ_i c_i g_i to `p.grad` of every trainable parameter, with g_i the gradient of user i's loss and
-    c_i = clip(‖g_i‖) its factor; it returns the norms ‖g_i‖, taken over all trainable parameters together. It is a *sum*
-    over users, never a mean, so any split of a batch into parts gives the same `p.grad`.
+    c_i = clip(‖g_i‖) its factor; it returns the norms ‖g_i‖, over all trainable parameters together. It is a *sum* over
+    users, never a mean, so any split of a batch into parts gives the same `p.grad`.
 
     A user whose loss or gradient is not finite contributes nothing and is counted in `skipped_users`.
 
@@ -42,17 +48,25 @@ class PhantomClipping:
         self.proof_users = proof_users
         self.skipped_users = 0
         self._gate = Gate(RULES)
+        self._gate.survey(model)
         self._proven: set[object] = set()
 
     def __enter__(self) -> PhantomClipping:
         self._gate.survey(self.model)
+        self._no_hooks = torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTING)
+        self._no_hooks.__enter__()
         self._gate.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._gate.__exit__(kind, error, trace)
+        self._no_hooks.__exit__(None, None, None)
         if kind is not None:
             self._gate.taps.clear()
+        if kind is RuntimeError and _CHECKPOINTING in str(error):
+            raise UnsupportedUse(_CHECKPOINTING) from error
 
     @contextmanager
     def packed(self, user_of_row: Tensor) -> Iterator[None]:
@@ -100,16 +114,14 @@ class PhantomClipping:
                     "the losses do not depend on any trainable parameter; compute them inside `with clipping:`"
                 )
             return
-        gate, arrived = self._gate, {}
+        gate = self._gate
+        arrived: dict[int, Tensor] = {}
         parameters = [p for p in self.model.parameters() if id(p) in gate.names]
         guards = [p.register_hook(self._outside) for p in parameters]
         gate.sink.append(arrived)
-        gate.running_backward = True
         try:
-            with gate:
-                torch.autograd.backward(losses.sum(), retain_graph=retain_graph)
+            torch.autograd.backward(losses.sum(), retain_graph=retain_graph)
         finally:
-            gate.running_backward = False
             gate.sink.pop()
             for guard in guards:
                 guard.remove()
@@ -158,4 +170,4 @@ class PhantomClipping:
         else:
             parameter.grad += total
         # What one user can change in this sum: the optimiser refuses to add noise for less.
-        parameter.grad.sensitivity = bound  # type: ignore[union-attr]
+        parameter.grad.sensitivity = bound  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ def _positive(name: str, value: float) -> None:
 
 
 @dataclass(frozen=True)
-class normalize:  # noqa: N801  (used like a function: dp.normalize(1.0))
+class normalize:
     """Every user's gradient is brought to nearly the same length: c = C / (‖g‖ + γ).
 
     The paper's choice (automatic clipping, Bu et al. 2023): no clipping norm to tune. c·‖g‖ is strictly below C, so
@@ -46,7 +46,7 @@ class normalize:  # noqa: N801  (used like a function: dp.normalize(1.0))
 
 
 @dataclass(frozen=True)
-class clip:  # noqa: N801
+class clip:
     """Gradients longer than C are scaled down to C, shorter ones are left alone: c = min(1, C / ‖g‖)."""
 
     clip_norm: float = 1.0

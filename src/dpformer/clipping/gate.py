@@ -10,8 +10,8 @@ needs a rule (rules/). Anything without a rule is refused by name, so nothing ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,9 @@ def _named(names: str, *homes: Any) -> set[Any]:
 # Made from sizes alone. torch.tensor and its kin are not here: they may carry users' data out of Python lists.
 _CONSTANTS = _named("arange zeros ones full eye linspace empty tril_indices triu_indices", torch)
 # A look at a parameter that takes no value from it, or takes it out of the graph on purpose.
-_READS = _named("detach size dim ndimension numel nelement stride is_contiguous element_size data_ptr", Tensor) | _named(
-    "is_floating_point is_complex numel is_tensor", torch
-)
+_READS = _named(
+    "detach size dim ndimension numel nelement stride is_contiguous element_size data_ptr", Tensor
+) | _named("is_floating_point is_complex numel is_tensor", torch)
 # The other tensor lends its dtype, device or shape.
 _LIKE = _named("to type_as view_as reshape_as expand_as new_tensor", Tensor)
 _MIXES_USERS = {
@@ -57,7 +57,6 @@ class Gate(TorchFunctionMode):
         self.sink: list[dict[int, Tensor]] = []
         self.packed: Packed | None = None
         self.token = torch.zeros((), requires_grad=True)
-        self.running_backward = False
 
     def survey(self, model: nn.Module) -> None:
         """Reads the model's parameters and buffers anew: they may have been frozen or replaced since."""
@@ -69,9 +68,11 @@ class Gate(TorchFunctionMode):
     # -- what sort of tensor ------------------------------------------------------------------------------------------
 
     def is_public(self, t: Tensor) -> bool:
-        return getattr(t, "_phantom_public", False) or id(t) in self.names or id(t) in self.frozen or id(t) in self.buffers
+        return (
+            getattr(t, "_phantom_public", False) or id(t) in self.names or id(t) in self.frozen or id(t) in self.buffers
+        )
 
-    def is_managed(self, t: Any) -> bool:
+    def is_managed(self, t: Any) -> TypeGuard[Tensor]:
         """A trainable parameter or an expression of some."""
         return isinstance(t, Tensor) and t.requires_grad and self.is_public(t)
 
@@ -93,11 +94,6 @@ class Gate(TorchFunctionMode):
             return self._without_parameters(func, args, kwargs, tensors)
         if self._is_read(func):
             return func(*args, **kwargs)
-        if self.running_backward:
-            raise UnsupportedUse(
-                f"{self.name(managed[0])} is used again during the backward pass; activation checkpointing is not "
-                f"supported: switch it off and make the micro-batches smaller instead"
-            )
         if not torch.is_grad_enabled():
             raise UnsupportedUse(
                 f"{self.name(managed[0])} is used by {label(func)} under no_grad, so its gradient would be lost; "
@@ -114,9 +110,8 @@ class Gate(TorchFunctionMode):
         out = func(*args, **kwargs)
         for t in tensors_of(out):
             t._phantom_public = True  # type: ignore[attr-defined]
-        if func in TRANSPOSES and id(args[0]) in self.names and args[0].ndim == 2:
-            if out.shape == args[0].shape[::-1] and out.stride() == args[0].stride()[::-1]:
-                out._phantom_transpose_of = args[0]
+        if func in TRANSPOSES and id(args[0]) in self.names and _is_transpose(out, args[0]):
+            out._phantom_transpose_of = args[0]
         return out
 
     def _use(self, func: Any, args: Any, kwargs: Any, managed: list[Tensor]) -> Any:
@@ -127,7 +122,9 @@ class Gate(TorchFunctionMode):
             return func(*(self.cut(a) for a in args), **kwargs)
         fix = _MIXES_USERS.get(getattr(func, "__name__", ""))
         if fix is not None:
-            raise self.refusal(managed[0], func, f"it takes statistics over the batch and mixes users: use {fix} instead")
+            raise self.refusal(
+                managed[0], func, f"it takes statistics over the batch and mixes users: use {fix} instead"
+            )
         raise self.refusal(managed[0], func, "write it with F.linear, matmul, F.embedding, layer_norm or broadcasting")
 
     def _without_parameters(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
@@ -179,6 +176,11 @@ class Gate(TorchFunctionMode):
         """The value of a managed tensor, out of the graph; anything else as it is."""
         return t.detach() if self.is_managed(t) else t
 
+    def fill(self, fresh: Sequence[Tensor], *slots: Any) -> tuple[Any, ...]:
+        """The arguments with their managed ones replaced, in order, by fresh tensors (for the proof)."""
+        values = iter(fresh)
+        return tuple(next(values) if self.is_managed(slot) else slot for slot in slots)
+
     def record(
         self, func: Any, managed: list[Tensor], replay: Callable[..., Tensor], build: Build, out: Tensor, rows: Tensor
     ) -> Tensor:
@@ -192,10 +194,7 @@ class Gate(TorchFunctionMode):
 
 
 TRANSPOSES = _named("t transpose permute swapaxes swapdims adjoint", Tensor, torch) | {
-    Tensor.T.__get__,
-    Tensor.mT.__get__,
-    Tensor.H.__get__,
-    Tensor.mH.__get__,
+    getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")
 }
 
 
@@ -231,6 +230,10 @@ def leaves(t: Tensor) -> list[Tensor]:
             found[id(node.variable)] = node.variable
         stack.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
     return list(found.values())
+
+
+def _is_transpose(out: Tensor, of: Tensor) -> bool:
+    return of.ndim == 2 and out.shape == of.shape[::-1] and out.stride() == of.stride()[::-1]
 
 
 def _writes_in_place(func: Any) -> bool:

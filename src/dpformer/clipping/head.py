@@ -35,9 +35,9 @@ def softmax_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tenso
     """
     if has_torch_function((hidden, weight, targets)):
         args = (hidden, weight, targets)
-        return handle_torch_function(softmax_loss, args, *args, bias=bias)  # type: ignore[no-any-return]
+        return handle_torch_function(softmax_loss, args, *args, bias=bias)
     rows = HeadRows.of(hidden, weight, targets, bias)
-    return _SoftmaxLoss.apply(hidden, weight, bias, rows)  # type: ignore[no-any-return]
+    return _SoftmaxLoss.apply(hidden, weight, bias, rows)
 
 
 @dataclass
@@ -187,7 +187,9 @@ class HeadUse:
             sizes = (b - a, slots)
             return Outer(left.reshape(*sizes, left.shape[1]), right.reshape(*sizes, right.shape[1]), self.shape)
         user = self.rows.user[lo:hi] - a
-        slot = torch.arange(hi - lo, device=user.device) - (torch.tensor(self.starts, device=user.device)[user + a] - lo)
+        slot = torch.arange(hi - lo, device=user.device) - (
+            torch.tensor(self.starts, device=user.device)[user + a] - lo
+        )
         return Outer(_spread(left, user, slot, b - a, slots), _spread(right, user, slot, b - a, slots), self.shape)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
@@ -213,7 +215,8 @@ def _spread(t: Tensor, user: Tensor, slot: Tensor, users: int, slots: int) -> Te
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
     if hidden.ndim != 3 or weight.ndim != 2 or hidden.shape[2] != weight.shape[1]:
         raise ValueError(
-            f"softmax_loss needs hidden (B, L, d) and weight (M, d), got {tuple(hidden.shape)} and {tuple(weight.shape)}"
+            f"softmax_loss needs hidden (B, L, d) and weight (M, d), "
+            f"got {tuple(hidden.shape)} and {tuple(weight.shape)}"
         )
     if targets.shape != hidden.shape[:2] or targets.dtype != torch.int64:
         raise ValueError(

@@ -66,9 +66,9 @@ def _prove_user(
     if off > tolerance * max(float(length), 1e-12):
         raise UnsupportedUse(
             f"the gradient of user {user} disagrees with autograd (norm {float(norms[user]):.6g}, autograd "
-            f"{float(length):.6g}, distance {error**0.5:.3g}): the loss of a user must depend on its own rows only, and "
-            f"the first dimension must be the batch in every layer; check for time-first layouts, for position ids made "
-            f"outside the forward pass, and for anything that mixes users"
+            f"{float(length):.6g}, distance {error**0.5:.3g}): the loss of a user must depend on its own rows only, "
+            f"and the first dimension must be the batch in every layer; check for time-first layouts, for position ids "
+            f"made outside the forward pass, and for anything that mixes users"
         )
 
 

@@ -29,7 +29,9 @@ class Packed:
     @staticmethod
     def of(user: Tensor) -> "Packed":
         if user.ndim != 1 or user.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"packed rows need a 1-d integer user index, got {user.dtype} of shape {tuple(user.shape)}")
+            raise ValueError(
+                f"packed rows need a 1-d integer user index, got {user.dtype} of shape {tuple(user.shape)}"
+            )
         user = user.long()
         if user.numel() and int(user.min()) < 0:
             raise ValueError(f"packed rows need user indices from 0, got {int(user.min())}")

@@ -59,10 +59,8 @@ def _project(given: dict[str, Any]) -> tuple[Tensor, ...]:
     weight, bias = given["in_proj_weight"], given["in_proj_bias"]
     if not given["use_separate_proj_weight"] and query is key and key is value:
         return F.linear(query.transpose(0, 1), weight, bias).chunk(3, -1)
-    if given["use_separate_proj_weight"]:
-        weights = tuple(given[f"{n}_proj_weight"] for n in "qkv")
-    else:
-        weights = weight.chunk(3)
+    separate = [given[f"{n}_proj_weight"] for n in "qkv"]
+    weights = separate if given["use_separate_proj_weight"] else weight.chunk(3)
     biases = (None, None, None) if bias is None else bias.chunk(3)
     inputs = (t.transpose(0, 1) for t in (query, key, value))
     return tuple(F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True))

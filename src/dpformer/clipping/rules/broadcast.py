@@ -76,7 +76,7 @@ def per_row(gate: Gate, func: Any, parameter: Tensor, shape: Sequence[int], data
 def elementwise(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Any function that broadcasts its arguments and works number by number."""
     tensors = list(tensors_of((args, kwargs)))
-    if func in _IN_PLACE and gate.is_managed(args[0]) or "out" in kwargs:
+    if (func in _IN_PLACE and gate.is_managed(args[0])) or "out" in kwargs:
         raise gate.refusal(next(t for t in tensors if gate.is_managed(t)), func, "build a new tensor instead")
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
     data = max((t for t in tensors if not gate.is_public(t)), key=lambda t: t.ndim)
@@ -114,6 +114,8 @@ def _all(names: str) -> set[Any]:
 _IN_PLACE = _all("add_ sub_ mul_ div_ __iadd__ __isub__ __imul__ __itruediv__")
 _ELEMENTWISE = _IN_PLACE | _all(
     "add sub subtract mul multiply div divide true_divide rsub pow maximum minimum where lerp addcmul addcdiv "
-    "masked_fill float_power __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__"
+    "masked_fill float_power __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ "
+    "__rpow__"
 )
-RULES: dict[Any, Any] = {f: elementwise for f in _ELEMENTWISE} | {f: joined for f in _all("cat concat concatenate stack")}
+_JOINED = _all("cat concat concatenate stack")
+RULES: dict[Any, Any] = dict.fromkeys(_ELEMENTWISE, elementwise) | dict.fromkeys(_JOINED, joined)

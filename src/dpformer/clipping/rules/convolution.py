@@ -41,10 +41,8 @@ def conv1d(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     def run(data: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         return F.conv1d(data, w, b, stride, 0, dilation, groups)
 
-    def replay(*params: Tensor) -> Tensor:
-        fresh = iter(params)
-        w = next(fresh) if gate.is_managed(weight) else weight
-        b = next(fresh) if gate.is_managed(bias) else bias
+    def replay(*fresh: Tensor) -> Tensor:
+        w, b = gate.fill(fresh, weight, bias)
         return run(source, w, b)
 
     def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
@@ -52,7 +50,6 @@ def conv1d(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         delta = delta.reshape(rows.users, -1, delta.shape[-1])
         uses: list[tuple[Tensor, Any]] = []
         if gate.is_managed(bias):
-            assert bias is not None
             uses.append((bias, Dense(delta.sum(1))))
         if gate.is_managed(weight):
             kernel = (1, weight.shape[2])

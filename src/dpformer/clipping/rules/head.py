@@ -22,11 +22,9 @@ def head(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     positions = HeadRows.of(hidden, weight, targets, bias)
     source = hidden.detach()
 
-    def replay(*params: Tensor) -> Tensor:
+    def replay(*fresh: Tensor) -> Tensor:
         """What anyone would write: all logits, then cross-entropy."""
-        fresh = iter(params)
-        w = next(fresh) if gate.is_managed(weight) else weight
-        b = next(fresh) if gate.is_managed(bias) else bias
+        w, b = gate.fill(fresh, weight, bias)
         logits = F.linear(source.to(w.dtype), w, b)
         each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
         valid = (targets >= 0).sum(1).clamp(min=1)

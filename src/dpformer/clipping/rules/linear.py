@@ -43,10 +43,8 @@ def linear(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
     source = x.detach()
 
-    def replay(*params: Tensor) -> Tensor:
-        fresh = iter(params)
-        w = next(fresh) if gate.is_managed(weight) else weight
-        b = next(fresh) if gate.is_managed(bias) else bias
+    def replay(*fresh: Tensor) -> Tensor:
+        w, b = gate.fill(fresh, weight, bias)
         return F.linear(source, w, b)
 
     def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
@@ -55,7 +53,6 @@ def linear(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         if gate.is_managed(weight):
             uses.append(outer(weight, delta, flat(rows, source)))
         if gate.is_managed(bias):
-            assert bias is not None
             uses.append((bias, Dense(delta.sum(1))))
         return uses
 

@@ -60,13 +60,13 @@ def _affine(
 ) -> Tensor:
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
     if gate.is_managed(x) or x.ndim <= normalized_dims:  # normalising over the batch dimension would mix users
-        raise gate.refusal(managed[0], func, "normalise over the last dimensions of a tensor that begins with the batch")
+        raise gate.refusal(
+            managed[0], func, "normalise over the last dimensions of a tensor that begins with the batch"
+        )
     source = x.detach()
 
-    def replay(*params: Tensor) -> Tensor:
-        fresh = iter(params)
-        w = next(fresh) if gate.is_managed(weight) else weight
-        b = next(fresh) if gate.is_managed(bias) else bias
+    def replay(*fresh: Tensor) -> Tensor:
+        w, b = gate.fill(fresh, weight, bias)
         return norm(source, w, b)
 
     def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
@@ -77,10 +77,8 @@ def _affine(
 
         uses: list[tuple[Tensor, Any]] = []
         if gate.is_managed(weight):
-            assert weight is not None
             uses.append((weight, total(grad * norm(source.to(grad.dtype), None, None))))
         if gate.is_managed(bias):
-            assert bias is not None
             uses.append((bias, total(grad)))
         return uses
 

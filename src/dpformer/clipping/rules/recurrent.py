@@ -44,7 +44,8 @@ def _relu(x: Tensor, h: Tensor, state: State) -> State:
 
 def _layer(x: Tensor, state: State, weights: list[Tensor], cell: Cell, backwards: bool) -> tuple[Tensor, State]:
     """One direction of one layer. x (B, T, D) → (B, T, H) and the last state."""
-    w_x, w_h, b_x, b_h = weights if len(weights) == 4 else (*weights, None, None)
+    w_x, w_h, *biases = weights
+    b_x, b_h = biases or (None, None)
     gates = F.linear(x, w_x, b_x)
     steps = range(x.shape[1] - 1, -1, -1) if backwards else range(x.shape[1])
     outputs: list[Tensor] = []
@@ -57,16 +58,16 @@ def _layer(x: Tensor, state: State, weights: list[Tensor], cell: Cell, backwards
 
 
 def recurrent(cell: Cell, states: int) -> Callable[..., Any]:
-    """The rule for torch.gru and its kin: (input, hx, weights, bias, layers, dropout, train, bidirectional, batch_first)."""
+    """The rule for torch.gru (input, hx, weights, bias, layers, dropout, train, bidirectional, batch_first) and kin."""
 
     def rule(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x, hx, weights, has_bias, layers, dropout, train, bidirectional, *tail = args
-        if not tail:  # (data, batch_sizes, hx, weights, …): rows are sorted by time, a user's rows are scattered
-            raise gate.refusal(hx[0] if isinstance(hx, list) else None, func, "give it padded input, not a PackedSequence")
+        if isinstance(args[3], list):  # (data, batch_sizes, hx, weights, …): rows go by time, a user's are scattered
+            raise gate.refusal(args[3][0], func, "give it padded input, not a PackedSequence")
+        x, hx, weights, has_bias, layers, dropout, train, bidirectional, batch_first = args
         directions, each = 2 if bidirectional else 1, 4 if has_bias else 2
         if len(weights) != layers * directions * each or x.ndim != 3:
             raise gate.refusal(weights[0], func, "use it without proj_size, on batched input")
-        x = x if tail[0] else x.transpose(0, 1)
+        x = x if batch_first else x.transpose(0, 1)
         # The first state is the same for all users; a clone makes it rows of users, like all later states.
         first = [s.clone() for s in (hx if isinstance(hx, (tuple, list)) else (hx,))]
         last: list[list[Tensor]] = [[] for _ in range(states)]
@@ -83,7 +84,7 @@ def recurrent(cell: Cell, states: int) -> Callable[..., Any]:
                 x = torch.cat(outputs, -1) if bidirectional else outputs[0]
                 if dropout and train and layer < layers - 1:
                     x = F.dropout(x, dropout)
-            out = x if tail[0] else x.transpose(0, 1)
+            out = x if batch_first else x.transpose(0, 1)
             return out, *(torch.stack(kept) for kept in last)
 
     return rule
@@ -94,7 +95,7 @@ def single(cell: Cell, states: int) -> Callable[..., Any]:
 
     def rule(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, hx, w_x, w_h, *biases = args
-        b_x, b_h = biases if biases else (None, None)
+        b_x, b_h = biases or (None, None)
         state = tuple(s.clone() for s in hx) if isinstance(hx, (tuple, list)) else (hx.clone(),)
         with gate:
             after = cell(F.linear(x, w_x, b_x), F.linear(state[0], w_h, b_h), state)

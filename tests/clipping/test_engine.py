@@ -1,0 +1,390 @@
+"""How the engine behaves around the rules: odd users, odd batches, precision, memory, mistakes put in on purpose."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dpformer as dp
+from dpformer.clipping import head as head_module
+from dpformer.clipping import norms as norms_module
+from dpformer.clipping import uses as uses_module
+from tests.clipping.naive import clipped_sum, engine, norms_of, one_at_a_time, relative_error, sums
+from tests.clipping.problems import B, T, TiedByFunction, TiedHead, V, next_token_loss, per_user
+
+
+def small() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return TiedByFunction().double(), torch.randint(0, V, (B, T))
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.unused = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.b(torch.tanh(self.a(x))))
+
+
+def test_two_backwards_before_a_step_accumulate() -> None:
+    model, x = small()
+    engine(model, (x[:1],), dp.normalize(1.0))
+    first = [g.clone() for g in sums(model)]
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        losses = model(x[1:])
+    clipping.backward(losses, dp.normalize(1.0))
+    both = [g.clone() for g in sums(model)]
+    engine(model, (x[1:],), dp.normalize(1.0))
+    assert relative_error(both, [a + b for a, b in zip(first, sums(model), strict=True)]) < 1e-12
+
+
+@pytest.mark.parametrize("kind", [TiedByFunction, TiedHead])
+def test_an_empty_batch_leaves_no_gradient(kind: type[nn.Module]) -> None:
+    model, x = kind(), torch.randint(0, V, (B, T))
+    norms = engine(model, (x[:0],), dp.normalize(1.0))
+    assert norms.shape == (0,)
+    assert all(float(g.abs().sum()) == 0 for g in sums(model))
+
+
+def test_frozen_and_unused_parameters() -> None:
+    model = Tiny().double()
+    model.a.weight.requires_grad_(False)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    truth = one_at_a_time(model, (x,))
+    norms = engine(model, (x,), dp.clip(1.0))
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-12, atol=0)
+    assert model.a.weight.grad is None and model.unused.weight.grad is None
+
+
+def test_freezing_between_batches_is_seen() -> None:
+    model = Tiny().double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    clipping = dp.PhantomClipping(model)
+    for frozen in (False, True):
+        model.a.weight.requires_grad_(not frozen)
+        with clipping:
+            losses = model(x)
+        norms = clipping.backward(losses, dp.clip(1.0))
+        torch.testing.assert_close(norms, norms_of(one_at_a_time(model, (x,))), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e200])
+@pytest.mark.parametrize("gram", [True, False])
+def test_a_poisoned_user_contributes_nothing(poison: float, gram: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 50) if gram else nn.Linear(40, 2), nn.LayerNorm(50 if gram else 2))
+    model.double()
+    x = torch.randn(4, 3, 40, dtype=torch.float64)
+    clean = [g.clone() for g in (engine(_Losses(model), (x[[0, 1, 3]],), dp.normalize(1.0)), sums(model))[1]]
+    x[2, 1] = poison
+    wrapped = _Losses(model)
+    wrapped.zero_grad()
+    clipping = dp.PhantomClipping(wrapped)
+    with clipping:
+        losses = wrapped(x)
+    norms = clipping.backward(losses, dp.normalize(1.0))
+    if not torch.isfinite(norms[2]):
+        assert clipping.skipped_users == 1
+        assert relative_error(sums(model), clean) < 1e-12
+    assert all(bool(torch.isfinite(g).all()) for g in sums(model))
+
+
+class _Losses(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).square().flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("keep", [head_module.KEEP, 1], ids=["residuals kept", "computed again"])
+def test_a_poisoned_user_in_the_tied_head(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "KEEP", keep)
+    torch.manual_seed(0)
+
+    class Model(TiedHead):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.randn(V))
+
+        def forward(self, x: Tensor, gain: Tensor) -> Tensor:
+            h = self.hidden(x[:, :-1]) * gain[:, None, None]
+            return dp.softmax_loss(h, self.e.weight, x[:, 1:], bias=self.bias)
+
+    model, x = Model().double(), torch.randint(0, V, (B, T))
+    gain = torch.ones(B, dtype=torch.float64)
+    engine(model, (x[1:], gain[1:]), dp.normalize(1.0))
+    clean = [g.clone() for g in sums(model)]
+    gain[0] = float("inf")
+    model.zero_grad()
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        losses = model(x, gain)
+    clipping.backward(losses, dp.normalize(1.0))
+    assert clipping.skipped_users == 1
+    assert relative_error(sums(model), clean) < 1e-12
+
+
+def test_dropout_has_one_mask() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    wrapped, x = _Losses(model), torch.randn(4, 5, 6, dtype=torch.float64)
+    torch.manual_seed(1)
+    plain = wrapped(x)
+    parameters = list(model.parameters())
+    truth = [list(torch.autograd.grad(plain[i], parameters, retain_graph=True)) for i in range(4)]
+    torch.manual_seed(1)
+    norms = engine(wrapped, (x,), dp.clip(1.0))
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-12, atol=0)
+    assert relative_error(sums(model), clipped_sum(truth, dp.clip(1.0))) < 1e-12
+
+
+def test_autocast_to_bfloat16() -> None:
+    torch.manual_seed(0)
+    model = TiedHead()
+    x = torch.randint(0, V, (B, T))
+    truth = norms_of(one_at_a_time(model, (x,)))
+    clipping = dp.PhantomClipping(model)
+    with clipping, torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = model(x)
+    norms = clipping.backward(losses, dp.normalize(1.0))
+    assert norms.dtype == torch.float32
+    torch.testing.assert_close(norms, truth, rtol=5e-2, atol=0)
+    assert model.e.weight.grad is not None and model.e.weight.grad.dtype == torch.float32
+
+
+def test_a_model_in_bfloat16_accumulates_norms_in_float32() -> None:
+    """256 equal squares: bfloat16 would stop counting at 256 + 1 = 256."""
+    model = _Losses(nn.Linear(64, 1, bias=False)).bfloat16()
+    x = torch.ones(2, 40, 64, dtype=torch.bfloat16)
+    norms = engine(model, (x,), dp.normalize(1.0))
+    exact = norms_of(one_at_a_time(model.double(), (x.double(),)))
+    torch.testing.assert_close(norms.double(), exact, rtol=2e-2, atol=0)
+
+
+def test_packed_rows_with_an_explicit_user_index() -> None:
+    """Rows of users of unequal length, not even in order, without padding."""
+    torch.manual_seed(0)
+    lengths = [3, 1, 4, 0]
+    user = torch.tensor([2, 0, 0, 2, 1, 2, 0, 2])
+    x = torch.randn(8, 6, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7)).double()
+    shift = nn.Parameter(torch.randn(7, dtype=torch.float64))
+    model.register_parameter("shift", shift)
+
+    def losses_of(rows: Tensor, index: Tensor, users: int) -> Tensor:
+        y = (model(rows) + model.shift).sin().sum(1)
+        return torch.zeros(users, dtype=y.dtype).index_add(0, index, y)
+
+    clipping = dp.PhantomClipping(model)
+    with clipping, clipping.packed(user):
+        losses = losses_of(x, user, 4)
+    norms = clipping.backward(losses, dp.clip(0.5))
+    parameters = list(model.parameters())
+    truth = []
+    for i in range(4):
+        mine = user == i
+        loss = losses_of(x[mine], user[mine] * 0, 1)[0]
+        truth.append(list(torch.autograd.grad(loss, parameters)))
+    assert [int((user == i).sum()) for i in range(4)] == lengths
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-12, atol=1e-14)
+    assert relative_error(sums(model), clipped_sum(truth, dp.clip(0.5))) < 1e-12
+
+
+def test_packed_rows_of_a_user_that_has_no_loss() -> None:
+    model = _Losses(nn.Linear(6, 7))
+    clipping = dp.PhantomClipping(model)
+    with clipping, clipping.packed(torch.tensor([0, 5])):
+        losses = model(torch.randn(2, 6))
+    with pytest.raises(dp.UnsupportedUse, match="user 5"):
+        clipping.backward(losses, dp.normalize(1.0))
+
+
+def test_gradients_carry_their_sensitivity() -> None:
+    model, x = small()
+    engine(model, (x,), dp.normalize(0.3))
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        losses = model(x)
+    clipping.backward(losses, dp.clip(0.7))
+    assert model.e.weight.grad is not None and model.e.weight.grad.sensitivity == 0.7
+
+
+def test_the_head_agrees_with_cross_entropy() -> None:
+    """Outside the context it is an ordinary differentiable function."""
+    torch.manual_seed(0)
+    h = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    w, b = (
+        torch.randn(7, 5, dtype=torch.float64, requires_grad=True),
+        torch.randn(7, dtype=torch.float64, requires_grad=True),
+    )
+    targets = torch.tensor([[1, 2, -1, 0], [-1, -1, -1, -1], [6, 6, 6, 6]])
+    losses = dp.softmax_loss(h, w, targets, bias=b)
+    each = F.cross_entropy(F.linear(h, w, b).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
+    expected = each.view(3, 4).sum(1) / torch.tensor([3, 1, 4])
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-14)
+    scale = torch.tensor([1.0, 2.0, -3.0], dtype=torch.float64)
+    ours = torch.autograd.grad((losses * scale).sum(), (h, w, b))
+    theirs = torch.autograd.grad((expected * scale).sum(), (h, w, b))
+    for a, c in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-12, atol=1e-14)
+
+
+class _Largest(TorchDispatchMode):
+    """The most numbers that any tensor made in the block owns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(t, Tensor):
+                self.numbers = max(self.numbers, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+def test_the_head_never_holds_all_users_gradients_nor_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "TILE", 2000)
+    monkeypatch.setattr(head_module, "KEEP", 4000)
+    monkeypatch.setattr(norms_module, "KEEP", 40_000)
+    torch.manual_seed(0)
+    users, length, items, width = 16, 10, 1000, 8
+    embedding = nn.Embedding(items, width).double()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.e = embedding
+
+        def forward(self, x: Tensor) -> Tensor:
+            return dp.softmax_loss(torch.tanh(self.e(x[:, :-1])), self.e.weight, x[:, 1:])
+
+    model, x = Model(), torch.randint(0, items, (users, length + 1))
+    truth = one_at_a_time(model, (x,))
+    with _Largest() as largest:
+        norms = engine(model, (x,), dp.normalize(1.0), proof_users=0)
+    assert largest.numbers < users * length * items // 2
+    assert largest.numbers < users * items * width // 2
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-10, atol=0)
+    assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-10
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    users=st.integers(1, 6),
+    length=st.integers(2, 9),
+    items=st.integers(1, 7),
+    width=st.integers(1, 5),
+    seed=st.integers(0, 10**6),
+    budget=st.sampled_from([1, 50, 1 << 20]),
+)
+def test_tied_model_over_shapes(users: int, length: int, items: int, width: int, seed: int, budget: int) -> None:
+    """Any shape, any lengths (also users without a target), repeated items, any budget of memory."""
+    torch.manual_seed(seed)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.e, self.p = nn.Embedding(items, width), nn.Parameter(torch.randn(length, width))
+            self.mix, self.ln, self.bias = (
+                nn.Linear(width, width),
+                nn.LayerNorm(width),
+                nn.Parameter(torch.randn(items)),
+            )
+
+        def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+            h = self.ln(self.mix(self.e(x) + self.p).cumsum(1) + self.p)
+            return dp.softmax_loss(h, self.e.weight, targets, bias=self.bias) + 0.1 * per_user(h)
+
+    model = Model().double()
+    x = torch.randint(0, items, (users, length))
+    lengths = torch.randint(0, length + 1, (users, 1))
+    targets = torch.where(torch.arange(length) < lengths, torch.randint(0, items, (users, length)), -1)
+    truth = one_at_a_time(model, (x, targets))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head_module, "KEEP", budget)
+        patch.setattr(head_module, "TILE", budget)
+        patch.setattr(norms_module, "KEEP", budget)
+        norms = engine(model, (x, targets), dp.normalize(1.0))
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-8, atol=1e-9)
+    assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-8
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=3), kept=st.integers(0, 7), users=st.integers(1, 5))
+def test_broadcasting_over_shapes(shape: list[int], kept: int, users: int) -> None:
+    """A parameter with any of its dimensions of size one, and any leading ones left out."""
+    torch.manual_seed(kept)
+    own = [n if kept >> i & 1 else 1 for i, n in enumerate(shape)]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p, self.q = nn.Parameter(torch.randn(own)), nn.Parameter(torch.randn(1, *own))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return per_user(torch.tanh(x * self.p + self.q) - self.p)
+
+    model = Model().double()
+    x = torch.randn(users, *shape, dtype=torch.float64)
+    truth = one_at_a_time(model, (x,))
+    norms = engine(model, (x,), dp.clip(0.5))
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=1e-12)
+
+
+# -- mistakes put in on purpose: the proof must stop the run ----------------------------------------------------------
+
+
+def test_a_missing_cross_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The silent error of Opacus, fastDP and private-transformers on a functionally tied head."""
+    monkeypatch.setattr(norms_module, "dense_cost", lambda uses: float("inf"))
+    monkeypatch.setattr(uses_module, "_lookup_outer", lambda lookup, outer: torch.zeros(len(lookup.ids)))
+    model, x = small()
+    with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
+        engine(model, (x,), dp.normalize(1.0))
+
+
+def test_a_wrong_lookup_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeated items taken for different ones."""
+    monkeypatch.setattr(norms_module, "dense_cost", lambda uses: float("inf"))
+    monkeypatch.setattr(uses_module, "_lookup_lookup", lambda one, other: one.grad.square().sum((1, 2)))
+    model, _ = small()
+    with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
+        engine(model, (torch.full((B, T), 3),), dp.normalize(1.0))
+
+
+def test_a_wrong_sum_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms_module.ParameterUses, "weighted_sum", lambda self, c: torch.zeros_like(self.parameter))
+    model, x = small()
+    with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
+        engine(model, (x,), dp.normalize(1.0))
+
+
+def test_gram_and_written_out_agree_where_parts_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two uses that nearly cancel leave a Gram norm few digits: the engine then writes the gradient out."""
+    monkeypatch.setattr(norms_module, "dense_cost", lambda uses: float("inf"))
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(30, 20))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (F.linear(x, self.w) - F.linear(x * (1 + 1e-4), self.w)).sum((1, 2))
+
+    model, x = Model(), torch.randn(4, 3, 20)
+    exact = norms_of(one_at_a_time(Model().double(), (x.double(),)))
+    norms = engine(model, (x,), dp.normalize(1.0))
+    torch.testing.assert_close(norms.double(), exact, rtol=2e-3, atol=0)
+
+
+def test_next_token_loss_of_the_tests_is_per_user() -> None:
+    logits, x = torch.randn(3, 4, V), torch.randint(0, V, (3, 4))
+    torch.testing.assert_close(next_token_loss(logits, x)[1:2], next_token_loss(logits[1:2], x[1:2]))

@@ -1,0 +1,217 @@
+"""What has no exact rule is refused by name; what is only a surprise is said clearly. Nothing is silently wrong."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import dpformer as dp
+from tests.clipping.naive import engine
+from tests.clipping.problems import per_user
+
+D = 6
+
+
+class Holder(nn.Module):
+    """A model with one of everything; the test gives its forward pass."""
+
+    def __init__(self, forward) -> None:
+        super().__init__()
+        self.run = forward
+        self.linear, self.table, self.norm = nn.Linear(D, D), nn.Embedding(9, D), nn.BatchNorm1d(D)
+        self.w, self.gru = nn.Parameter(torch.randn(D, D)), nn.GRU(D, D, batch_first=True)
+        self.extra: list[nn.Module] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+def refused(forward, x: Tensor, *words: str) -> None:
+    torch.manual_seed(0)
+    model = Holder(forward)
+    with pytest.raises(dp.UnsupportedUse) as caught:
+        engine(model, (x,), dp.normalize(1.0))
+    for word in words:
+        assert word in str(caught.value)
+    assert all(p.grad is None for p in model.parameters()), "a refused pass must leave no gradient"
+
+
+X2, X3 = torch.randn(4, D), torch.randn(4, 5, D)
+
+
+def test_a_function_without_a_rule() -> None:
+    refused(lambda m, x: per_user(torch.einsum("btd,md->btm", x, m.w)), X3, "'w'", "einsum", "F.linear")
+
+
+def test_batch_norm() -> None:
+    refused(lambda m, x: per_user(m.norm(m.linear(x))), X2, "batch_norm", "LayerNorm")
+
+
+def test_batch_norm_without_parameters() -> None:
+    refused(
+        lambda m, x: per_user(F.batch_norm(m.linear(x), None, None, training=True)), X2, "batch_norm", "mixes users"
+    )
+
+
+def test_running_statistics_of_users() -> None:
+    def forward(m: Holder, x: Tensor) -> Tensor:
+        m.norm.running_mean.mul_(0.9).add_(x.mean(0))
+        return per_user(m.linear(x) - m.norm.running_mean)
+
+    refused(forward, X2, "buffer")
+
+
+def test_a_loss_that_depends_on_other_users() -> None:
+    refused(lambda m, x: per_user(m.linear(x) - m.linear(x).mean(0)), X2, "disagrees with autograd")
+
+
+def test_time_first_with_as_many_steps_as_users() -> None:
+    def forward(m: Holder, x: Tensor) -> Tensor:
+        return per_user(torch.tanh(m.linear(x.transpose(0, 1)).cumsum(0)).transpose(0, 1))
+
+    refused(forward, torch.randn(5, 5, D), "disagrees with autograd", "batch")
+
+
+def test_time_first_with_a_multiple_of_users() -> None:
+    refused(lambda m, x: per_user(m.linear(x.transpose(0, 1)).transpose(0, 1)), torch.randn(3, 6, D), "autograd")
+
+
+def test_time_first_otherwise() -> None:
+    refused(
+        lambda m, x: per_user(m.linear(x.transpose(0, 1)).transpose(0, 1)), torch.randn(4, 5, D), "5 rows for 4 losses"
+    )
+
+
+def test_the_proof_runs_again_on_a_new_layout() -> None:
+    """Four users of five steps are right; with five users of five steps the same model turns time first."""
+
+    def forward(m: Holder, x: Tensor) -> Tensor:
+        turned = x.shape[0] == x.shape[1]
+        h = m.linear(x.transpose(0, 1) if turned else x)
+        return per_user(h.transpose(0, 1) if turned else h)
+
+    model = Holder(forward)
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        losses = model(torch.randn(4, 5, D))
+    clipping.backward(losses, dp.normalize(1.0))
+    with clipping:
+        losses = model(torch.randn(5, 5, D))
+    with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
+        clipping.backward(losses, dp.normalize(1.0))
+
+
+def test_positions_made_outside_the_forward_pass_with_as_many_as_users() -> None:
+    """A constant that the engine cannot know to be one: T = B rows that look like users."""
+    places = torch.arange(5)
+    refused(lambda m, x: per_user(torch.tanh(x + m.table(places))), torch.randn(5, 5, D), "autograd", "position ids")
+
+
+def test_no_grad() -> None:
+    def forward(m: Holder, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = m.linear(x)
+        return per_user(h * m.w[0])
+
+    refused(forward, X2, "no_grad", "'linear.weight'")
+
+
+def test_detach_is_allowed() -> None:
+    model = Holder(lambda m, x: per_user(m.linear(x) * F.linear(x, m.w.detach())))
+    engine(model, (X2,), dp.normalize(1.0))
+    assert model.w.grad is None
+
+
+def test_a_use_outside_the_context() -> None:
+    model = Holder(lambda m, x: per_user(m.linear(x)))
+    outside = F.linear(X2, model.w)
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        losses = model(outside)
+    with pytest.raises(dp.UnsupportedUse, match="outside"):
+        clipping.backward(losses, dp.normalize(1.0))
+    assert model.w.grad is None
+
+
+def test_all_of_it_outside_the_context() -> None:
+    model = Holder(lambda m, x: per_user(m.linear(x)))
+    with pytest.raises(dp.UnsupportedUse, match="outside"):
+        dp.PhantomClipping(model).backward(model(X2), dp.normalize(1.0))
+    assert model.linear.weight.grad is None
+
+
+def test_a_parameter_of_another_model() -> None:
+    other = nn.Linear(D, D)
+    refused(lambda m, x: per_user(other(m.linear(x))), X2, "not part of the model")
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing(reentrant: bool) -> None:
+    def forward(m: Holder, x: Tensor) -> Tensor:
+        return per_user(checkpoint(m.linear, m.linear(x), use_reentrant=reentrant))
+
+    refused(forward, X2, "no_grad" if reentrant else "checkpointing")
+
+
+def test_packed_sequences() -> None:
+    def forward(m: Holder, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 4, 3, 2]), batch_first=True)
+        out, _ = nn.utils.rnn.pad_packed_sequence(m.gru(packed)[0], batch_first=True)
+        return per_user(out)
+
+    refused(forward, X3, "gru", "PackedSequence")
+
+
+def test_embedding_options_that_look_at_other_users() -> None:
+    refused(
+        lambda m, x: per_user(F.embedding(x, m.table.weight, scale_grad_by_freq=True)),
+        torch.randint(0, 9, (4, 5)),
+        "scale_grad_by_freq",
+    )
+
+
+def test_assignment_into_a_tensor_of_users() -> None:
+    def forward(m: Holder, x: Tensor) -> Tensor:
+        h = m.linear(x)
+        h[:, 0] = m.w[0]
+        return per_user(h)
+
+    refused(forward, X3, "__setitem__")
+
+
+def test_losses_that_are_not_one_number_a_user() -> None:
+    model = Holder(lambda m, x: m.linear(x).square().mean())
+    with pytest.raises(ValueError, match=r"one number a user.*reduction='none'"):
+        engine(model, (X2,), dp.normalize(1.0))
+    model.run = lambda m, x: m.linear(x).square()
+    with pytest.raises(ValueError, match="one number a user"):
+        engine(model, (X2,), dp.normalize(1.0))
+
+
+def test_a_clip_function_that_breaks_its_promise() -> None:
+    class Broken(dp.normalize):
+        def __call__(self, norms: Tensor) -> Tensor:
+            return torch.full_like(norms, 100.0)
+
+    with pytest.raises(ValueError, match="promises norms up to"):
+        engine(Holder(lambda m, x: per_user(m.linear(x))), (X2,), Broken(1.0))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_clip_norms_must_be_positive(bad: float) -> None:
+    with pytest.raises(ValueError, match=str(bad)):
+        dp.clip(bad)
+    with pytest.raises(ValueError, match=str(bad)):
+        dp.normalize(bad)
+
+
+def test_after_a_refusal_the_engine_works_again() -> None:
+    model = Holder(lambda m, x: per_user(torch.einsum("bd,md->bm", x, m.w)))
+    clipping = dp.PhantomClipping(model)
+    with pytest.raises(dp.UnsupportedUse), clipping:
+        model(X2)
+    model.run = lambda m, x: per_user(F.linear(x, m.w))
+    with clipping:
+        losses = model(X2)
+    assert clipping.backward(losses, dp.normalize(1.0)).shape == (4,)
