@@ -59,8 +59,9 @@ def layer_norm(
         Var[y_k] = Var[n_k]·(γ² + Var γ) + Var γ·n_k² + Var β
 
     The delta method at small noise, and still bounded by one at large noise because s² counts the noise. Measured
-    against 10⁵ samples, deviation 0.01 to 30 times the spread of the means, equal or unequal variances: at d = 64 every
-    variance within 5% and their sum within 1%; at d = 8 within 25% and 10%. n_k is within 0.01 (d = 64) of the mean.
+    against sampling, deviations of 0.01 to 30 times the spread of the means: equal variances, every one within 4% at
+    d = 64 (22% at d = 8); variances 30:1 apart, single ones up to 24% (43%) off; always their sum within 1.1% (9%) and
+    n_k within 0.024 (0.11) of the mean.
     """
     d = x.mean.shape[-1]
     var = x.var.expand(x.mean.shape)
@@ -88,9 +89,9 @@ def average(weights: Tensor, values: Gaussian, *, mean: Tensor | None = None) ->
 
         E[y_i] = Σ_j S_ij E[v_j]        Var[y_i] = Σ_j S_ij² Var[v_j]
 
-    Exact at fixed S. In attention S moves with the keys' noise; leaving that out is measured in the tests: with scores
-    of deviation 0.3 the variance is 5% too low when values are as noisy as they are large, and further off when the
-    values' means differ more than their noise does.
+    Exact at fixed S. In attention S moves with the keys' noise, which is left out. Measured over 8 keys, with values as
+    noisy as their means are spread: 0.6%, 6%, 38% too low for scores of deviation 0.1, 0.3, 1. With values ten times
+    less noisy 20%, 63%, 94% too low: the moving weights are then most of the little variance there is.
     """
     var = weights.square() @ values.var.expand(values.mean.shape)
     return Gaussian(weights @ values.mean if mean is None else mean, var)
