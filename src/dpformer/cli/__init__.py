@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from dpformer.cli.data import data
 from dpformer.errors import DpformerError
 
 app = typer.Typer(
@@ -13,6 +14,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.callback()(lambda: None)  # also with one subcommand, its name has to be given
+app.command()(data)
 
 
 def main() -> None:

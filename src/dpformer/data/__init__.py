@@ -1,1 +1,28 @@
+"""Interactions in, one sequence a user out: readers, vocabulary, split, packing, and the synthetic default."""
 
+from dpformer.data.cache import load, save
+from dpformer.data.dataset import Dataset
+from dpformer.data.interactions import Columns, Interactions, read
+from dpformer.data.prepare import Filters, PrivateVocabulary, prepare
+from dpformer.data.sparse_histogram import SparseHistogram, sparse_histogram
+from dpformer.data.statement import data_statement
+from dpformer.data.synthetic import synthetic
+from dpformer.data.vocabulary import Vocabulary, read_catalog
+
+__all__ = [
+    "Columns",
+    "Dataset",
+    "Filters",
+    "Interactions",
+    "PrivateVocabulary",
+    "SparseHistogram",
+    "Vocabulary",
+    "data_statement",
+    "load",
+    "prepare",
+    "read",
+    "read_catalog",
+    "save",
+    "sparse_histogram",
+    "synthetic",
+]

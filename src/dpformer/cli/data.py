@@ -1,0 +1,103 @@
+"""`dpformer data FILE`: a look at a log, as training would see it."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+NOT_PRIVATE = "These numbers come straight from the data: no privacy guarantee covers them."
+
+
+def data(
+    file: Annotated[
+        Path, typer.Argument(help="CSV, TSV, JSON lines, .inter, MovieLens ::, 'user item' lines, Parquet.")
+    ],
+    user_column: Annotated[str | None, typer.Option(help="Column of user ids.")] = None,
+    item_column: Annotated[str | None, typer.Option(help="Column of item ids.")] = None,
+    timestamp_column: Annotated[str | None, typer.Option(help="Column of timestamps.")] = None,
+    rating_column: Annotated[str | None, typer.Option(help="Column of ratings.")] = None,
+    min_rating: Annotated[float | None, typer.Option(help="Leave out lower ratings.")] = None,
+    min_user_actions: Annotated[int, typer.Option(help="Leave out users with fewer interactions.")] = 0,
+    min_item_actions: Annotated[int, typer.Option(help="Leave out items with fewer interactions.")] = 0,
+    catalog: Annotated[Path | None, typer.Option(help="Public file of all items, with titles or without.")] = None,
+    drop_unknown_items: Annotated[bool, typer.Option(help="Leave out items that the catalogue lacks.")] = False,
+    max_length: Annotated[int, typer.Option(min=1, help="Items of a user to train on, the last ones.")] = 200,
+    validation: Annotated[bool, typer.Option(help="Hold out a validation item too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look at a log: users, items, lengths, split, times. Nothing is trained."""
+    from dpformer.data import Columns, Filters, data_statement, prepare, read_catalog
+
+    dataset = prepare(
+        file,
+        columns=Columns(user_column, item_column, timestamp_column, rating_column),
+        vocabulary=None if catalog is None else read_catalog(catalog),
+        drop_unknown_items=drop_unknown_items,
+        filters=Filters(min_rating, min_user_actions, min_item_actions),
+        max_length=max_length,
+        validation=validation,
+    )
+    facts = {**dataset.description, "hash": dataset.hash, "head": _head(dataset.item_counts())}
+    sentences = data_statement(dataset.description)
+    if as_json:
+        typer.echo(json.dumps({**facts, "statement": sentences, "note": NOT_PRIVATE}, indent=2))
+    else:
+        _print(facts, sentences)
+
+
+def _head(counts: Any) -> float:
+    """The share of interactions that the most popular tenth of the items has: how long the tail is."""
+    counts = sorted(counts.tolist(), reverse=True)
+    return round(sum(counts[: max(1, len(counts) // 10)]) / max(1, sum(counts)), 4)
+
+
+def _print(facts: dict[str, Any], sentences: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{facts['source']} ({facts['format']})", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _rows(facts):
+        table.add_row(name, value)
+    console = Console()
+    console.print(table)
+    console.print("For the privacy statement:", style="bold")
+    for sentence in sentences:
+        console.print(f"- {sentence}", markup=False, highlight=False)
+    console.print(f"\n{NOT_PRIVATE}", style="yellow", highlight=False)
+
+
+def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    read, lengths, split, filters = facts["read"], facts["lengths"], facts["split"], facts["filters"]
+    chosen = [f"{name.replace('_', ' ')} {value:g}" for name, value in filters.items() if value]
+    spread = f"{lengths['min']:,} … {lengths['max']:,}, median {lengths['median']:g}, mean {lengths['mean']:g}"
+    tested = f"{split['test_users']:,} users tested on their last item, {split['train_only_users']:,} train only"
+    return [
+        ("in the file", f"{read['users']:,} users, {read['items']:,} items, {read['interactions']:,} interactions"),
+        ("filters", ", ".join(chosen) or "none"),
+        ("users", f"{facts['users']:,}"),
+        ("items", f"{facts['items']:,} ({facts['vocabulary']['policy']})"),
+        ("interactions", f"{facts['interactions']:,}"),
+        ("items a user", spread),
+        ("top tenth of the items", f"{facts['head']:.1%} of the interactions"),
+        ("order", _order(facts)),
+        ("split", tested + (", validation on the one before" if split["validation"] else "")),
+        ("hash of the split", facts["hash"][:16] + "…"),
+    ]
+
+
+def _order(facts: dict[str, Any]) -> str:
+    if facts["order"] == "file":
+        return "as in the file (there is no timestamp column)"
+    first, last = (_instant(number) for number in facts["time_range"])
+    return f"by timestamp, {first} … {last}; {facts['tied_share']:.1%} tie within their user and stay in file order"
+
+
+def _instant(number: float) -> str:
+    """A timestamp as a date where it can be seconds since 1970, else as it is."""
+    if not 1e8 <= number < 1e10:
+        return f"{number:,}"
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(number))

@@ -1,0 +1,190 @@
+"""A prepared data set: one user is one sequence of items, packed into two arrays, the last item held out.
+
+Everything is `items[offsets[u]:offsets[u + 1]]`, user u's items in the order of time. The split is leave-last-out: the
+last item of a user is the test item and, with `validation`, the one before it the validation item. Users with fewer
+than three items are too short to test and train only (as in SASRec). What is held out is never trained on.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dpformer.data.vocabulary import Vocabulary
+
+MIN_TO_TEST = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Sequences of items of all users; arrays may be memory-mapped and are never written.
+
+    Users are 0..num_users-1 and items 0..num_items-1; `user_ids[u]` and `vocabulary.ids[i]` are the file's own ids.
+    `max_length` is how many items of a user, the last ones, are trained on. `description` holds the facts for the
+    privacy statement; they come from the data and no guarantee covers them.
+    """
+
+    items: np.ndarray  # (interactions,) int32
+    offsets: np.ndarray  # (users + 1,) int64
+    user_ids: Sequence[str]
+    vocabulary: Vocabulary
+    max_length: int = 200
+    validation: bool = False
+    description: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be at least 1, not {self.max_length}")
+        if len(self.user_ids) != self.num_users:
+            raise ValueError(f"{len(self.user_ids)} user ids for {self.num_users} users")
+        ends = (int(self.offsets[0]), int(self.offsets[-1]))
+        if ends != (0, len(self.items)) or (np.diff(self.offsets) < 0).any():
+            raise ValueError("offsets do not cut the items into users")
+        if len(self.items) and not (self.items.min() >= 0 and self.items.max() < self.num_items):
+            raise ValueError(f"an item lies outside 0..{self.num_items - 1}")
+
+    @classmethod
+    def from_histories(
+        cls, histories: Iterable[Sequence[int]], num_items: int, *, max_length: int = 200, validation: bool = False
+    ) -> "Dataset":
+        """A data set from sequences of item numbers, one a user, in the order of time."""
+        arrays = [np.asarray(history, dtype=np.int64) for history in histories]
+        offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int64)
+        items = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+        if len(items) and not (items.min() >= 0 and items.max() < num_items):
+            raise ValueError(f"an item lies outside 0..{num_items - 1}")
+        names = [str(number) for number in range(max(num_items, len(arrays)))]
+        vocabulary = Vocabulary(names[:num_items])
+        return cls(items.astype(np.int32), offsets, names[: len(arrays)], vocabulary, max_length, validation)
+
+    # Sizes.
+
+    @property
+    def num_users(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_items(self) -> int:
+        return len(self.vocabulary)
+
+    @property
+    def num_interactions(self) -> int:
+        return len(self.items)
+
+    @property
+    def titles(self) -> Sequence[str] | None:
+        """Titles of items, if a catalogue gave them."""
+        return self.vocabulary.titles
+
+    @cached_property
+    def lengths(self) -> np.ndarray:  # (users,) int64
+        """Items of each user, held out ones included."""
+        return np.diff(self.offsets)
+
+    # Training: everything before what is held out, of which the last `max_length` items.
+
+    @cached_property
+    def train_stops(self) -> np.ndarray:  # (users,) int64
+        """Where each user's training part ends in `items`."""
+        held_out = np.where(self.lengths >= MIN_TO_TEST, 1 + self.validation, 0)
+        return self.offsets[1:] - held_out
+
+    @cached_property
+    def train_starts(self) -> np.ndarray:  # (users,) int64
+        """Where the last `max_length` items of each user's training part start in `items`."""
+        return np.maximum(self.offsets[:-1], self.train_stops - self.max_length)
+
+    @cached_property
+    def train_lengths(self) -> np.ndarray:  # (users,) int64
+        """Items each user trains on, at most `max_length`."""
+        return self.train_stops - self.train_starts
+
+    def train(self, user: int) -> np.ndarray:
+        """The items a user trains on."""
+        return np.asarray(self.items[self.train_starts[user] : self.train_stops[user]])
+
+    def histories(self, users: Iterable[int]) -> list[np.ndarray]:
+        """The items each of some users trains on."""
+        return [self.train(user) for user in users]
+
+    def batch(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The items some users train on as one array (B, longest) int64, right-padded with 0, and lengths (B,)."""
+        return self._padded(self.train_starts[users], self.train_stops[users])
+
+    def packed_train(self) -> tuple[np.ndarray, np.ndarray]:
+        """The items all users train on: items (n,) int32 and offsets (users + 1,), at most `max_length` a user."""
+        offsets = np.concatenate([[0], np.cumsum(self.train_lengths)])
+        return self.items[_ranges(self.train_starts, self.train_lengths)], offsets
+
+    def item_counts(self) -> np.ndarray:  # (items,) int64
+        """How often each item occurs before what is held out, of whole histories. Not private."""
+        starts = self.offsets[:-1]
+        rows = _ranges(starts, self.train_stops - starts)
+        return np.bincount(self.items[rows], minlength=self.num_items)
+
+    # Evaluation: the held-out item, and every earlier item of the user.
+
+    def held_out(self, split: str = "test") -> tuple[np.ndarray, np.ndarray]:
+        """Users that can be tested and the item of each to be predicted, (n,) int64 both."""
+        users = np.flatnonzero(self.lengths >= MIN_TO_TEST)
+        return users, self.items[self.held_out_rows(users, split)].astype(np.int64)
+
+    def held_out_rows(self, users: np.ndarray, split: str = "test") -> np.ndarray:
+        """Where in `items` the held-out item of each user is; what comes before it is the user's history."""
+        if split not in ("test", "validation"):
+            raise ValueError(f"split must be 'test' or 'validation', not {split!r}")
+        if split == "validation" and not self.validation:
+            raise ValueError("this data set holds no validation items; prepare it with validation=True")
+        if (self.lengths[users] < MIN_TO_TEST).any():
+            raise ValueError(f"a user with fewer than {MIN_TO_TEST} items has nothing held out")
+        return self.offsets[1:][users] - (1 if split == "test" else 2)
+
+    def held_out_histories(self, users: np.ndarray, split: str = "test") -> list[np.ndarray]:
+        """Every item before the held-out one, for each of some users; the test's history holds the validation item."""
+        stops = self.held_out_rows(users, split)
+        return [self.items[start:stop] for start, stop in zip(self.offsets[users], stops, strict=True)]
+
+    @property
+    def test_users(self) -> np.ndarray:
+        """Users with a test item."""
+        return self.held_out()[0]
+
+    @property
+    def test_items(self) -> np.ndarray:
+        """The test item of each of `test_users`."""
+        return self.held_out()[1]
+
+    def test_history(self, user: int) -> np.ndarray:
+        """Every item of a user before the test item."""
+        return self.held_out_histories(np.array([user]))[0]
+
+    def with_max_length(self, max_length: int) -> "Dataset":
+        """The same data, of which `max_length` items a user are trained on."""
+        return replace(self, max_length=max_length, description={**self.description, "max_length": max_length})
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of sequences, vocabulary and split. It is made from the data without noise: do not release it."""
+        digest = hashlib.sha256(f"dpformer data 1\n{int(self.validation)} {self.num_users} {self.num_items}\n".encode())
+        digest.update(np.ascontiguousarray(self.offsets, dtype="<i8").data)
+        digest.update(np.ascontiguousarray(self.items, dtype="<i4").data)
+        for name in self.vocabulary.ids:
+            digest.update(name.encode("utf-8", "surrogatepass") + b"\n")
+        return digest.hexdigest()
+
+    def _padded(self, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        lengths = stops - starts
+        width = int(lengths.max(initial=0))
+        valid = np.arange(width) < lengths[:, None]  # (B, L)
+        batch = np.zeros(valid.shape, dtype=np.int64)
+        batch[valid] = self.items[_ranges(starts, lengths)]
+        return batch, lengths
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """start_0, start_0 + 1, …, start_1, …: concatenated ranges without a loop."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))

@@ -1,0 +1,55 @@
+"""What the privacy statement has to say about the data: the choices made before training, in sentences."""
+
+from typing import Any
+
+
+def data_statement(description: dict[str, Any]) -> list[str]:
+    """Sentences on filters, vocabulary, sequences and N, from `Dataset.description`."""
+    return [
+        *_filters(description["filters"]),
+        _vocabulary(description),
+        f"One user is one sequence; the last {description['max_length']:,} items of a user are trained on.",
+        _split(description["split"]),
+        f"The number of users, N = {description['users']:,}, is assumed public.",
+    ]
+
+
+def _filters(filters: dict[str, Any]) -> list[str]:
+    sentences = []
+    if filters["min_rating"] is not None:
+        sentences.append(f"Interactions rated below {filters['min_rating']:g} were left out.")
+    if filters["min_user_actions"] > 1:
+        sentences.append(f"Users with fewer than {filters['min_user_actions']} interactions were left out.")
+    if filters["min_item_actions"] > 1:
+        sentences.append(
+            f"Items with fewer than {filters['min_item_actions']} interactions over all users were left out; the "
+            "guarantee does not cover this choice: which items stay is assumed public."
+        )
+    return sentences
+
+
+def _vocabulary(description: dict[str, Any]) -> str:
+    vocabulary, size = description["vocabulary"], f"{description['items']:,} items"
+    dropped = vocabulary["interactions_dropped"]
+    left_out = f" {dropped:,} interactions with other items were left out." if dropped else ""
+    if vocabulary["policy"] == "catalog":
+        return f"The vocabulary of {size} is a public catalogue.{left_out}"
+    if vocabulary["policy"] == "dp":
+        price = vocabulary["release"]
+        return (
+            f"The vocabulary of {size} was released from the data with differential privacy: a histogram with noise "
+            f"multiplier {price['noise_multiplier']:g}, thresholded at {price['threshold']:.2f}, of at most "
+            f"{price['max_items']} items a user; it adds δ = {price['delta']:.2g}.{left_out}"
+        )
+    return (
+        f"The vocabulary of {size} was taken from the data and is assumed public: the guarantee does not cover which "
+        "items occur."
+    )
+
+
+def _split(split: dict[str, Any]) -> str:
+    held_out = "last two items (validation, test) are" if split["validation"] else "last item is"
+    return (
+        f"Of {split['test_users']:,} users the {held_out} held out; {split['train_only_users']:,} users with "
+        "fewer than 3 items train only. Metrics on held-out items are not covered by the guarantee."
+    )

@@ -1,0 +1,149 @@
+"""The vocabulary: which items exist, as the model and everybody who gets it will see.
+
+Which items occur in private data is itself private: a rare item in a released vocabulary gives away that somebody had
+it. So there are three policies, and the privacy statement names the one used:
+
+- `catalog`: a public file lists the items; the data has no influence.
+- `dp`: the items are released from the data with differential privacy (`sparse_histogram`); the ledger holds the cost.
+- `assumed-public`: the items that occur in the data; the guarantee does not cover which they are.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpformer.data.interactions import COLUMN_NAMES, Columns, check_shape, id_text, resolve_column
+from dpformer.data.tables import Table, is_parquet, open_table
+from dpformer.errors import DpformerError
+
+ITEM_NAMES = (*COLUMN_NAMES["item"], "id")
+TITLE_NAMES = ("title", "name", "itemname", "movietitle", "producttitle")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Items: position i holds the user's own id of item i, and its title if a catalogue gives one."""
+
+    ids: Sequence[str]
+    titles: Sequence[str] | None = None
+    policy: str = "assumed-public"
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("catalog", "dp", "assumed-public"):
+            raise ValueError(f"vocabulary policy {self.policy!r} is not one of catalog, dp, assumed-public")
+        if len(self._numbers) != len(self.ids):
+            raise ValueError("a vocabulary holds an id twice")
+        if self.titles is not None and len(self.titles) != len(self.ids):
+            raise ValueError(f"{len(self.titles)} titles for {len(self.ids)} items")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.ids)}
+
+    def index(self, ids: Iterable[Any]) -> np.ndarray:
+        """Item numbers of users' own ids; an unknown id is an error."""
+        names = [id_text(name) for name in ids]
+        unknown = [name for name in names if name not in self._numbers]
+        if unknown:
+            raise DpformerError(f"item {unknown[0]!r} is not in the vocabulary of {len(self):,} items")
+        return np.array([self._numbers[name] for name in names], dtype=np.int64)
+
+    def match(self, ids: Sequence[str]) -> np.ndarray:
+        """Item numbers of ids, -1 for those not in the vocabulary."""
+        return np.fromiter((self._numbers.get(name, -1) for name in ids), np.int64, len(ids))
+
+    def title(self, item: int) -> str:
+        """An item's title, or its id where there is none."""
+        return (self.titles[item] if self.titles is not None else "") or self.ids[item]
+
+    def to_json(self) -> str:
+        """All of it as text, to be stored beside a model."""
+        titles = None if self.titles is None else list(self.titles)
+        return json.dumps({"policy": self.policy, "ids": list(self.ids), "titles": titles})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Vocabulary":
+        """Back from `to_json`."""
+        try:
+            fields = json.loads(text)
+            ids, titles = fields["ids"], fields["titles"]
+            if not all(isinstance(name, str) for name in chain(ids, titles or ())):
+                raise ValueError("an id or title is not text")
+            return cls(ids, titles, fields["policy"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DpformerError(f"this is not a stored vocabulary: {error}") from None
+
+
+def canonical_order(ids: Sequence[str]) -> np.ndarray:
+    """The order in which released items are numbered: a function of the *set* of ids alone.
+
+    Order of appearance in the data would say who came first. Whole numbers are ordered by value, before other text.
+    """
+
+    def key(number: int) -> tuple[bool, int, str, str]:
+        name = ids[number]
+        if name.isascii() and name.isdecimal():
+            digits = name.lstrip("0")
+            return (False, len(digits), digits, name)
+        return (True, 0, name, name)
+
+    return np.array(sorted(range(len(ids)), key=key), dtype=np.int64)
+
+
+def read_catalog(path: str | Path, *, item_column: str | None = None, title_column: str | None = None) -> Vocabulary:
+    """Reads a public catalogue: item ids, with titles if the file has them. Formats as for logs.
+
+    Without a header the first column is the id and the second, if any, the title.
+    """
+    path = Path(path)
+    names = Columns(item=item_column, rating=title_column).known_names() | frozenset((*ITEM_NAMES, *TITLE_NAMES))
+    if is_parquet(path):
+        from dpformer.data.parquet import open_parquet
+
+        with open_parquet(path, names) as table:
+            return _catalog(table, path, item_column, title_column)
+    try:
+        with open_table(path, "utf-8-sig", names) as table:
+            return _catalog(table, path, item_column, title_column)
+    except UnicodeDecodeError:
+        with open_table(path, "latin-1", names) as table:
+            return _catalog(table, path, item_column, title_column)
+
+
+def _catalog(table: Table, path: Path, item_column: str | None, title_column: str | None) -> Vocabulary:
+    item_key = resolve_column(table, item_column, ITEM_NAMES, path)
+    title_key = resolve_column(table, title_column, TITLE_NAMES, path)
+    if (
+        item_key is None
+        and not table.named
+        and (len(table.keys) == 1 or table.format in ("plain lines", "MovieLens ::"))
+    ):
+        item_key, title_key = 0, 1 if len(table.keys) > 1 else None
+    if item_key is None:
+        raise DpformerError(
+            f"{path} has no column 'item_id' (it has {', '.join(table.keys)}); name it with --catalog-item"
+        )
+    lines = not table.named and table.format == "plain lines"  # `id words of the title`: as many fields as it takes
+    titles: dict[str, str] = {}
+    for number, row in enumerate(table.rows, start=table.start):
+        keys = {"item": item_key} if title_key is None else {"item": item_key, "title": title_key}
+        if not lines:
+            check_shape([row], table, keys, number, path)
+        try:
+            name = id_text(row[item_key])
+        except ValueError as error:
+            raise DpformerError(f"{path}, row {number} has no item_id: {error}") from None
+        if name in titles:
+            raise DpformerError(f"{path}, row {number}: item {name!r} is in the catalogue twice")
+        title = "" if title_key is None else " ".join(row[1:]) if lines else str(row[title_key] or "")
+        titles[name] = title.strip()
+    return Vocabulary(list(titles), list(titles.values()) if any(titles.values()) else None, "catalog")
