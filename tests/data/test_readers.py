@@ -54,7 +54,7 @@ def parquet(path: Path, query: str) -> Path:
         ("log.inter", lines("\t", "user_id:token\titem_id:token\trating:float\ttimestamp:float\n")),
         ("ratings.dat", lines("::")),
         ("log.jsonl", "\n".join(json.dumps({"user_id": u, "item_id": i, "timestamp": t}) for u, i, _, t in LOG)),
-        ("log.csv", '"user_id","note","item_id","timestamp"\n' + "".join(f'"{u}","a, ""b""\nc",{i},{t}\n' for u, i, _, t in LOG)),
+        ("log.csv", '"uid","x","item","time"\n' + "".join(f'"{u}","a, ""b""\nc",{i},{t}\n' for u, i, _, t in LOG)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("bom", [False, True])
@@ -72,7 +72,8 @@ def test_parquet_reads_the_same(tmp_path: Path) -> None:
 
 
 def test_parquet_of_numbers_and_instants(tmp_path: Path) -> None:
-    query = "SELECT range % 3 AS uid, range::DECIMAL(9,1) AS sku, TIMESTAMP '1970-01-01 00:00:01' + INTERVAL (range) MINUTE AS at FROM range(6)"
+    instant = "TIMESTAMP '1970-01-01 00:00:01' + INTERVAL (range) MINUTE"
+    query = f"SELECT range % 3 AS uid, range::DECIMAL(9,1) AS sku, {instant} AS at FROM range(6)"
     log = read(parquet(tmp_path / "log.parquet", query), Columns(item="sku", timestamp="at"))
     assert rows(log)[:4] == [
         ("0", "0.0", 1000000),
