@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from dpformer.models.sequence import SequenceModel
+from dpformer.models.sequence import SequenceModel, constructor_arguments
 
 
 class Recurrent(SequenceModel):
@@ -35,7 +35,9 @@ class GRU(Recurrent):
     def __init__(
         self, num_items: int, max_length: int, *, dim: int = 64, shared: bool = True, dropout: float = 0.2
     ) -> None:
+        arguments = constructor_arguments(locals())
         super().__init__(nn.GRU, num_items, max_length, dim, shared, dropout)
+        self.arguments = arguments
 
 
 class LSTM(Recurrent):
@@ -44,4 +46,6 @@ class LSTM(Recurrent):
     def __init__(
         self, num_items: int, max_length: int, *, dim: int = 64, shared: bool = True, dropout: float = 0.2
     ) -> None:
+        arguments = constructor_arguments(locals())
         super().__init__(nn.LSTM, num_items, max_length, dim, shared, dropout)
+        self.arguments = arguments

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ class SequenceModel(nn.Module):
     """
 
     bias: Tensor
+    arguments: dict[str, Any]  # of the constructor: with them and the state a model is built again
 
     def __init__(self, num_items: int, max_length: int, dim: int, shared: bool) -> None:
         super().__init__()
@@ -92,6 +94,11 @@ class SequenceModel(nn.Module):
             raise ValueError("all frequencies are 0; give at least one item a frequency")
         p = p.clamp(min=float(seen.min()) / 2)
         self.bias.copy_((p / p.sum()).log())
+
+
+def constructor_arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
+    """What a constructor was called with, defaults included: `locals()` on its first line, without `self`."""
+    return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
 def _checked_frequencies(frequencies: Tensor, num_items: int) -> Tensor:

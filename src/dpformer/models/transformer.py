@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.models.batch import Batch
-from dpformer.models.sequence import SequenceModel
+from dpformer.models.sequence import SequenceModel, constructor_arguments
 from dpformer.reattention import moments, track
 from dpformer.reattention.attention import Variant, attention, attention_weights
 from dpformer.reattention.error import effective_error
@@ -66,7 +66,9 @@ class Transformer(SequenceModel):
         norm: Literal["post", "pre"] = "post",
         activation: Literal["relu", "gelu"] = "relu",
     ) -> None:
+        arguments = constructor_arguments(locals())
         super().__init__(num_items, max_length, dim, shared)
+        self.arguments = arguments
         _check(dim, heads, blocks, norm, activation)
         self.positions = nn.Embedding(max_length, dim)
         nn.init.normal_(self.positions.weight, std=0.02)

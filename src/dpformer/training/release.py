@@ -1,0 +1,262 @@
+"""What may leave the house: one safetensors file with the model, its vocabulary and what is to be known about it.
+
+    header "dpformer"      JSON: format, the model's class and constructor arguments, metadata
+    model.<name>           the tensors of the model's state
+    vocabulary, titles     JSON as bytes: the users' own ids of items 0, 1, …, in their own types, and titles
+    frequencies            (M,) float64, how often items occur, if public or released with DP
+
+There is no pickle. A file comes from a stranger until it is checked: class names are looked up in `MODELS`, and the
+model is built without memory (on torch's meta device) and compared with what the file holds, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, cast
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dpformer.data import Vocabulary
+from dpformer.data.interactions import id_text
+from dpformer.errors import DpformerError
+from dpformer.files import replacing
+
+FORMAT = 1
+MODELS = {  # class → module: all that a file can name. Arguments and tensors are all there is to such a class.
+    "Transformer": "dpformer.models.transformer",
+    "GRU": "dpformer.models.recurrent",
+    "LSTM": "dpformer.models.recurrent",
+}
+Id: TypeAlias = "str | int"
+
+
+class Model(Protocol):
+    """A module of `MODELS`: built again by `type(model)(**model.arguments)`, and then its state is loaded."""
+
+    arguments: dict[str, Any]
+    num_items: int
+
+    def scores(self, histories: Sequence[ArrayLike]) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Release:
+    """A model in evaluation mode, and what its item numbers mean."""
+
+    model: Any  # a `Model`, which is an nn.Module too
+    vocabulary: list[Id]
+    titles: list[str] | None
+    metadata: dict[str, Any]
+    frequencies: np.ndarray | None = None  # (M,) float64
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {id_text(name): number for number, name in enumerate(self.vocabulary)}
+
+    def index(self, ids: Iterable[Any]) -> np.ndarray:
+        """Item numbers of users' own ids, (n,) int64; unknown ones are named in the error."""
+        names = [id_text(name) for name in ids]
+        unknown = list(dict.fromkeys(name for name in names if name not in self._numbers))
+        if unknown:
+            shown = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+            raise DpformerError(f"not among the {len(self.vocabulary):,} items of the model: {shown}")
+        return np.array([self._numbers[name] for name in names], dtype=np.int64)
+
+    def title(self, item: int) -> str:
+        """An item's title, or its id where there is none."""
+        return (self.titles[item] if self.titles is not None else "") or str(self.vocabulary[item])
+
+
+def save_release(
+    path: str | Path,
+    model: Model,
+    *,
+    vocabulary: Vocabulary | Sequence[Id],
+    titles: Sequence[str] | None = None,
+    metadata: Mapping[str, Any],
+    frequencies: ArrayLike | None = None,
+) -> None:
+    """Writes a model for release, whole or not at all.
+
+    Args:
+        path: the file, replaced if it is there.
+        model: one of the classes in `MODELS`.
+        vocabulary: the users' own ids of items 0 … M−1, text or whole numbers; a `Vocabulary` brings its titles.
+        titles: of the items.
+        metadata: anything JSON; it is public with the model, so nothing about single users.
+        frequencies: (M,) of the items, public or released with DP: never raw counts.
+    """
+    if isinstance(vocabulary, Vocabulary):
+        titles = vocabulary.titles if titles is None else titles
+        vocabulary = vocabulary.ids
+    name, state = type(model).__name__, cast(nn.Module, model).state_dict()
+    if name not in MODELS:
+        raise ValueError(f"a {name} cannot be released; the classes that can are {', '.join(MODELS)}")
+    _check_ids(vocabulary, model.num_items)
+    tensors = {f"model.{key}": tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+    _check_finite(tensors)
+    tensors["vocabulary"] = _pack(list(vocabulary))
+    if titles is not None:
+        tensors["titles"] = _pack(_check_titles(list(titles), model.num_items))
+    if frequencies is not None:
+        tensors["frequencies"] = _check_frequencies(torch.as_tensor(np.asarray(frequencies)), model.num_items)
+    about = {"format": FORMAT, "model": name, "arguments": model.arguments, "metadata": dict(metadata)}
+    # One key: safetensors writes several in random order, and equal runs are to give equal files.
+    header = {"dpformer": json.dumps({**about, "sha256": _digest(about, tensors)}, allow_nan=False)}
+    with replacing(Path(path)) as part:
+        try:
+            save_file(tensors, part, header)
+        except SafetensorError as error:  # a full disk, a folder that is not there
+            raise OSError(str(error)) from None
+
+
+def load_release(path: str | Path) -> Release:
+    """Reads what `save_release` wrote; anything else is refused in one sentence, and no code in it can run."""
+    path = Path(path)
+    if not path.is_file():
+        raise DpformerError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _load(file)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DpformerError(f"{path} is not a whole model of dpformer: {reason}") from None
+
+
+def _load(file: Any) -> Release:
+    header = file.metadata() or {}
+    if "dpformer" not in header:
+        raise ValueError("it is a safetensors file from elsewhere")
+    about = _parse(header["dpformer"], dict)
+    if about.get("format") != FORMAT:
+        raise ValueError(f"it has format {about.get('format')!r}, this version reads {FORMAT}")
+    names = {key.removeprefix("model."): key for key in file.keys() if key.startswith("model.")}  # noqa: SIM118
+    vocabulary = _parse(_bytes(file.get_tensor("vocabulary")), list)
+    num_items = len(vocabulary)
+    _check_ids(vocabulary, num_items)
+    others = set(file.keys()) - set(names.values())
+    titles = _check_titles(_parse(_bytes(file.get_tensor("titles")), list), num_items) if "titles" in others else None
+    model = _empty_model(about["model"], _parse_arguments(about["arguments"], len(names), num_items))
+    _check_shapes(model, {key: tuple(file.get_slice(name).get_shape()) for key, name in names.items()})
+    # Copies: a tensor of an open file is a view of the disk.
+    tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    if about.pop("sha256", None) != _digest(about, tensors):
+        raise ValueError("its contents are not as they were written")
+    state = {key: tensors[name] for key, name in names.items()}
+    _check_finite(state)
+    _check_kinds(model, state)
+    model.load_state_dict(state, assign=True)
+    frequencies = None
+    if "frequencies" in others:
+        frequencies = _check_frequencies(tensors["frequencies"], num_items).numpy()
+    return Release(model.eval(), vocabulary, titles, _dict(about["metadata"]), frequencies)
+
+
+def _empty_model(name: object, arguments: dict[str, Any]) -> nn.Module:
+    """The model without memory behind its tensors."""
+    if not isinstance(name, str) or name not in MODELS:
+        raise ValueError(f"it names the model {name!r}; known are {', '.join(MODELS)}")
+    with torch.device("meta"):
+        model = getattr(import_module(MODELS[name]), name)(**arguments)
+    return cast(nn.Module, model)
+
+
+def _parse_arguments(arguments: object, num_tensors: int, num_items: int) -> dict[str, Any]:
+    known = _dict(arguments)
+    if known.get("num_items") != num_items:
+        raise ValueError(f"it has {num_items} ids for {known.get('num_items')} items")
+    # Layers take time to build even without memory: there cannot be more than tensors.
+    layers = known.get("blocks", 0)
+    if not isinstance(layers, int) or layers > num_tensors:
+        raise ValueError(f"it claims {layers!r} blocks and holds {num_tensors} tensors")
+    return known
+
+
+def _digest(about: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of all that the file says: bits fall over on disks, and a wrong weight looks like any other."""
+    digest = hashlib.sha256(json.dumps(about, allow_nan=False).encode("ascii"))
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _check_shapes(model: nn.Module, found: dict[str, tuple[int, ...]]) -> None:
+    expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    if found.keys() != expected.keys():
+        odd = sorted(found.keys() ^ expected.keys())
+        raise ValueError(f"its tensors are not those of a {type(model).__name__} ({odd[0]})")
+    for key, shape in found.items():
+        if shape != expected[key]:
+            raise ValueError(f"{key} has shape {shape} where the model needs {expected[key]}")
+
+
+def _check_kinds(model: nn.Module, state: dict[str, Tensor]) -> None:
+    for key, empty in model.state_dict().items():
+        if state[key].is_floating_point() != empty.is_floating_point():
+            raise ValueError(f"{key} holds {state[key].dtype} where the model needs {empty.dtype}")
+
+
+def _check_finite(tensors: dict[str, Tensor]) -> None:
+    for key, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{key} holds numbers that are not finite")
+
+
+def _check_ids(ids: Sequence[object], num_items: int) -> None:
+    if len(ids) != num_items:
+        raise ValueError(f"there are {len(ids)} ids for {num_items} items")
+    for name in ids:
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise ValueError(f"the id {name!r} is neither text nor a whole number")
+    if len({id_text(name) for name in ids}) != len(ids):
+        raise ValueError("an id stands in the vocabulary twice (7 and '7' are one id)")
+
+
+def _check_titles(titles: list[Any], num_items: int) -> list[str]:
+    if len(titles) != num_items or not all(isinstance(title, str) for title in titles):
+        raise ValueError(f"titles must be {num_items} texts, one an item")
+    return titles
+
+
+def _check_frequencies(frequencies: Tensor, num_items: int) -> Tensor:
+    values = frequencies.detach().cpu().to(torch.float64).contiguous()
+    if values.shape != (num_items,) or not bool((torch.isfinite(values) & (values >= 0)).all()):
+        raise ValueError(f"frequencies must be {num_items} finite numbers, 0 or more")
+    return values
+
+
+def _pack(value: list[Any]) -> Tensor:
+    """JSON as bytes; pure ASCII, so that lone surrogates survive."""
+    return torch.from_numpy(np.frombuffer(json.dumps(value).encode("ascii"), dtype=np.uint8).copy())
+
+
+def _bytes(tensor: Tensor) -> str:
+    if tensor.dtype != torch.uint8:
+        raise ValueError(f"its text is stored as {tensor.dtype}")
+    return tensor.numpy().tobytes().decode("ascii")
+
+
+def _parse(text: str, kind: type) -> Any:
+    value = json.loads(text)
+    if not isinstance(value, kind):
+        raise ValueError(f"its JSON is a {type(value).__name__}, not a {kind.__name__}")
+    return value
+
+
+def _dict(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"its JSON holds a {type(value).__name__} where an object is due")
+    return value
