@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpformer.reattention import attention, attention_weights
+from dpformer.reattention import attention as attention_and_weights
+from dpformer.reattention import attention_weights
+
+
+def attention(*args, **kwargs) -> Tensor:
+    return attention_and_weights(*args, **kwargs)[0]
 
 
 def problem(users: int, heads: int, length: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -52,6 +57,10 @@ def test_equals_the_formula(
     assert (out - want).abs().max() < 1e-10
     weights = attention_weights(q, k, key_var=var, variant=variant, causal=causal, key_mask=mask)
     assert (weights @ v - want).abs().max() < 1e-10
+    asked = attention_and_weights(
+        q, k, v, key_var=var, variant=variant, causal=causal, key_mask=mask, need_weights=True
+    )
+    assert torch.equal(asked[1], weights)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dpformer.models.batch import Batch
 from dpformer.models.sequence import SequenceModel, constructor_arguments
 from dpformer.reattention import moments, track
-from dpformer.reattention.attention import Variant, attention, attention_weights
+from dpformer.reattention.attention import Variant, attention
 from dpformer.reattention.error import effective_error
 from dpformer.reattention.moments import Gaussian
 from dpformer.reattention.track import Tracked
@@ -102,7 +102,7 @@ class Transformer(SequenceModel):
     def _input(self, items: Tensor) -> tuple[Tracked, Tensor | None]:
         """√d·E[items] + P with its variance (B, L, 1): all coordinates of a row are equally noisy."""
         # Positions are written out for each user, so that each user's share of their gradient is its own.
-        places = torch.arange(items.shape[1], device=items.device).expand(items.shape)
+        places = torch.arange(items.shape[1], device=items.device)
         mean = self.embed(items) + self.positions(places)  # (B, L, d)
         if not self.reattention:
             return Tracked(mean, None), None
@@ -193,16 +193,16 @@ class SelfAttention(nn.Module):
         q, k, v = (self._split(t) for t in self.project(x.mean).chunk(3, -1))  # (B, H, L, d_h)
         key_var, value_var = self._variances(x, weight_var, last)
         rate = self.dropout if self.training else 0.0
-        out = attention(q, k, v, key_var=key_var, variant=self.variant, dropout=rate)
+        need = maps is not None or value_var is not None
+        out, weights = attention(
+            q, k, v, key_var=key_var, variant=self.variant, dropout=rate, need_weights=need
+        )  # (B, H, L, d_h), (B, H, L, L)
         var = None
-        if maps is not None or value_var is not None:
-            with torch.no_grad():
-                weights = attention_weights(q.detach(), k.detach(), key_var=key_var, variant=self.variant)
-                if value_var is not None:
-                    var = moments.average(weights, Gaussian(v.detach(), value_var), mean=out).var / (1 - rate)
-                    var = self._join(var)
-            if maps is not None:
-                maps.append(weights)
+        if maps is not None and weights is not None:
+            maps.append(weights)
+        if value_var is not None and weights is not None:
+            values = Gaussian(v.detach(), value_var)
+            var = self._join(moments.average(weights.detach(), values, mean=values.mean).var / (1 - rate))
         return track.linear(self.merge, Tracked(self._join(out), var), weight_var)
 
     def _variances(self, x: Tracked, weight_var: Tensor | None, last: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -232,8 +232,7 @@ class FeedForward(nn.Module):
         self.expand, self.contract, self.activation = nn.Linear(dim, hidden), nn.Linear(hidden, dim), activation
 
     def forward(self, x: Tracked, weight_var: Tensor | None) -> Tracked:
-        y = track.activation(self.activation, track.linear(self.expand, x, weight_var))
-        return track.linear(self.contract, y, weight_var)
+        return track.feed_forward(self.expand, self.activation, self.contract, x, weight_var)
 
 
 def _check(dim: int, heads: int, blocks: int, norm: str, activation: str) -> None:

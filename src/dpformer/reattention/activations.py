@@ -1,8 +1,8 @@
 """Gaussian moments through ReLU and GELU (paper, appendix B.2; errata 10–12).
 
 Symbols: X ~ N(μ, v), the paper's N(c, d); Φ, φ the standard normal distribution function and density.
-Both rules are exact. They are written so that no two large numbers are subtracted: the textbook E[y²] − E[y]² loses all
-digits of a variance of 1e-6 in float32, and DP deviations are of that order.
+Both rules are exact, and written in units of v: the textbook E[y²] − E[y]² loses all digits of a variance of 1e-6 in
+float32, and DP deviations are of that order.
 """
 
 import math
@@ -19,29 +19,28 @@ _FAR = 40.0
 
 
 def _cdf(x: Tensor) -> Tensor:
-    return torch.special.ndtr(x)
+    return torch.erfc(x * -math.sqrt(0.5)) * 0.5
 
 
 def _density(x: Tensor) -> Tensor:
-    return torch.exp(-0.5 * x.square()) / math.sqrt(2 * math.pi)
+    return torch.exp(x.square() * -0.5) * (1 / math.sqrt(2 * math.pi))
 
 
 def relu(x: Gaussian, *, mean: Tensor | None = None) -> Gaussian:
-    """max(0, X). With a = μ/√v:
+    """max(0, X). With a = μ/√v and u = E/√v:
 
         E   = μ Φ(a) + √v φ(a)
-        Var = v·( a² Φ(a)Φ(−a) + Φ(a) + a φ(a)(1 − 2Φ(a)) − φ(a)² )
+        Var = v·( Φ(a) + u·(a − u) )         as E[y²]/v = Φ(a) + a·u
 
     The paper's Eq. 20 subtracts c² where it must subtract the squared *output* mean.
     """
-    deviation = x.var.sqrt().expand(x.mean.shape)
-    tiny = torch.finfo(x.mean.dtype).tiny
-    a = (x.mean / deviation.clamp(min=tiny)).clamp(-_FAR, _FAR)
-    cdf, density = _cdf(a), _density(a)
-    unit = a.square() * cdf * (1 - cdf) + cdf + a * density * (1 - 2 * cdf) - density.square()
+    a = (x.mean * x.var.clamp(min=torch.finfo(x.mean.dtype).tiny).rsqrt()).clamp(-_FAR, _FAR)
+    cdf = _cdf(a)
+    u = torch.addcmul(_density(a), a, cdf)
+    unit = torch.addcmul(cdf, u, a - u).clamp(min=0)
     if mean is None:
-        mean = x.mean * cdf + deviation * density
-    return Gaussian(mean, x.var * unit.clamp(min=0))
+        mean = torch.where(a.abs() < _FAR, u * x.var.sqrt(), x.mean.clamp(min=0))
+    return Gaussian(mean, x.var * unit)
 
 
 def gelu(x: Gaussian, *, approximation: Literal["exact", "relu"] = "exact", mean: Tensor | None = None) -> Gaussian:
@@ -52,7 +51,7 @@ def gelu(x: Gaussian, *, approximation: Literal["exact", "relu"] = "exact", mean
         C   = Var[Φ(X)] = (1/π) ∫_a^1 exp(−h²(1+t²)/2)/(1+t²) dt       (a difference of Owen's T functions)
         R   = E[X Φ(X) φ(X)] = ( hφ(h)Φ(ah) + v·a/(2π)·exp(−h²a²(1+v)) )/(1+v)
 
-    C by an 8-point Gauss–Legendre rule on [a, 1]: within 1e-6 of adaptive quadrature where it matters.
+    C by a 6-point Gauss–Legendre rule on [a, 1]: Var within 0.02% for means above −3 deviations, 0.5% above −4.
     `approximation="relu"` is the paper's: the ReLU variance in GELU's place (36% too large at mean 0, deviation 0.01).
     """
     if approximation == "relu":
@@ -77,10 +76,10 @@ def gelu(x: Gaussian, *, approximation: Literal["exact", "relu"] = "exact", mean
 
 def _variance_of_cdf(h: Tensor, a: Tensor, v: Tensor) -> Tensor:
     """(1/π) ∫_a^1 exp(−h²(1+t²)/2)/(1+t²) dt; the range shrinks with v, so small variances keep all their digits."""
-    nodes, weights = np.polynomial.legendre.leggauss(8)
-    half, square = v * a.square() / (1 + a), -0.5 * h.square()  # half of 1 − a = (1 − a²)/(1 + a)
-    total = torch.zeros_like(h)
-    for node, weight in zip(nodes, weights, strict=True):
-        t_square = 1 + (a + half * (1 + float(node))).square()
-        total += float(weight) * torch.exp(square * t_square) / t_square
+    nodes, weights = np.polynomial.legendre.leggauss(6)
+    half, exponent = v * a.square() / (1 + a), -0.5 * h.square()  # half of 1 − a = (1 − a²)/(1 + a)
+    middle, total = a + half, torch.zeros_like(h)
+    for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
+        bend = 1 + torch.add(middle, half, alpha=node).square()
+        total = torch.add(total, torch.exp(exponent * bend) / bend, alpha=weight)
     return total * half / math.pi

@@ -38,11 +38,10 @@ def linear(x: Gaussian, weight: Gaussian, bias: Gaussian | None = None, *, mean:
     else:
         var = F.linear(x.var.expand(x.mean.shape), second_moment)
     if weight.var.ndim == 0:
-        var = var + weight.var * x.mean.square().sum(-1, keepdim=True)
+        shared = weight.var * x.mean.square().sum(-1, keepdim=True)
     else:
-        var = var + F.linear(x.mean.square(), weight.var.expand(weight.mean.shape))
-    if bias is not None:
-        var = var + bias.var
+        shared = F.linear(x.mean.square(), weight.var.expand(weight.mean.shape))
+    var = var + (shared if bias is None else shared + bias.var)
     if mean is None:
         mean = F.linear(x.mean, weight.mean, None if bias is None else bias.mean)
     return Gaussian(mean, var)

@@ -9,6 +9,7 @@ function of detached numbers, so it carries no gradient and per-user gradient no
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,8 @@ class Tracked(NamedTuple):
         return Gaussian(self.mean.detach(), self.var)
 
 
+TILE = 1024  # positions
+
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Gaussian]]] = {
     "relu": (F.relu, activations.relu),
     "gelu": (F.gelu, activations.gelu),
@@ -41,10 +44,9 @@ def linear(layer: nn.Linear, x: Tracked, weight_var: Tensor | None) -> Tracked:
     mean = layer(x.mean)
     if x.var is None or weight_var is None:
         return Tracked(mean, None)
-    weight = Gaussian(layer.weight.detach(), weight_var)
-    bias = None if layer.bias is None else Gaussian(layer.bias.detach(), weight_var)
+    rule = _linear_rule(layer, weight_var)
     with torch.no_grad():
-        return Tracked(mean, moments.linear(x.known(), weight, bias, mean=mean).var)
+        return Tracked(mean, rule(x.known(), mean=mean).var)
 
 
 def layer_norm(layer: nn.LayerNorm, x: Tracked, weight_var: Tensor | None) -> Tracked:
@@ -52,17 +54,27 @@ def layer_norm(layer: nn.LayerNorm, x: Tracked, weight_var: Tensor | None) -> Tr
     if x.var is None or weight_var is None:
         return Tracked(mean, None)
     weight, bias = (Gaussian(p.detach(), weight_var) for p in (layer.weight, layer.bias))
-    with torch.no_grad():
-        return Tracked(mean, moments.layer_norm(x.known(), weight, bias, layer.eps, mean=mean).var)
+    return Tracked(
+        mean, _rowwise(lambda m, v: moments.layer_norm(Gaussian(m, v), weight, bias, layer.eps).var, *x.known())
+    )
 
 
-def activation(name: str, x: Tracked) -> Tracked:
-    function, rule = ACTIVATIONS[name]
-    mean = function(x.mean)
-    if x.var is None:
+def feed_forward(
+    expand: nn.Linear, activation: str, contract: nn.Linear, x: Tracked, weight_var: Tensor | None
+) -> Tracked:
+    """contract(activation(expand(x))), position by position; the wide variances in between live in tiles only."""
+    function, activate = ACTIVATIONS[activation]
+    inner = expand(x.mean)
+    active = function(inner)
+    mean = contract(active)
+    if x.var is None or weight_var is None:
         return Tracked(mean, None)
-    with torch.no_grad():
-        return Tracked(mean, rule(x.known(), mean=mean).var)
+    into, out_of = _linear_rule(expand, weight_var), _linear_rule(contract, weight_var)
+
+    def variance(x_mean: Tensor, x_var: Tensor, inner: Tensor, active: Tensor) -> Tensor:
+        return out_of(activate(into(Gaussian(x_mean, x_var), mean=inner), mean=active), mean=active).var
+
+    return Tracked(mean, _rowwise(variance, *x.known(), inner.detach(), active.detach()))
 
 
 def add(x: Tracked, y: Tracked) -> Tracked:
@@ -74,3 +86,24 @@ def dropout(layer: nn.Dropout, x: Tracked) -> Tracked:
     """Dropout; the variance is that of the DP noise averaged over masks (`moments.dropout`, its first part)."""
     var = x.var / (1 - layer.p) if x.var is not None and layer.training else x.var
     return Tracked(layer(x.mean), var)
+
+
+def _linear_rule(layer: nn.Linear, weight_var: Tensor) -> Callable[..., Gaussian]:
+    weight = Gaussian(layer.weight.detach(), weight_var)
+    bias = None if layer.bias is None else Gaussian(layer.bias.detach(), weight_var)
+    return partial(moments.linear, weight=weight, bias=bias)
+
+
+def _rowwise(rule: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """rule(*tensors) without gradient, a tile of positions at a time.
+
+    A rule makes a dozen intermediate tensors: in tiles they stay in the cache, in whole each costs fresh memory. All
+    tensors here are detached, so Phantom Clipping's watch over each torch function is spared the many small ones.
+    """
+    if torch.compiler.is_compiling():  # an export records no loop over positions
+        return rule(*tensors)
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        leading = tensors[0].shape[:-1]
+        rows = [t.expand(*leading, -1).flatten(0, -2) for t in tensors]
+        tiles = [rule(*tile) for tile in zip(*(t.split(TILE) for t in rows), strict=True)]
+        return torch.cat(tiles).unflatten(0, leading)
