@@ -1,1 +1,25 @@
+"""What is promised: budget, ledger and accountant, Poisson sampling, secure noise, the frequency release."""
 
+from dpformer.privacy.accounting import epsilon_of
+from dpformer.privacy.calibration import calibrate
+from dpformer.privacy.events import Event, Gaussian, PoissonGaussian
+from dpformer.privacy.frequencies import FrequencyRelease, release_frequencies
+from dpformer.privacy.ledger import Ledger
+from dpformer.privacy.noise import NoiseAhead
+from dpformer.privacy.randomness import SecureNoise, SecureRandom
+from dpformer.privacy.sampling import PoissonBatches
+
+__all__ = [
+    "Event",
+    "FrequencyRelease",
+    "Gaussian",
+    "Ledger",
+    "NoiseAhead",
+    "PoissonBatches",
+    "PoissonGaussian",
+    "SecureNoise",
+    "SecureRandom",
+    "calibrate",
+    "epsilon_of",
+    "release_frequencies",
+]

@@ -1,0 +1,117 @@
+"""Calibration: the least noise multiplier with which training meets a budget, certified by the accountant."""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from dpformer.privacy.accounting import compose, epsilon_of, epsilon_on_grid, first_interval, quiet
+from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
+from dpformer.privacy.events import Event, PoissonGaussian
+
+LEAST, MOST = 0.1, 1e7  # noise multipliers looked at
+TOLERANCE = 1e-4  # of ε in the search, relative; what it finds is certified afterwards
+DIGITS = 5  # significant digits of the result, rounded up: what is printed is what is used
+
+
+def calibrate(*, epsilon: float, delta: float, sample_rate: float, steps: int, others: Iterable[Event] = ()) -> float:
+    """The least noise multiplier σ such that `steps` Poisson-sampled noisy sums, and all `others`, are (ε, δ)-DP.
+
+    >>> calibrate(epsilon=5, delta=1 / 6040, sample_rate=1024 / 6040, steps=590)
+    3.2929
+
+    σ is on the *sum* of the users' clipped gradients, in units of the clip norm; the number of micro-batches a batch is
+    cut into has no place in it. The result is certified: `epsilon_of` at it is at most ε.
+
+    Args:
+        epsilon: ε of everything together.
+        delta: δ of everything together; 1 / number of users is usual.
+        sample_rate: q, the probability that one user is in a batch: expected batch size / number of users.
+        steps: T, the number of batches; ceil(epochs / q).
+        others: events besides training (a `Ledger`, or a frequency release's event), composed jointly.
+    """
+    epsilon, delta = positive("epsilon", epsilon), delta_of(delta)
+    sample_rate, steps = sample_rate_of(sample_rate), whole("steps", steps, 1)
+    others = list(others)
+    if others and (spent := epsilon_of(others, delta)) >= epsilon:
+        raise ValueError(f"the other events alone cost ε = {spent:.4g} of {epsilon:g}; give them more noise")
+
+    def events(sigma: float) -> list[Event]:
+        return [*others, PoissonGaussian(sigma, sample_rate, steps)]
+
+    def spent_on(interval: float, sigma: float) -> float:
+        return epsilon_on_grid(compose(events(sigma)), left, interval)
+
+    left = delta - sum(event.repeats * event.failure for event in others)
+    if sample_rate < 1 and left >= -math.expm1(steps * math.log1p(-sample_rate)):
+        raise ValueError(
+            f"delta={delta:g} is no less than the probability that a user takes part at all: choose a smaller"
+        )
+    sigma = _guess(epsilon, left, sample_rate, steps)
+    interval = first_interval(compose(events(sigma)), epsilon)
+    for _ in range(3):  # a grid too coarse for so many steps asks for too much noise: then a finer one
+        sigma = _search(partial(spent_on, interval), epsilon, sigma)
+        if epsilon_of(events(sigma), delta) > 0.995 * epsilon:
+            break
+        interval /= 4
+    return _certify(lambda s: epsilon_of(events(s), delta), epsilon, sigma)
+
+
+def _guess(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
+    """Where to start: the central limit of DP-SGD, μ = q·√(T·(e^{1/σ²} − 1)). Not an accountant: it under-reports."""
+    import dp_accounting
+
+    mu = 1 / dp_accounting.get_sigma_gaussian(epsilon, delta)
+    return 1 / math.sqrt(math.log1p(mu**2 / (sample_rate**2 * steps)))
+
+
+def _search(spent: Callable[[float], float], epsilon: float, guess: float) -> float:
+    """σ with spent(σ) just below ε: by a bracket, then false position on log ε over log σ, which is nearly a line."""
+
+    def excess(log_sigma: float) -> float:
+        value = spent(math.exp(log_sigma))
+        return math.log(min(max(value, 1e-9 * epsilon), 1e9 * epsilon) / epsilon) + TOLERANCE
+
+    with quiet():
+        (low, above), (high, below) = _bracket(excess, math.log(min(max(guess, LEAST), MOST)))
+        for _ in range(8):
+            share = min(max(above / (above - below), 0.02), 0.98)
+            middle = low + share * (high - low)
+            value = excess(middle)
+            if value > 0:
+                low, above = middle, value
+            else:
+                high, below = middle, value
+            if abs(value) < TOLERANCE:
+                return math.exp(middle)
+        return math.exp(high)
+
+
+def _bracket(excess: Callable[[float], float], start: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two points with their excess, above 0 at the first and not at the second, from growing strides."""
+    here, stride = (start, excess(start)), 0.1
+    while True:
+        up = here[1] > 0
+        there = here[0] + (stride if up else -stride)
+        if not math.log(LEAST) < there < math.log(MOST):
+            raise ValueError(
+                f"this budget needs a noise multiplier outside {LEAST:g}..{MOST:g}: no useful guarantee, or no useful "
+                "training; choose another epsilon or delta"
+            )
+        next_ = (there, excess(there))
+        if (next_[1] > 0) != up:
+            return (here, next_) if up else (next_, here)
+        here, stride = next_, 2 * stride
+
+
+def _certify(spent: Callable[[float], float], epsilon: float, sigma: float) -> float:
+    """The first of σ, σ·(1 + 10⁻⁴), … (rounded up) whose certified ε is within the budget."""
+    for growth in range(200):
+        candidate = _round_up(sigma * (1 + 1e-4 * growth**1.5))
+        if spent(candidate) <= epsilon:
+            return candidate
+    raise ArithmeticError(f"no noise multiplier near {sigma:g} could be certified for epsilon={epsilon:g}")
+
+
+def _round_up(value: float) -> float:
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - DIGITS)
+    return round(math.ceil(value / unit * (1 - 1e-12)) * unit, 12)

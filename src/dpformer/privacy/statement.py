@@ -1,0 +1,135 @@
+"""The privacy statement: what is promised about a run, how it is achieved, and what is not covered.
+
+It is made from public facts only (the plan and the choices), never from the data, so it may be published with the
+model. One dict, for `privacy.json`; `headline` and `words` say the same in sentences.
+"""
+
+import math
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from dpformer.privacy.accounting import epsilon_of
+from dpformer.privacy.events import Event, PoissonGaussian
+
+FORMAT = 1
+ADJACENCY = "add or remove one user with the whole history"
+NOT_COVERED = (
+    "The training loss, gradient norms, batch sizes and counts in metrics.jsonl, and curves drawn from them, are exact "
+    "statistics of the data: keep them as private as the data.",
+    "Metrics on users' own held-out items are exact statistics of the data too.",
+    "While a run is unfinished, checkpoint/ holds the keys of sampling and noise: whoever has them can take the noise "
+    "off. It is deleted when the run is done.",
+    "Each further run on the same users spends further budget, and so does choosing between runs by their results.",
+    "What the time or memory of the computation gives away, and access to the machine while it runs.",
+)
+PACKAGES = ("dpformer", "torch", "numpy", "dp-accounting", "cryptography")
+
+
+def statement(
+    events: Iterable[Event],
+    *,
+    delta: float,
+    target: float,
+    clipping: str,
+    clip_norm: float,
+    expected_batch_size: float,
+    users: int,
+    seeded: bool,
+    data: Sequence[str],
+    hashes: dict[str, str],
+) -> dict[str, Any]:
+    """The statement of a run.
+
+    Args:
+        events: every touch of the data that happened: the ledger, not the plan.
+        delta: δ of the whole.
+        target: the ε that was asked for; inf without privacy.
+        clipping: "normalize" or "clip".
+        clip_norm: C.
+        expected_batch_size: B, by which sums are divided.
+        users: N, assumed public.
+        seeded: random numbers came from a seed, so nothing is promised.
+        data: sentences on filters, vocabulary, sequences, split; nothing counted.
+        hashes: of the config, and of the data under a secret salt.
+    """
+    ledger = list(events)
+    noisy = math.isfinite(target)
+    seeded = seeded or not all(getattr(event, "private", True) for event in ledger)
+    epsilon = epsilon_of(ledger, delta) if noisy else math.inf
+    if noisy and not epsilon <= target:
+        raise ArithmeticError(f"the ledger has spent ε = {epsilon:.6g}, more than the {target:g} that was asked for")
+    training = next((event for event in ledger if isinstance(event, PoissonGaussian)), None)
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "private": noisy and not seeded,
+        "epsilon": epsilon if noisy else None,
+        "epsilon_target": target if noisy else None,
+        "delta": delta if noisy else None,
+        "unit": "user",
+        "adjacency": ADJACENCY,
+        "users": users,
+        "accountant": "privacy loss distributions (dp-accounting), all events composed jointly" if noisy else None,
+        "sampler": "Poisson" if training is not None else None,
+        "sample_rate": getattr(training, "sample_rate", None),
+        "steps": getattr(training, "steps", None),
+        "expected_batch_size": expected_batch_size if training is not None else None,
+        "noise_multiplier": getattr(training, "noise_multiplier", None),
+        "clipping": clipping if noisy and training is not None else None,
+        "clip_norm": clip_norm if noisy and training is not None else None,
+        "events": [_with_cost(event, delta) for event in ledger] if noisy else [],
+        "random_source": "seed (for tests only)" if seeded else "operating system key, AES-256-CTR",
+        "data": list(data),
+        "not_covered": list(NOT_COVERED),
+        "hashes": hashes,
+        "versions": {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()},
+    }
+    return {**facts, "headline": headline(facts), "words": words(facts)}
+
+
+def headline(facts: dict[str, Any]) -> str:
+    """One sentence on top of everything."""
+    if facts["epsilon"] is None:
+        return "NOT PRIVATE: trained without clipping and without noise; nothing is promised about any user."
+    budget = f"ε = {_figures(facts['epsilon'])}, δ = {facts['delta']:.3g}"
+    if not facts["private"]:
+        return f"NOT PRIVATE: noise for {budget} was drawn from a seed, which anybody can repeat; a run for tests."
+    return f"User-level differential privacy with {budget}, for adding or removing one user with the whole history."
+
+
+def words(facts: dict[str, Any]) -> list[str]:
+    """The statement for a reader without mathematics, a sentence or two a point."""
+    if facts["epsilon"] is None:
+        return [facts.get("headline") or headline(facts)]
+    factor = math.exp(facts["epsilon"])
+    sentences = [
+        "One user is one person's whole history in the data.",
+        "Whatever is done with the released model, now or later, its outcome has nearly the same probability whether "
+        f"or not a given user's history was used: the two probabilities differ by a factor of at most {factor:.3g} "
+        f"(e to the power ε), apart from an event of probability at most {facts['delta']:.2g} (δ).",
+    ]
+    if facts["steps"]:
+        sentences.append(
+            f"Training took {facts['steps']:,} steps. In each, every user took part independently with probability "
+            f"{facts['sample_rate']:.4g}; what one user could add was bounded by {facts['clip_norm']:g}, and random "
+            f"noise of deviation {facts['noise_multiplier'] * facts['clip_norm']:.4g} was added to the sum."
+        )
+    for event in facts["events"]:
+        if event["kind"] == "gaussian":
+            sentences.append(
+                f"Besides, the data was touched for: {event['label'] or 'a release'} (noise multiplier "
+                f"{event['noise_multiplier']:.4g}, alone ε = {event['epsilon_alone']:.3g}); the ε above includes it."
+            )
+    if not facts["private"]:
+        sentences.insert(0, "The random numbers of this run came from a seed, so none of this is promised.")
+    return sentences
+
+
+def _with_cost(event: Event, delta: float) -> dict[str, Any]:
+    return {**event.to_dict(), "epsilon_alone": epsilon_of([event], delta)}
+
+
+def _figures(epsilon: float) -> str:
+    """ε to three decimals, rounded up: never less than what was spent."""
+    return f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"

@@ -1,0 +1,220 @@
+"""The noisy step: noise on the sum, once; divide by the expected batch size; then any torch optimizer."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, whole
+from dpformer.privacy.events import PoissonGaussian
+from dpformer.privacy.noise import NoiseAhead, SecureRandom, public_grid
+
+SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
+
+
+class PrivateOptimizer(torch.optim.Optimizer):
+    """Any torch optimizer, on the noisy mean of clipped gradients.
+
+    A step releases, for every trainable parameter and once per logical batch, however many parts it was computed in,
+
+        ĝ = (Σ_{u in batch} c_u·g_u + σ·C·N(0, I)) / B
+
+    and hands it to the inner optimizer as `p.grad`. Before, `p.grad` must hold the *sum* of the users' clipped
+    gradients, each of norm at most C over all parameters together (`PhantomClipping` does this); None counts as zero.
+    B is the *expected* batch size, public and in general no whole number: the realised one is private. An empty batch
+    is a normal step.
+
+    | here | paper |
+    | --- | --- |
+    | `noise_multiplier` | σ_dp |
+    | `clip_norm` | C |
+    | `expected_batch_size` | B |
+
+    The noise of a step is a function of a secret key, the step, `context`, the arguments here and the weights at which
+    the gradient was taken. So a run that is resumed repeats its noise exactly; and one that is resumed with anything
+    changed that reached the weights, or under another `context`, gets other noise (noise that is used twice with
+    different data can be subtracted). Sum and noise are added in float64 and rounded to a public grid (`public_grid`).
+
+    Args:
+        inner: the optimizer to step; its parameter groups and state stay its own.
+        noise_multiplier: σ; 0 means no noise and no privacy, and is marked so.
+        clip_norm: C, what one user's contribution is bounded by.
+        expected_batch_size: B = q·n.
+        context: names the data and the configuration, such as a hash: put in what a resumed run must agree on.
+        key: 32 secret bytes, to share between processes that step alike; by default new ones.
+        seed: for tests only: marks the noise as not private.
+    """
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        *,
+        noise_multiplier: float,
+        clip_norm: float,
+        expected_batch_size: float,
+        context: str = "",
+        key: bytes | None = None,
+        seed: int | None = None,
+    ) -> None:
+        # Not super().__init__: parameter groups, state and hooks are those of the inner optimizer.
+        if isinstance(inner, PrivateOptimizer):
+            raise ValueError("the inner optimizer is private already: noise would be added twice")
+        self.inner = inner
+        self.noise_multiplier = not_negative("noise_multiplier", noise_multiplier)
+        self.clip_norm = positive("clip_norm", clip_norm)
+        self.expected_batch_size = positive("expected_batch_size", expected_batch_size)
+        self.steps = 0
+        facts = [
+            type(inner).__qualname__,
+            repr(sorted(inner.defaults.items())),
+            *map(str, map(self.__dict__.get, SAVED)),
+        ]
+        self._random = SecureRandom("noise of the step", key=key, seed=seed).within(repr(facts)).within(context)
+        self._ahead = NoiseAhead()
+
+    # The step.
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Adds the noise, divides, steps the inner optimizer, counts. Nothing happens if a gradient is refused."""
+        if closure is not None:
+            raise ValueError("a private step takes no closure: evaluating it again would release the gradient again")
+        parameters = self._parameters()
+        for parameter in parameters:
+            self._check(parameter)
+        for parameter, noise in zip(parameters, self._noise(parameters), strict=True):
+            self._release(parameter, noise)
+        self.inner.step()
+        self.steps += 1
+        if self.noise_multiplier:
+            self._ahead.prepare(self._address(parameters), self.steps, [p.numel() for p in parameters])
+
+    def _parameters(self) -> list[Tensor]:
+        """What the inner optimizer can move."""
+        every = [parameter for group in self.param_groups for parameter in group["params"]]
+        return [parameter for parameter in every if parameter.requires_grad or parameter.grad is not None]
+
+    def _check(self, parameter: Tensor) -> None:
+        shape, gradient = tuple(parameter.shape), parameter.grad
+        if parameter.is_complex():
+            raise ValueError(f"a parameter of shape {shape} is complex; noise is defined for real ones only")
+        if gradient is None:
+            return
+        bound = getattr(gradient, "sensitivity", 0.0)
+        if bound > self.clip_norm:
+            raise ValueError(
+                f"gradients were clipped to {bound}, but the noise is for clip_norm={self.clip_norm}: use the same"
+            )
+        if not bool(torch.isfinite(gradient).all()):
+            raise ValueError(
+                f"the gradient of a parameter of shape {shape} is not finite; a user who is not finite must be left "
+                "out of the sum (PhantomClipping does so)"
+            )
+
+    def _noise(self, parameters: list[Tensor]) -> list[Tensor | None]:
+        if not self.noise_multiplier:
+            return [None] * len(parameters)
+        arrays = self._ahead.take(self._address(parameters), self.steps, [p.numel() for p in parameters])
+        return [torch.from_numpy(array).view(p.shape) for array, p in zip(arrays, parameters, strict=True)]
+
+    def _address(self, parameters: list[Tensor]) -> SecureRandom:
+        """The noise to be added at these weights."""
+        digest = hashlib.sha256()
+        for parameter in parameters:
+            data = parameter.detach().cpu().contiguous()
+            digest.update(repr((data.dtype, tuple(data.shape))).encode())
+            digest.update(data.flatten().view(torch.uint8).numpy().data)
+        return self._random.within(digest.hexdigest())
+
+    def _release(self, parameter: Tensor, noise: Tensor | None) -> None:
+        """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division."""
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        place = "cpu" if gradient.device.type == "mps" else gradient.device  # MPS has no float64
+        total = gradient.to(place, torch.float64).to_dense()
+        if noise is not None:
+            grid = public_grid(self.noise_std)
+            total = torch.round((total + self.noise_std * noise.to(place)) / grid) * grid
+        released = (total / self.expected_batch_size).to(parameter)
+        if parameter.grad is None or parameter.grad.is_sparse:
+            parameter.grad = released
+        else:
+            parameter.grad.copy_(released)
+
+    # What can be asked.
+
+    @property
+    def noise_std(self) -> float:
+        """σ·C: the deviation of the noise on the sum."""
+        return self.noise_multiplier * self.clip_norm
+
+    @property
+    def private(self) -> bool:
+        """False with a seed or without noise."""
+        return self._random.private and self.noise_multiplier > 0
+
+    @property
+    def description(self) -> str:
+        """One sentence for privacy statements."""
+        if not self.noise_multiplier:
+            return "no noise: NOT private"
+        return (
+            f"Gaussian noise of {self.noise_multiplier:g} times the clip norm on every sum, {self._random.description}"
+        )
+
+    def event(self, sample_rate: float, label: str = "training") -> PoissonGaussian:
+        """The steps taken so far, for a `Ledger`; their batches must be Poisson samples at this rate."""
+        rate = sample_rate_of(sample_rate)
+        return PoissonGaussian(self.noise_multiplier, rate, self.steps, label=label, private=self.private)
+
+    # An optimizer in all else: the inner one's groups, state and hooks.
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.inner.add_param_group(param_group)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.inner.defaults
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not yet set
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name):g}" for name in SAVED)
+        return f"PrivateOptimizer({values})\n{self.inner!r}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("copying a private optimizer would use its noise twice; use state_dict() to resume")
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner state, the count and the secret key: keep it private. For `torch.load(weights_only=True)`."""
+        saved = {name: getattr(self, name) for name in SAVED}
+        return {"inner": self.inner.state_dict(), **saved, "steps": self.steps, "random": self._random.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where the other left off. σ, C and B must be the same: the counted steps were taken with them."""
+        expected = {"inner", "steps", "random", *SAVED}
+        if set(state) != expected:
+            raise ValueError(f"a private optimizer's state has the keys {sorted(expected)}, not {sorted(state)}")
+        for name in SAVED:
+            if state[name] != getattr(self, name):
+                raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {getattr(self, name)}")
+        steps, random = whole("steps", state["steps"], 0), self._random.with_state(state["random"])
+        self.inner.load_state_dict(state["inner"])
+        self.steps, self._random = steps, random
