@@ -2,14 +2,15 @@
 
     loss_b = Σ_u w_bu · (log Σ_m exp(⟨h_bu, E_m⟩ + β_m) − ⟨h_bu, E_y⟩ − β_y),     w_bu = 1 / (positions of user b)
 
-The residual r_u = w_u·(softmax(h_u Eᵀ + β) − onehot(y_u)) is all that the backward pass needs: ∂loss/∂h = r E and
-∂loss_b/∂E = Σ_u r_u ⊗ h_u. Only positions with a target are computed, in tiles of rows, and residuals are kept only
-while they fit `KEEP` numbers: beyond that they are computed again from log-sum-exps, so that neither
+The residual r_u = softmax(h_u Eᵀ + β) − onehot(y_u) is all that the backward pass needs: ∂loss_b/∂h_u = w_u r_u E and
+∂loss_b/∂E = Σ_u w_u r_u ⊗ h_u. Only positions with a target are computed, in tiles of rows, and residuals are kept only
+while they fit `KEEP` numbers: beyond that they are computed again, so that neither
 positions × items nor users × items × d numbers ever exist at once.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from dpformer.clipping.uses import Outer
+from dpformer.clipping.uses import Ragged
 
 TILE = 1 << 20  # numbers of one tile of logits: 4 MB of float32, about a core's share of the cache
 KEEP = 1 << 25  # residuals are kept up to this many numbers (128 MB of float32)
@@ -51,7 +52,6 @@ class HeadRows:
     target: Tensor  # (N,)
     user: Tensor  # (N,) the user of each row, ascending
     loss_weight: Tensor  # (N,) one over the user's number of positions
-    log_sum: Tensor  # (N,) log Σ_m exp(logit)
     kept: Tensor | None  # (N, M) residuals, if they fit
 
     @staticmethod
@@ -63,45 +63,48 @@ class HeadRows:
         # Half precision is for matrices of the encoder: a softmax over a vocabulary is summed in float32.
         dtype = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
         rows = hidden.detach()[valid].to(dtype)
-        log_sum = rows.new_empty(len(rows))
         loss_weight = (1.0 / counts.to(dtype))[user]
         fixed = None if bias is None else bias.detach().to(dtype)
         table = weight.detach().to(dtype)
-        return HeadRows(valid, rows, table, fixed, targets[valid], user, loss_weight, log_sum, None)
+        return HeadRows(valid, rows, table, fixed, targets[valid], user, loss_weight, None)
 
     def losses(self) -> Tensor:
         """(B,) the losses; residuals are kept on the way if they fit."""
         n, items = len(self.hidden), len(self.weight)
         if n * items <= KEEP:
             self.kept = self.hidden.new_empty(n, items)
+        tile = self.hidden.new_empty(min(n, self.tile_rows), items) if self.kept is None else self.kept
         out = self.hidden.new_zeros(len(self.valid))
         for a, b in self.tiles():
-            logits = self._logits(a, b, None if self.kept is None else self.kept[a:b])
-            torch.logsumexp(logits, 1, out=self.log_sum[a:b])
+            logits = self._logits(a, b, tile[: b - a] if self.kept is None else tile[a:b])
             picked = logits.gather(1, self.target[a:b, None])[:, 0]
-            out.index_add_(0, self.user[a:b], (self.log_sum[a:b] - picked) * self.loss_weight[a:b])
-            if self.kept is not None:
-                self._to_residual(logits, a, b)
+            log_sum = self._to_residual(logits, a, b)
+            out.index_add_(0, self.user[a:b], (log_sum - picked) * self.loss_weight[a:b])
         return out
+
+    @property
+    def tile_rows(self) -> int:
+        return max(1, TILE // max(1, len(self.weight)))
 
     def tiles(self, a: int = 0, b: int | None = None) -> Iterator[tuple[int, int]]:
         """Ranges of rows whose logits fit a tile."""
         b = len(self.hidden) if b is None else b
-        step = max(1, TILE // max(1, len(self.weight)))
-        return ((i, min(i + step, b)) for i in range(a, b, step))
+        return ((i, min(i + self.tile_rows, b)) for i in range(a, b, self.tile_rows))
 
     def residual(self, a: int, b: int) -> Tensor:
-        """(b − a, M): r_u of rows a … b−1, kept or computed again."""
+        """(b − a, M): softmax − onehot of rows a … b−1, kept or computed again. The loss weight is not in it."""
         if self.kept is not None:
             return self.kept[a:b]
-        return self._to_residual(self._logits(a, b, None), a, b)
+        logits = self._logits(a, b, None)
+        self._to_residual(logits, a, b)
+        return logits
 
-    def to_hidden(self) -> Tensor:
-        """(N, d): ∂loss_b/∂h_u = r_u E."""
+    def to_hidden(self, scale: Tensor) -> Tensor:
+        """(N, d): scale_u r_u E."""
         out = torch.empty_like(self.hidden)
         for a, b in self.tiles():
             torch.mm(self.residual(a, b), self.weight, out=out[a:b])
-        return out
+        return out.mul_(scale[:, None])
 
     def to_weight(self, scale: Tensor) -> Tensor:
         """(M, d): Σ_u scale_u r_u ⊗ h_u."""
@@ -123,10 +126,12 @@ class HeadRows:
         return logits if self.bias is None else logits.add_(self.bias)
 
     def _to_residual(self, logits: Tensor, a: int, b: int) -> Tensor:
-        """Logits become residuals in place."""
-        r = logits.sub_(self.log_sum[a:b, None]).exp_()
-        r[torch.arange(b - a, device=r.device), self.target[a:b]] -= 1
-        return r.mul_(self.loss_weight[a:b, None])
+        """Logits become softmax − onehot in place; returns their log-sum-exp, (b − a,)."""
+        largest, place = logits.max(1)
+        torch.softmax(logits, 1, out=logits)  # one row at a time, in place: a row stays in the first cache
+        log_sum = largest - logits.gather(1, place[:, None])[:, 0].log()  # the largest probability is at least 1/M
+        logits[torch.arange(b - a, device=logits.device), self.target[a:b]] -= 1
+        return log_sum
 
 
 class _SoftmaxLoss(torch.autograd.Function):
@@ -140,12 +145,13 @@ class _SoftmaxLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, scale = ctx.rows, grads[0][ctx.rows.user]
+        rows = ctx.rows
+        scale = grads[0][rows.user] * rows.loss_weight
         to_hidden = to_weight = to_bias = None
         of_hidden, of_weight, of_bias = ctx.dtypes
         if ctx.needs_input_grad[0]:
             to_hidden = rows.hidden.new_zeros(*rows.valid.shape, rows.hidden.shape[1], dtype=of_hidden)
-            to_hidden[rows.valid] = (rows.to_hidden() * scale[:, None]).to(of_hidden)
+            to_hidden[rows.valid] = rows.to_hidden(scale).to(of_hidden)
         if ctx.needs_input_grad[1]:
             to_weight = rows.to_weight(scale).to(of_weight)
         if ctx.needs_input_grad[2]:
@@ -155,18 +161,16 @@ class _SoftmaxLoss(torch.autograd.Function):
 
 @dataclass
 class HeadUse:
-    """The use of the embedding (or of the bias) by the head: an `Outer` written out for a few users at a time."""
+    """The use of the embedding (or of the bias) by the head: written out for a few users at a time."""
 
     rows: HeadRows
     grad: Tensor  # (B,) ∂(what is differentiated)/∂loss_b
     of_bias: bool
 
     def __post_init__(self) -> None:
-        users = len(self.rows.valid)
-        counts = torch.bincount(self.rows.user, minlength=users)
-        self.starts = [0, *counts.cumsum(0).tolist()]
-        self.longest = int(counts.max()) if users else 0
-        self.scale = self.grad[self.rows.user]  # (N,)
+        self.counts = torch.bincount(self.rows.user, minlength=len(self.rows.valid)).tolist()
+        self.starts = [0, *itertools.accumulate(self.counts)]
+        self.scale = self.grad[self.rows.user] * self.rows.loss_weight  # (N,)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -176,40 +180,25 @@ class HeadUse:
     @property
     def numbers_each(self) -> int:
         """Numbers that `part` makes for one user."""
-        return self.longest * len(self.rows.weight)
+        return 0 if self.rows.kept is not None else max(self.counts, default=0) * len(self.rows.weight)
 
-    def part(self, a: int, b: int) -> Outer:
-        lo, hi = self.starts[a], self.starts[b]
-        left = self.rows.residual(lo, hi)
-        right = self.scale[lo:hi, None] if self.of_bias else self.rows.hidden[lo:hi] * self.scale[lo:hi, None]
-        slots = max((self.starts[i + 1] - self.starts[i] for i in range(a, b)), default=0)
-        if (hi - lo) == slots * (b - a):
-            sizes = (b - a, slots)
-            return Outer(left.reshape(*sizes, left.shape[1]), right.reshape(*sizes, right.shape[1]), self.shape)
-        user = self.rows.user[lo:hi] - a
-        slot = torch.arange(hi - lo, device=user.device) - (
-            torch.tensor(self.starts, device=user.device)[user + a] - lo
-        )
-        return Outer(_spread(left, user, slot, b - a, slots), _spread(right, user, slot, b - a, slots), self.shape)
+    def part(self, a: int, b: int) -> Ragged:
+        rows = slice(self.starts[a], self.starts[b])
+        scale = self.scale[rows, None]
+        right = scale if self.of_bias else self.rows.hidden[rows] * scale
+        return Ragged(self.rows.residual(rows.start, rows.stop), right, self.counts[a:b], self.shape)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         scale = self.scale * c[self.rows.user]
         return self.rows.to_bias(scale) if self.of_bias else self.rows.to_weight(scale)
 
     def keep(self, users: Tensor) -> None:
-        """Forgets users: their hidden rows and their residuals become zero."""
-        row = users[self.rows.user]
-        self.scale = self.scale.masked_fill(~row, 0)
-        self.rows.hidden = self.rows.hidden.masked_fill(~row[:, None], 0)
-        self.rows.log_sum = self.rows.log_sum.masked_fill(~row, float("inf"))  # exp(logit − ∞) = 0
+        """Forgets users: hidden rows of zero have finite residuals, and a scale of zero drops them."""
+        gone = ~users[self.rows.user]
+        self.scale = self.scale.masked_fill(gone, 0)
+        self.rows.hidden = self.rows.hidden.masked_fill(gone[:, None], 0)
         if self.rows.kept is not None:
-            self.rows.kept.masked_fill_(~row[:, None], 0)
-
-
-def _spread(t: Tensor, user: Tensor, slot: Tensor, users: int, slots: int) -> Tensor:
-    out = t.new_zeros(users, slots, t.shape[1])
-    out[user, slot] = t
-    return out
+            self.rows.kept.masked_fill_(gone[:, None], 0)
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.tap import Source
-from dpformer.clipping.uses import Dense, Lookup, Outer, Use, dense_cost, gram_cost, inner
+from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner
 
 KEEP = 1 << 24  # numbers written out at a time: 64 MB of float32
 CANCELLATION = 1e-4  # below this share of the parts' own norms, a Gram norm has lost too many digits
@@ -77,7 +77,7 @@ class ParameterUses:
                 pieces.append(gram)
                 continue
             written = written_out(uses)
-            pieces.append(written.reshape(b - a, -1).square().sum(1))
+            pieces.append(torch.linalg.vector_norm(written.reshape(b - a, -1), dim=1).square())
             if b - a == users:
                 self.written = written
         return torch.cat(pieces)
@@ -104,7 +104,7 @@ class ParameterUses:
 
 def joined(uses: Sequence[Use]) -> list[Use]:
     """Uses of one kind become one; at most one of each kind remains."""
-    out: list[Use] = []
+    out: list[Use] = [u for u in uses if isinstance(u, Ragged)]
     outers = [u for u in uses if isinstance(u, Outer)]
     for width in {u.left.shape[2] for u in outers}:  # a reshaped weight has another split of the same numbers
         out.append(Outer.join([u for u in outers if u.left.shape[2] == width]))
@@ -116,12 +116,13 @@ def joined(uses: Sequence[Use]) -> list[Use]:
 
 
 def written_out(uses: Sequence[Use]) -> Tensor:
-    first, *rest = (u.dense() for u in uses)
-    if not rest:
-        return first
-    total = first.clone() if isinstance(uses[0], Dense) else first
+    """(B, *shape): the gradients of all uses together. A product is written first, the rest is added to it."""
+    first, *rest = uses
+    total = first.dense()
+    if rest and isinstance(first, Dense):
+        total = total.clone()
     for other in rest:
-        total += other
+        other.add_to(total)
     return total
 
 
@@ -144,6 +145,8 @@ def _exists(product: Tensor | None) -> Tensor:
 
 def _row_norms(use: Use) -> Tensor:
     """Σ_t ‖g_t‖²: what the norm would be if no two rows overlapped, the scale against which rounding counts."""
+    if isinstance(use, Ragged):
+        return torch.cat([_row_norms(Outer(left, right, use.shape)) for _, _, left, right in use.blocks()])
     if isinstance(use, Outer):
         return (use.left.square().sum(2) * use.right.square().sum(2)).sum(1)
     return use.grad.square().sum((1, 2))

@@ -1,14 +1,15 @@
 """The algebra of uses: what one use of a parameter contributes to each user's gradient.
 
 Indices: b user, t position (row of that user), the parameter has `shape`. A use knows three things:
-`dense(a, b)`, the gradients of users a … b−1 written out; `weighted_sum(c)` = Σ_b c_b g_b; and, for pairs of kinds
-with a closed form, the inner products ⟨g_b, g'_b⟩ without writing anything out (`inner` below).
+`dense()`, the gradients written out, (B, *shape) (`add_to` adds them to others); `weighted_sum(c)` = Σ_b c_b g_b; and,
+for pairs of kinds with a closed form, the inner products ⟨g_b, g'_b⟩ without writing anything out (`inner` below).
 
 | kind      | gradient of user b                     | from                                                     |
 | --------- | -------------------------------------- | -------------------------------------------------------- |
-| Outer     | Σ_t left_bt ⊗ right_bt                 | linear layers, matmul, convolution, the softmax head      |
+| Outer     | Σ_t left_bt ⊗ right_bt                 | linear layers, matmul, convolution                       |
+| Ragged    | the same, with unequal numbers of rows | the softmax head                                         |
 | Lookup    | Σ_t onehot(id_bt) ⊗ grad_bt            | embeddings                                               |
-| Dense     | grad_b                                 | biases, LayerNorm, positions, scales: small parameters    |
+| Dense     | grad_b                                 | biases, LayerNorm, positions, scales: small parameters   |
 
 ‖Σ_a g⁽ᵃ⁾‖² = Σ_{a,a'} ⟨g⁽ᵃ⁾, g⁽ᵃ'⟩ (errata 4), so a parameter used many times needs no special case: uses of one kind
 join (their rows are concatenated), and different kinds meet in a cross term.
@@ -16,7 +17,8 @@ join (their rows are concatenated), and different kinds meet in a cross term.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -38,6 +40,9 @@ class Outer:
     def dense(self) -> Tensor:
         return torch.bmm(self.left.mT, self.right).reshape(-1, *self.shape)
 
+    def add_to(self, out: Tensor) -> None:
+        out.view(len(out), self.left.shape[2], -1).baddbmm_(self.left.mT, self.right)
+
     def weighted_sum(self, c: Tensor) -> Tensor:
         left = (self.left * c[:, None, None]).flatten(0, 1)
         return (left.mT @ self.right.flatten(0, 1)).reshape(self.shape)
@@ -55,6 +60,45 @@ class Outer:
 
 
 @dataclass
+class Ragged:
+    """An `Outer` whose users have unequal numbers of rows, packed user by user: no padding is read or written.
+
+    Users that follow each other with equal numbers of rows are one batched product; sorted by length, they are few.
+    """
+
+    left: Tensor  # (N, Q)
+    right: Tensor  # (N, P)
+    counts: Sequence[int]  # rows of each user, N in all
+    shape: tuple[int, ...]  # (Q, P)
+
+    def runs(self) -> Iterator[tuple[int, int, int, int]]:
+        """(a, b, first row, rows each) of every stretch of users with equal numbers of rows."""
+        a = row = 0
+        for count, group in itertools.groupby(self.counts):
+            b = a + len(list(group))
+            yield a, b, row, count
+            row += (b - a) * count
+            a = b
+
+    def blocks(self) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        """(a, b, left (b−a, T, Q), right (b−a, T, P)) of every such stretch."""
+        for a, b, row, each in self.runs():
+            rows, size = slice(row, row + (b - a) * each), (b - a, each)
+            left, right = self.left[rows], self.right[rows]
+            yield a, b, left.view(*size, left.shape[1]), right.view(*size, right.shape[1])
+
+    def dense(self) -> Tensor:
+        out = self.left.new_empty(len(self.counts), self.left.shape[1], self.right.shape[1])
+        for a, b, left, right in self.blocks():
+            torch.bmm(left.mT, right, out=out[a:b])
+        return out.view(-1, *self.shape)
+
+    def add_to(self, out: Tensor) -> None:
+        for a, b, left, right in self.blocks():
+            out[a:b].view(b - a, left.shape[2], -1).baddbmm_(left.mT, right)
+
+
+@dataclass
 class Lookup:
     """g_b = Σ_t onehot(id_bt) ⊗ grad_bt: rows of a table, read by index."""
 
@@ -66,11 +110,14 @@ class Lookup:
         return Lookup(self.ids[a:b], self.grad[a:b], self.shape)
 
     def dense(self) -> Tensor:
-        users, rows = self.ids.shape[0], self.shape[0]
-        out = self.grad.new_zeros(users * rows, self.grad.shape[-1])
-        offset = torch.arange(users, device=self.ids.device)[:, None] * rows
-        out.index_add_(0, (self.ids + offset).flatten(), self.grad.flatten(0, 1))
-        return out.reshape(users, *self.shape)
+        out = self.grad.new_zeros(len(self.ids), *self.shape)
+        self.add_to(out)
+        return out
+
+    def add_to(self, out: Tensor) -> None:
+        offset = torch.arange(len(self.ids), device=self.ids.device)[:, None] * self.shape[0]
+        rows = out.view(len(out) * self.shape[0], self.grad.shape[-1])
+        rows.index_add_(0, (self.ids + offset).flatten(), self.grad.flatten(0, 1))
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         out = self.grad.new_zeros(self.shape[0], self.grad.shape[-1])
@@ -103,6 +150,9 @@ class Dense:
     def dense(self) -> Tensor:
         return self.grad
 
+    def add_to(self, out: Tensor) -> None:
+        out += self.grad
+
     def weighted_sum(self, c: Tensor) -> Tensor:
         return (c @ self.grad.reshape(len(c), -1)).reshape(self.shape)
 
@@ -114,7 +164,7 @@ class Dense:
         return uses[0] if len(uses) == 1 else Dense(torch.stack([u.grad for u in uses]).sum(0))
 
 
-Use = Outer | Lookup | Dense
+Use = Outer | Ragged | Lookup | Dense
 
 
 def inner(one: Use, other: Use) -> Tensor | None:
@@ -123,16 +173,33 @@ def inner(one: Use, other: Use) -> Tensor | None:
         return _outer_outer(one, other)
     if isinstance(one, Lookup) and isinstance(other, Lookup):
         return _lookup_lookup(one, other)
-    if isinstance(one, Lookup) and isinstance(other, Outer):
-        return _lookup_outer(one, other)
-    if isinstance(one, Outer) and isinstance(other, Lookup):
-        return _lookup_outer(other, one)
+    for first, second in ((one, other), (other, one)):
+        if isinstance(first, Lookup) and isinstance(second, Outer):
+            return _lookup_outer(first, second)
+        if isinstance(first, Ragged):
+            return _ragged(first, second)
     return None
 
 
 def _outer_outer(one: Outer, other: Outer) -> Tensor:
     """Σ_{t,u} ⟨left_t, left'_u⟩ ⟨right_t, right'_u⟩ (ghost norm, Goodfellow 2015; Li et al. 2022)."""
     return (torch.bmm(one.left, other.left.mT) * torch.bmm(one.right, other.right.mT)).sum((1, 2))
+
+
+def _ragged(ragged: Ragged, other: Use) -> Tensor | None:
+    """Stretch by stretch, as `Outer`s; None against another kind of ragged rows."""
+    parts = []
+    for a, b, left, right in ragged.blocks():
+        part = Outer(left, right, ragged.shape)
+        if other is ragged:
+            parts.append(_outer_outer(part, part))
+        elif isinstance(other, Lookup):
+            parts.append(_lookup_outer(other.part(a, b), part))
+        elif isinstance(other, Outer):
+            parts.append(_outer_outer(other.part(a, b), part))
+        else:
+            return None
+    return torch.cat(parts)
 
 
 def _lookup_lookup(one: Lookup, other: Lookup) -> Tensor:
@@ -165,24 +232,21 @@ def _lookup_outer(lookup: Lookup, outer: Outer) -> Tensor:
 
 def gram_cost(uses: Sequence[Use]) -> float:
     """Multiply-adds a user of all the inner products, or infinity where one has no closed form."""
-    cost = 0.0
-    for i, one in enumerate(uses):
-        for other in uses[i:]:
-            cost += _pair_cost(one, other)
-    return cost
+    return sum(_pair_cost(one, other) for i, one in enumerate(uses) for other in uses[i:])
 
 
 def _pair_cost(one: Use, other: Use) -> float:
-    kinds = (type(one), type(other))
-    if isinstance(one, Outer) and isinstance(other, Outer):
-        return one.left.shape[1] * other.left.shape[1] * (one.left.shape[2] + one.right.shape[2])
+    if isinstance(one, Dense) or isinstance(other, Dense):
+        return float("inf")  # a gradient that is written out already is simply added to the others
     if isinstance(one, Lookup) and isinstance(other, Lookup):
         return 4.0 * (one.grad.shape[1] + other.grad.shape[1]) * one.grad.shape[2]
-    if kinds in ((Lookup, Outer), (Outer, Lookup)):
+    if isinstance(one, Lookup) or isinstance(other, Lookup):
         lookup, outer = (one, other) if isinstance(one, Lookup) else (other, one)
-        assert isinstance(lookup, Lookup) and isinstance(outer, Outer)
-        return lookup.ids.shape[1] * outer.left.shape[1] * (lookup.grad.shape[2] + 4.0)
-    return float("inf")  # a gradient that is written out already is simply added to the others
+        assert isinstance(lookup, Lookup) and isinstance(outer, (Outer, Ragged))
+        return lookup.ids.shape[1] * rows_each(outer) * (lookup.grad.shape[2] + 4.0)
+    if isinstance(one, Ragged) and isinstance(other, Ragged) and one is not other:
+        return float("inf")
+    return rows_each(one) * rows_each(other) * float(one.left.shape[-1] + one.right.shape[-1])
 
 
 def dense_cost(uses: Sequence[Use]) -> float:
@@ -190,8 +254,15 @@ def dense_cost(uses: Sequence[Use]) -> float:
     numbers = prod(uses[0].shape)
     cost = 4.0 * numbers
     for use in uses:
-        if isinstance(use, Outer):
-            cost += use.left.shape[1] * numbers
+        if isinstance(use, (Outer, Ragged)):
+            cost += rows_each(use) * numbers
         elif isinstance(use, Lookup):
             cost += 4.0 * use.grad.shape[1] * use.grad.shape[2]
     return cost
+
+
+def rows_each(use: Outer | Ragged) -> float:
+    """Rows of a user, on average."""
+    if isinstance(use, Outer):
+        return float(use.left.shape[1])
+    return len(use.left) / max(1, len(use.counts))
