@@ -49,11 +49,11 @@ def epsilon_of(events: Iterable[Event], delta: float, accountant: str = "pld") -
     delta = delta_of(delta) - sum(event.repeats * event.failure for event in events)
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {accountant!r}")
-    composition = compose(events)
-    if delta <= 0 or any(isinstance(part, dp_accounting.NonPrivateDpEvent) for part, _ in composition):
+    if delta <= 0 or any(event.noise_multiplier == 0 for event in events):
         return math.inf
-    if not composition:
+    if not events:
         return 0.0
+    composition = compose(events)
     with quiet():
         renyi = _ask(dp_accounting.rdp.RdpAccountant(), composition, delta)
         if accountant == "rdp":

@@ -46,7 +46,7 @@ class Event:
         return replace(self, **changes)
 
     def once(self) -> "DpEvent":
-        """One repetition, for dp-accounting."""
+        """One repetition, for dp-accounting; asked only with noise, since without any ε is infinite."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,4 +120,4 @@ KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in (Gaussian, PoissonG
 def _gaussian(noise_multiplier: float) -> "DpEvent":
     import dp_accounting
 
-    return dp_accounting.GaussianDpEvent(noise_multiplier) if noise_multiplier else dp_accounting.NonPrivateDpEvent()
+    return dp_accounting.GaussianDpEvent(noise_multiplier)
