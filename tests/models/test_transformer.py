@@ -124,6 +124,28 @@ def test_bad_shapes_are_named() -> None:
         ({"norm": "batch"}, "norm is 'batch'"),
         ({"activation": "tanh"}, "activation is 'tanh'"),
         ({"dim": 0}, "dim is 0"),
+        ({"reattention": "yes"}, "reattention is 'yes'"),
     ]:
         with pytest.raises(ValueError, match=message):
             Transformer(ITEMS, LENGTH, **keywords)
+
+
+class _Scores(torch.nn.Module):
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, items: Tensor, lengths: Tensor) -> Tensor:
+        return self.model.next_scores(items, lengths)
+
+
+def test_scores_can_be_exported_with_the_correction_inside() -> None:
+    torch.manual_seed(0)
+    model = Transformer(ITEMS, LENGTH, dim=8, reattention=True).eval()
+    model.set_privacy(2.0, 10, FREQUENCIES)
+    users, length = torch.export.Dim("users", max=64), torch.export.Dim("length", min=2, max=LENGTH)
+    shapes = ({0: users, 1: length}, {0: users})
+    program = torch.export.export(_Scores(model), (BATCH.items, BATCH.lengths), dynamic_shapes=shapes).module()
+    histories = [[3, 28, 0, 0, 7], [5], [], [1, 2]]
+    other = Batch.for_scores(histories, LENGTH)
+    torch.testing.assert_close(program(other.items, other.lengths), model.scores(histories))

@@ -24,6 +24,7 @@ from dpformer.reattention import moments, track
 from dpformer.reattention.attention import Variant, attention
 from dpformer.reattention.error import effective_error
 from dpformer.reattention.moments import Gaussian
+from dpformer.reattention.recording import recording
 from dpformer.reattention.track import Tracked
 
 Maps = list[Tensor]  # the attention map of each block, (B, heads, L, L)
@@ -69,7 +70,7 @@ class Transformer(SequenceModel):
         arguments = constructor_arguments(locals())
         super().__init__(num_items, max_length, dim, shared)
         self.arguments = arguments
-        _check(dim, heads, blocks, norm, activation)
+        _check(dim, heads, blocks, norm, activation, reattention)
         self.positions = nn.Embedding(max_length, dim)
         nn.init.normal_(self.positions.weight, std=0.02)
         self.dropout = nn.Dropout(dropout)
@@ -106,7 +107,7 @@ class Transformer(SequenceModel):
         mean = self.embed(items) + self.positions(places)  # (B, L, d)
         if not self.reattention:
             return Tracked(mean, None), None
-        if not torch.compiler.is_compiling() and bool(self.weight_error.isnan()):
+        if not recording() and bool(self.weight_error.isnan()):
             raise RuntimeError(
                 "Re-Attention does not know how noisy the parameters are; call model.set_privacy(...) first"
             )
@@ -235,7 +236,7 @@ class FeedForward(nn.Module):
         return track.feed_forward(self.expand, self.activation, self.contract, x, weight_var)
 
 
-def _check(dim: int, heads: int, blocks: int, norm: str, activation: str) -> None:
+def _check(dim: int, heads: int, blocks: int, norm: str, activation: str, reattention: bool | str) -> None:
     if heads < 1 or dim % heads:
         raise ValueError(f"heads is {heads}; it must divide dim, which is {dim}")
     if blocks < 1:
@@ -244,3 +245,5 @@ def _check(dim: int, heads: int, blocks: int, norm: str, activation: str) -> Non
         raise ValueError(f"norm is {norm!r}; it must be 'post' or 'pre'")
     if activation not in track.ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}; it must be one of {', '.join(track.ACTIVATIONS)}")
+    if reattention not in (False, True, "renormalised", "literal"):
+        raise ValueError(f"reattention is {reattention!r}; it must be False, True, 'renormalised' or 'literal'")
