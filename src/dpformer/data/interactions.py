@@ -16,7 +16,7 @@ import numpy as np
 from dpformer.data.tables import Table, is_parquet, open_table, plain
 from dpformer.errors import DpformerError
 
-BLOCK = 1 << 16  # rows held as Python objects at a time
+BLOCK = 1 << 10  # rows held as Python objects at a time: few enough for the cache of a processor
 
 # In order of preference; compared without case and punctuation.
 COLUMN_NAMES = {
@@ -134,7 +134,7 @@ def read_table(table: Table, columns: Columns, ratings: bool, path: Path) -> Int
     parts: dict[str, list[np.ndarray]] = {role: [] for role in keys}
     start = table.start
     while block := list(islice(table.rows, BLOCK)):
-        check_shape(block, table, keys, start, path)
+        block = check_shape(block, table, keys, start, path)
         for role, key in keys.items():
             values = list(map(itemgetter(key), block))
             if role in ("user", "item"):
@@ -207,20 +207,24 @@ def _is_number(field: str) -> bool:
     return True
 
 
-def check_shape(block: list[Any], table: Table, keys: dict[str, Any], start: int, path: Path) -> None:
-    """Every row of a block has the columns that are read."""
+def check_shape(block: list[Any], table: Table, keys: dict[str, Any], start: int, path: Path) -> list[Any]:
+    """The rows of a block, lines of spaces left out; every row has the columns that are read."""
     if isinstance(block[0], dict):
         for key in keys.values():
             bad = next((row for row, fields in enumerate(block) if key not in fields), None)
             if bad is not None:
                 raise DpformerError(f"{path}, row {start + bad} has no {key!r}")
-        return
+        return block
     width = len(table.keys)
-    if set(map(len, block)) != {width}:
+    if set(map(len, block)) == {width}:
+        return block
+    block = [row for row in block if "".join(row).strip() or len(row) > 1]
+    if not set(map(len, block)) <= {width}:
         bad = next(row for row, fields in enumerate(block) if len(fields) != width)
         raise DpformerError(
             f"{path}, row {start + bad} has {len(block[bad])} fields where the first has {width}: {_shown(block[bad])}"
         )
+    return block
 
 
 def _encode(values: list[Any], codes: Codes, role: str, start: int, path: Path) -> np.ndarray:

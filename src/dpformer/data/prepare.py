@@ -75,7 +75,8 @@ def prepare(
         normal: draws standard normal noise for a `PrivateVocabulary`; by default from the secure source.
     """
     filters = filters or Filters()
-    if filters.min_item_actions > 1 and vocabulary is not None:
+    assumed = vocabulary is None or (isinstance(vocabulary, Vocabulary) and vocabulary.policy == "assumed-public")
+    if filters.min_item_actions > 1 and not assumed:
         raise DpformerError(
             f"min_item_actions={filters.min_item_actions} counts items over users, so one user can change what others "
             "train on; that is allowed only with a vocabulary assumed public: leave it out"
@@ -175,7 +176,7 @@ def _release(
     users: np.ndarray, items: np.ndarray, wanted: PrivateVocabulary, normal: Callable[[int], np.ndarray] | None
 ) -> SparseHistogram:
     if normal is None:
-        from dpformer.privacy.noise import SecureNoise
+        from dpformer.privacy import SecureNoise
 
         normal = SecureNoise().normal
     try:

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpformer.privacy.randomness import public_grid
+
 
 @dataclass(frozen=True)
 class SparseHistogram:
@@ -104,7 +106,9 @@ def sparse_histogram(
     counts = np.bincount(items[rows], weights=1 / np.sqrt(lengths[users[rows]]))
     occurring = np.flatnonzero(counts)
     noisy = counts[occurring] + noise_multiplier * np.asarray(normal(len(occurring)), dtype=np.float64)
-    released = noisy > threshold
+    step = public_grid(noise_multiplier)  # the last bits of a float would tell what was added
+    noisy = np.round(noisy / step) * step
+    released = noisy > threshold + step  # so that rounding lifts nothing over the threshold
     return SparseHistogram(
         items=occurring[released],
         counts=noisy[released],

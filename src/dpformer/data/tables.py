@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
@@ -82,8 +83,8 @@ def open_table(path: Path, encoding: str, known_names: frozenset[str]) -> Iterat
     """Opens a text file; a first row that holds a name out of `known_names` is its header."""
     kind = text_format(path)
     try:
-        with path.open(encoding=encoding, newline="" if len(kind) == 1 else None) as file:
-            lines = _short_lines(file, path)
+        with path.open(encoding=encoding) as file:
+            lines = chain.from_iterable(_pieces(file, path))
             yield _objects(lines, path) if kind == "jsonl" else _fields(lines, kind, path, known_names)
     except OSError as error:
         raise DpformerError(f"{path} cannot be read: {error}") from None
@@ -96,11 +97,16 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _short_lines(file: TextIO, path: Path) -> Iterator[str]:
-    while line := file.readline(MAX_LINE):
-        if len(line) == MAX_LINE:
+def _pieces(file: TextIO, path: Path) -> Iterator[StringIO]:
+    """The file in pieces of whole lines: as fast as the file itself, and one endless line is not read whole."""
+    rest = ""
+    while piece := file.read(MAX_LINE):
+        whole, newline, piece = (rest + piece).rpartition("\n")
+        yield StringIO(whole + newline)
+        rest = piece
+        if len(rest) >= MAX_LINE:
             raise DpformerError(f"{path} has a line of more than {MAX_LINE:,} characters: it is not a table")
-        yield line
+    yield StringIO(rest)
 
 
 def _fields(lines: Iterator[str], kind: str, path: Path, known_names: frozenset[str]) -> Table:
@@ -112,8 +118,8 @@ def _fields(lines: Iterator[str], kind: str, path: Path, known_names: frozenset[
     else:
         # RecBole writes its fields bare; everybody else quotes a field that holds the delimiter.
         bare = path.suffix.lower() == ".inter"
-        rows = csv.reader(lines, delimiter=kind, quoting=csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL, strict=True)
-        rows = (row for row in rows if row and not (len(row) == 1 and not row[0].strip()))
+        parsed = csv.reader(lines, delimiter=kind, quoting=csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL, strict=True)
+        rows = filter(None, parsed)
     first = next(rows, None)
     if first is None:
         raise DpformerError(f"{path} is empty")

@@ -122,22 +122,18 @@ def read_catalog(path: str | Path, *, item_column: str | None = None, title_colu
 def _catalog(table: Table, path: Path, item_column: str | None, title_column: str | None) -> Vocabulary:
     item_key = resolve_column(table, item_column, ITEM_NAMES, path)
     title_key = resolve_column(table, title_column, TITLE_NAMES, path)
-    if (
-        item_key is None
-        and not table.named
-        and (len(table.keys) == 1 or table.format in ("plain lines", "MovieLens ::"))
-    ):
+    lines = not table.named and table.format == "plain lines"  # `id words of the title`: as many fields as it takes
+    if item_key is None and not table.named and (lines or table.format == "MovieLens ::" or len(table.keys) == 1):
         item_key, title_key = 0, 1 if len(table.keys) > 1 else None
     if item_key is None:
         raise DpformerError(
             f"{path} has no column 'item_id' (it has {', '.join(table.keys)}); name it with --catalog-item"
         )
-    lines = not table.named and table.format == "plain lines"  # `id words of the title`: as many fields as it takes
+    keys = {"item": item_key} if title_key is None else {"item": item_key, "title": title_key}
     titles: dict[str, str] = {}
     for number, row in enumerate(table.rows, start=table.start):
-        keys = {"item": item_key} if title_key is None else {"item": item_key, "title": title_key}
-        if not lines:
-            check_shape([row], table, keys, number, path)
+        if not lines and not check_shape([row], table, keys, number, path):
+            continue  # a line of spaces
         try:
             name = id_text(row[item_key])
         except ValueError as error:
