@@ -1,4 +1,7 @@
-"""What the privacy statement has to say about the data: the choices made before training, in sentences."""
+"""What the privacy statement has to say about the data: the choices made before training, in sentences.
+
+The statement is published, so apart from N and the vocabulary, which it names as public, nothing in it is counted.
+"""
 
 from typing import Any
 
@@ -30,8 +33,7 @@ def _filters(filters: dict[str, Any]) -> list[str]:
 
 def _vocabulary(description: dict[str, Any]) -> str:
     vocabulary, size = description["vocabulary"], f"{description['items']:,} items"
-    dropped = vocabulary["interactions_dropped"]
-    left_out = f" {dropped:,} interactions with other items were left out." if dropped else ""
+    left_out = " Interactions with other items, if any, were left out."
     if vocabulary["policy"] == "catalog":
         return f"The vocabulary of {size} is a public catalogue.{left_out}"
     if vocabulary["policy"] == "dp":
@@ -50,6 +52,6 @@ def _vocabulary(description: dict[str, Any]) -> str:
 def _split(split: dict[str, Any]) -> str:
     held_out = "last two items (validation, test) are" if split["validation"] else "last item is"
     return (
-        f"Of {split['test_users']:,} users the {held_out} held out; {split['train_only_users']:,} users with "
-        "fewer than 3 items train only. Metrics on held-out items are not covered by the guarantee."
+        f"Of every user with at least 3 items the {held_out} held out; users with fewer train only. Metrics on "
+        "held-out items are not covered by the guarantee."
     )

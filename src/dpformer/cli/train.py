@@ -1,0 +1,190 @@
+"""`dpformer train [FILE]`: a log in, a run folder with a private model out. Its options are the choices of `Config`."""
+
+import inspect
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpformer.errors import DpformerError
+from dpformer.training.config import Config, section_of
+
+FLAGS = {"reattention": ["--re-attention/--no-re-attention"]}  # the others are named after their choice
+
+
+def train(
+    choices: dict[str, Any],
+    out: Annotated[Path | None, typer.Option(help="The run folder to make.", rich_help_panel="Run")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of choices.", rich_help_panel="Run")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.", rich_help_panel="Run")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan; no private data is touched.", rich_help_panel="Run")
+    ] = False,
+    users: Annotated[
+        int | None, typer.Option(min=2, help="Number of users, for --dry-run.", rich_help_panel="Run")
+    ] = None,
+    items: Annotated[
+        int | None, typer.Option(min=2, help="Number of items, for --dry-run.", rich_help_panel="Run")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Run")] = False,
+) -> None:
+    """Train a model on private sequences and write a run folder.
+
+    The model, its privacy statement and its metrics land in the folder. Without FILE the synthetic default is used.
+    """
+    given = {name: value for name, value in choices.items() if value is not None}
+    if resume is not None and (given or config or out or dry_run):
+        raise DpformerError("--resume goes on with a run as it was started: give no other options beside it")
+    if dry_run:
+        _print_plan(Config.make(config, **given), users, items, as_json)
+        return
+    if users is not None or items is not None:
+        raise DpformerError("--users and --items are for --dry-run; training counts them itself")
+    run = _run(Config.make(config, **given) if resume is None else resume, out)
+    typer.echo(json.dumps(run.statement, indent=2, ensure_ascii=False) if as_json else _summary(run))
+
+
+def _run(what: Config | Path, out: Path | None) -> Any:
+    """Trains by a config, or goes on with a run folder."""
+    quiet_threads()
+    from dpformer import training
+
+    try:
+        if isinstance(what, Path):
+            return training.resume(what)
+        return training.train(what, out or default_out(what))
+    except training.Interrupted as stopped:
+        typer.echo(f"dpformer: {stopped}", err=True)
+    except KeyboardInterrupt:
+        typer.echo("dpformer: stopped at once; what was saved before is whole", err=True)
+    raise typer.Exit(130)
+
+
+def quiet_threads() -> None:
+    """Threads that wait give the core away, which matters when others use the machine; before torch is imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def default_out(config: Config) -> Path:
+    """runs/<data>-<model>-epsilon-<ε>"""
+    data = "synthetic" if config.file is None else config.file.stem
+    return Path("runs") / f"{data}-{config.model}-epsilon-{config.epsilon:g}"
+
+
+def _summary(run: Any) -> str:
+    return "\n".join(
+        [
+            run.statement["headline"],
+            f"model      {run.folder / 'model.safetensors'}",
+            f"statement  {run.folder / 'privacy.json'}",
+            f"next       dpformer evaluate {run.folder}",
+        ]
+    )
+
+
+def _print_plan(config: Config, users: int | None, items: int | None, as_json: bool) -> None:
+    quiet_threads()
+    from dpformer.training.estimate import dry_run
+
+    facts = dry_run(config, users, items)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Plan", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _rows(facts):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    noisy = facts["epsilon"] is not None
+    rows = [
+        ("users N", f"{facts['users']:,} (public)"),
+        ("expected batch B", f"{facts['expected_batch_size']:,}"),
+        ("sample rate q", f"{facts['sample_rate']:.5g}"),
+        ("steps T", f"{facts['steps']:,}"),
+    ]
+    if noisy:
+        rows += [
+            ("ε", f"{math.ceil(facts['epsilon'] * 1e3) / 1e3:g} (asked for: {facts['epsilon_target']:g})"),
+            ("δ", f"{facts['delta']:.3g}"),
+            ("noise multiplier σ", f"{facts['noise_multiplier']:g}"),
+            ("clip norm C", f"{facts['clip_norm']:g}"),
+        ]
+        rows += [
+            (f"for {event['label']}", f"noise multiplier {event['noise_multiplier']:g}") for event in facts["others"]
+        ]
+    if not facts["private"]:
+        rows.append(
+            ("NOT PRIVATE", "noise comes from a seed" if noisy else "no clipping and no noise (epsilon is inf)")
+        )
+    estimate = facts["estimate"]
+    if estimate is None:
+        return [*rows, ("time, memory", "not known: give --items, or --catalog")]
+    return [
+        *rows,
+        ("parameters", f"{estimate['parameters']:,}"),
+        ("time", f"at most {estimate['seconds'] / 60:,.1f} min, if every user fills --max-length"),
+        ("memory", f"about {estimate['memory'] / 2**30:.1f} GiB"),
+    ]
+
+
+# The options are made from the choices, so that both have one definition.
+
+
+def with_choices(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with one option for each choice of `Config`, given to it as one dict."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "choices"]
+    chosen = [_parameter(name) for name in Config.model_fields]
+    first = [p for p in chosen if p.name == "file"]
+
+    def run(**values: Any) -> None:
+        choices = {name: values.pop(name) for name in Config.model_fields}
+        command(choices, **values)
+
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=p.KEYWORD_ONLY) for p in (*first, *own, *(p for p in chosen if p.name != "file"))]
+    )
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    return run
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    field = Config.model_fields[name]
+    if name == "file":
+        argument = typer.Argument(help=field.description, show_default=False)
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, argument]
+        )
+    flag = FLAGS.get(name, [])
+    shown = False if field.default is None or isinstance(field.default, bool) else str(field.default)
+    option = typer.Option(*flag, help=_help(name), show_default=shown, rich_help_panel=section_of(name))
+    kind: Any = _plain(field.annotation) | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def _help(name: str) -> str:
+    field = Config.model_fields[name]
+    return f"{field.description}" + (" (on)" if field.default is True else "")
+
+
+def _plain(annotation: Any) -> Any:
+    """The type of an option: without None, and without bounds, which `Config` checks."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        (kind,) = [part for part in typing.get_args(annotation) if part is not types.NoneType]
+        return _plain(kind)
+    if origin is Annotated:
+        return _plain(typing.get_args(annotation)[0])
+    return str if origin is typing.Literal else annotation

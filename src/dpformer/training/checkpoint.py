@@ -1,0 +1,131 @@
+"""Checkpoints: all that a run needs to go on bit for bit, in one file that is replaced whole. No pickle.
+
+One safetensors file: the tensors of the state, and in its header, as JSON, everything else (counters, keys, and the
+names under which tensors stand), who wrote it, and a digest. It holds the keys of sampling and noise: with them the
+noise can be taken off again, so it is private, and deleted when the run is done.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import dpformer
+from dpformer.errors import DpformerError
+from dpformer.files import replacing
+
+FORMAT = 1
+
+
+def save_checkpoint(path: Path, state: dict[str, Any], *, config: str, data: str) -> None:
+    """Replaces the checkpoint in one step; after an error the former one is still there, whole.
+
+    Args:
+        path: the file.
+        state: nested dicts, lists, tuples of tensors, numbers, texts, bytes and None.
+        config: hash of the config, which a resuming run must have too.
+        data: hash of the data, likewise.
+    """
+    tensors: dict[str, Tensor] = {}
+    body = json.dumps({"identity": _identity(config, data), "state": _pack(state, tensors)})
+    header = json.dumps({"digest": _digest(body, tensors), "body": body})
+    with replacing(path) as part:
+        part.touch(mode=0o600)
+        try:
+            save_file(tensors, part, {"dpformer-checkpoint": header})
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
+
+
+def load_checkpoint(path: Path, *, config: str, data: str | None = None) -> dict[str, Any]:
+    """The state that was saved; anything torn, altered, or from another config, data or version is refused.
+
+    `data` None leaves the check of the data for later (`check_data`): with a private vocabulary, the data cannot be
+    prepared again without the keys in here.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["dpformer-checkpoint"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if _digest(header["body"], tensors) != header["digest"]:
+            raise ValueError("its content is not as it was written")
+        body = json.loads(header["body"])
+        found, state = body["identity"], _unpack(body["state"], tensors)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DpformerError(
+            f"{path} is not a whole checkpoint of dpformer ({' '.join(str(error).split())[:200]}); "
+            "this run cannot be resumed: start it again with another --out"
+        ) from None
+    _check_identity(path, found, _identity(config, found.get("data") if data is None else data))
+    return {**state, "data": found["data"]}
+
+
+def check_data(path: Path, saved: str, found: str) -> None:
+    """The same data, or a clear refusal: going on with other data would spend the budget on two data sets."""
+    if saved != found:
+        raise DpformerError(
+            f"{path} was made with other data (split {saved[:12]}…, now {found[:12]}…); "
+            "bring the data back as it was, or start again with another --out"
+        )
+
+
+def _identity(config: str, data: str | None) -> dict[str, Any]:
+    versions = {"dpformer": dpformer.__version__, "torch": torch.__version__}
+    return {"format": FORMAT, **versions, "config": config, "data": data}
+
+
+def _check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name in ("format", "dpformer", "torch"):
+        if found.get(name) != expected[name]:
+            raise DpformerError(
+                f"{path} was made with {name} {found.get(name)}, this is {expected[name]}; resume with that version"
+            )
+    if found["config"] != expected["config"]:
+        raise DpformerError(
+            f"{path} was made with another config; restore config.toml, or start again with another --out"
+        )
+    check_data(path, found["data"], expected["data"])
+
+
+def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value as JSON; each tensor is put aside under a number. Keys of dicts keep their type."""
+    if isinstance(value, Tensor):
+        name = f"{len(tensors):06d}"
+        tensors[name] = value.detach().cpu().contiguous()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"dict": [[key, _pack(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [_pack(item, tensors) for item in value]}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a {type(value).__name__} cannot be part of a checkpoint")
+
+
+def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content].clone()  # else a view of the file
+    if kind == "dict":
+        return {key: _unpack(item, tensors) for key, item in content}
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    items = [_unpack(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _digest(body: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(body.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,241 @@
+"""The choices of a run: one flat list, from recipe, TOML file and flags, the later winning; unknown keys are refused.
+
+What is None here is decided when the public facts are known (`Config.resolve`): the resolved config is written to the
+run folder as `config.toml`, and reading that file gives the same config back.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dpformer.errors import DpformerError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Count = Annotated[int, Field(ge=1)]
+Limit = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Section = Literal["Data", "Model", "Privacy", "Training"]
+
+# A recipe is a named set of defaults. "paper": Delving into Differentially Private Transformer (ICML 2024).
+RECIPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {
+        "max_length": 200,
+        "dim": 64,
+        "heads": 1,
+        "blocks": 2,
+        "dropout": 0.2,
+        "shared": True,
+        "norm": "post",
+        "frequency_bias": False,
+        "clipping": "normalize",
+        "clip_norm": 1.0,
+        "batch_size": 1024,
+        "epochs": 100,
+        "learning_rate": 3e-3,
+        "weight_decay": 1e-5,
+        "warmup": 0.2,
+        "average": False,
+    },
+}
+
+
+def _choice(section: Section, default: Any, text: str) -> Any:
+    return Field(default, description=text, json_schema_extra={"section": section})
+
+
+class Config(BaseModel):
+    """All choices of a run. A frozen value: two equal configs on the same data and keys give the same model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    file: Path | None = _choice("Data", None, "The log to train on; without one, the synthetic default.")
+    user_column: str | None = _choice("Data", None, "Column of user ids.")
+    item_column: str | None = _choice("Data", None, "Column of item ids.")
+    timestamp_column: str | None = _choice("Data", None, "Column of timestamps.")
+    rating_column: str | None = _choice("Data", None, "Column of ratings.")
+    min_rating: float | None = _choice("Data", None, "Leave out lower ratings.")
+    min_user_actions: Limit = _choice("Data", 0, "Leave out users with fewer interactions.")
+    min_item_actions: Limit = _choice("Data", 0, "Leave out items with fewer interactions (then assumed public).")
+    catalog: Path | None = _choice("Data", None, "Public file of all items, with titles or without.")
+    drop_unknown_items: bool = _choice("Data", False, "Leave out items that the catalogue lacks.")
+    private_vocabulary: bool = _choice("Data", False, "Release the list of items with DP instead of assuming it known.")
+    max_length: Count | None = _choice("Data", None, "Items of a user to train on, the last ones (200; synthetic 50).")
+    validation: bool = _choice("Data", False, "Hold out a validation item too.")
+    cache: Path | None = _choice("Data", None, "Folder in which prepared data is kept. It is private.")
+
+    recipe: str = _choice("Model", "default", f"A named set of defaults: {', '.join(RECIPES)}.")
+    model: Literal["transformer", "gru", "lstm"] = _choice("Model", "transformer", "What is trained.")
+    dim: Count = _choice("Model", 64, "Width of embeddings and hidden states.")
+    heads: Count = _choice("Model", 1, "Attention heads.")
+    blocks: Count = _choice("Model", 2, "Transformer blocks.")
+    dropout: Share = _choice("Model", 0.2, "Dropout.")
+    norm: Literal["post", "pre"] = _choice("Model", "post", "LayerNorm after each sum, or before each layer.")
+    shared: bool = _choice("Model", True, "One matrix is input embedding and softmax weight.")
+    reattention: bool | None = _choice("Model", None, "Correct attention for noise (Transformer: on).")
+    reattention_variant: Literal["renormalised", "literal"] = _choice(
+        "Model", "renormalised", "As derived, or printed."
+    )
+    reattention_scale: NotNegative = _choice("Model", 1.0, "Scale of the effective error; 1 is the paper's.")
+    frequency_bias: bool = _choice("Model", True, "Start from the released popularity of items.")
+
+    epsilon: Annotated[float, Field(gt=0)] = _choice("Privacy", 5.0, "ε of everything together; inf: not private.")
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = _choice("Privacy", None, "δ (1 / number of users).")
+    clipping: Literal["normalize", "clip"] = _choice("Privacy", "normalize", "How each user's gradient is bounded.")
+    clip_norm: Positive = _choice("Privacy", 1.0, "C, the bound on each user's gradient.")
+    frequency_share: Share = _choice("Privacy", 0.01, "Share of the budget for item frequencies.")
+    vocabulary_share: Share = _choice("Privacy", 0.05, "Share of the budget for a private vocabulary.")
+    seed: Limit | None = _choice("Privacy", None, "Repeatable run, for tests: NOT private.")
+
+    batch_size: Count | None = _choice("Training", None, "Expected users in a batch (1024, at most a quarter).")
+    epochs: Count = _choice("Training", 100, "Expected passes over the users; fixes the number of steps.")
+    learning_rate: Positive = _choice("Training", 3e-3, "Adam's, at its highest.")
+    weight_decay: NotNegative = _choice("Training", 1e-5, "Adam's L2 penalty.")
+    warmup: Share = _choice("Training", 0.2, "Share of the steps in which the rate grows; then it falls to 0.")
+    average: bool = _choice("Training", False, "Release the average of iterates instead of the last one.")
+    evaluate_every: Limit = _choice("Training", 0, "Epochs between evaluations; 0: none. Not covered by ε.")
+    micro_batch_tokens: Count = _choice("Training", 16_384, "Positions computed at once; never changes the guarantee.")
+    threads: Count | None = _choice("Training", None, "CPU threads (all).")
+    checkpoint_seconds: NotNegative = _choice("Training", 60.0, "Time between checkpoints.")
+
+    @property
+    def private(self) -> bool:
+        """Whether noise is added at all; with a seed it is, and still nothing is promised."""
+        return math.isfinite(self.epsilon)
+
+    @property
+    def needs_frequencies(self) -> bool:
+        return self.frequency_bias or bool(self.reattention)
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        """What no single key can show. Messages are shown to users as they are."""
+        if self.model != "transformer" and self.reattention:
+            raise ValueError(f"Re-Attention needs attention, a {self.model} has none: leave it out")
+        if self.dim % self.heads:
+            raise ValueError(f"heads is {self.heads}; it must divide dim, which is {self.dim}")
+        if self.catalog is not None and self.private_vocabulary:
+            raise ValueError("catalog and private_vocabulary are both given; a catalogue is public already: choose one")
+        if self.private_vocabulary and self.private and self.delta is None:
+            raise ValueError("private_vocabulary spends part of delta before the users are counted: give delta")
+        if self.frequency_share + self.vocabulary_share * self.private_vocabulary >= 1:
+            raise ValueError("frequency_share and vocabulary_share leave nothing for training: lower them")
+        if self.private and self.reattention and not self.frequency_share:
+            raise ValueError("Re-Attention needs item frequencies: give frequency_share above 0, or --no-re-attention")
+        if self.private and self.frequency_bias and not self.frequency_share:
+            raise ValueError("frequency_bias needs item frequencies: give frequency_share above 0, or switch it off")
+        return self
+
+    # From files and flags.
+
+    @classmethod
+    def make(cls, path: Path | None = None, **flags: Any) -> Config:
+        """The config of a TOML file (if any) with flags on top, and beneath both the recipe they name."""
+        given = _read(path) if path is not None else {}
+        given.update({name: value for name, value in flags.items() if value is not None})
+        _refuse_unknown(given, path)
+        recipe = given.get("recipe", "default")
+        if recipe not in RECIPES:
+            raise DpformerError(f"recipe is {recipe!r}; it must be one of {', '.join(RECIPES)}")
+        return cls._checked({**RECIPES[recipe], **given})
+
+    def but(self, **changes: Any) -> Config:
+        """The same config with some choices changed, and checked again."""
+        return self._checked({**dict(self), **changes})
+
+    @classmethod
+    def _checked(cls, values: dict[str, Any]) -> Config:
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise DpformerError(_sentence(error)) from None
+
+    def resolve(self, *, users: int, threads: int) -> Config:
+        """The config with nothing left open, given the public number of users. Paths become absolute."""
+        batch_size = self.batch_size or max(1, min(1024, users // 4))
+        if batch_size > users:
+            raise DpformerError(f"batch_size is {batch_size:,} and there are {users:,} users: give at most that")
+        needed = self.model == "transformer" if self.reattention is None else self.reattention
+        return self.but(
+            file=self.file and self.file.resolve(),
+            catalog=self.catalog and self.catalog.resolve(),
+            cache=self.cache and self.cache.resolve(),
+            max_length=self.max_length or (50 if self.file is None else 200),
+            reattention=needed,
+            delta=self.delta or 1 / users,
+            batch_size=batch_size,
+            threads=self.threads or threads,
+        )
+
+    # To the run folder.
+
+    def to_toml(self) -> str:
+        """Every choice with its section as a comment; those that are None are left out."""
+        lines: list[str] = []
+        for section in get_args(Section):
+            chosen = {name: getattr(self, name) for name in fields_of(section)}
+            lines += ["", f"# {section}"] + [f"{n} = {_toml(v)}" for n, v in chosen.items() if v is not None]
+        return "\n".join(lines[1:]) + "\n"
+
+    def hash(self) -> str:
+        """SHA-256 of the choices."""
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in self}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def fields_of(section: Section) -> list[str]:
+    """The names of a section's choices, in order."""
+    return [name for name, field in Config.model_fields.items() if section_of(name) == section and field]
+
+
+def section_of(name: str) -> str:
+    extra = Config.model_fields[name].json_schema_extra
+    assert isinstance(extra, dict)
+    return str(extra["section"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DpformerError(f"{path} is not TOML: {error}") from None
+
+
+def _refuse_unknown(given: dict[str, Any], path: Path | None) -> None:
+    for name in given:
+        if name not in Config.model_fields:
+            near = difflib.get_close_matches(name, Config.model_fields, n=1, cutoff=0)
+            place = f" in {path}" if path is not None else ""
+            raise DpformerError(f"unknown key {name!r}{place}; the nearest valid key is {near[0]!r}")
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    if not first["loc"]:
+        return str(first["msg"]).removeprefix("Value error, ")
+    wanted = first["msg"].removeprefix("Input should be ").removeprefix("Input ")
+    return f"{first['loc'][0]} is {first['input']!r}; it must be {wanted}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # a TOML string is a JSON string

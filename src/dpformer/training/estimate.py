@@ -1,0 +1,77 @@
+"""The dry run: the plan of a config and what it will take, from public numbers only.
+
+Time and memory are measured, not guessed: one micro-batch of random histories of full length goes through the very
+code that trains. No private data is touched.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpformer.data import Dataset, read_catalog
+from dpformer.errors import DpformerError
+from dpformer.privacy import SecureRandom
+from dpformer.training.config import Config
+from dpformer.training.loop import Trainer
+from dpformer.training.plan import Plan, make_plan
+from dpformer.training.start import SYNTHETIC_ITEMS, SYNTHETIC_USERS, build_model
+
+
+def dry_run(config: Config, users: int | None = None, items: int | None = None) -> dict[str, Any]:
+    """The plan as a dict, with an estimate if the number of items is known.
+
+    Args:
+        config: the choices.
+        users: the number of users, public; that of the synthetic default is known.
+        items: the number of items, public; a catalogue tells it.
+    """
+    if config.file is None:
+        users, items = users or SYNTHETIC_USERS, items or SYNTHETIC_ITEMS
+    if users is None:
+        raise DpformerError("a dry run does not read the data, so it cannot count users: give --users N")
+    if items is None and config.catalog is not None:
+        items = len(read_catalog(config.catalog))
+    config = config.resolve(users=users, threads=torch.get_num_threads())
+    plan = make_plan(config, users)
+    epsilon = plan.epsilon if plan.noise_multiplier else None
+    facts = {**plan.to_dict(), "sample_rate": plan.sample_rate, "epsilon": epsilon}
+    return {**facts, "estimate": None if items is None else estimate(config, plan, items)}
+
+
+def estimate(config: Config, plan: Plan, items: int) -> dict[str, Any]:
+    """Parameters, seconds for all steps if every history has full length, and peak bytes of memory."""
+    assert config.max_length is not None and config.threads is not None
+    rows = min(plan.expected_batch_size, max(1, config.micro_batch_tokens // max(1, config.max_length - 1)))
+    generator = np.random.default_rng(0)
+    histories = generator.integers(0, items, (rows, config.max_length))
+    dataset = Dataset.from_histories(list(histories), items, max_length=config.max_length)
+    frequencies = torch.full((items,), min(1.0, config.max_length / items))
+    random = SecureRandom("estimate")
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model = build_model(config, plan, items, frequencies, random)
+            trainer = Trainer(config, plan, dataset, model, random)
+            trainer.measure(np.arange(rows))  # the first time includes proofs and page faults
+            seconds = trainer.measure(np.arange(rows))
+    finally:
+        torch.set_num_threads(before)
+    per_user = seconds / rows
+    data = 4 * plan.users * config.max_length
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": per_user * plan.expected_batch_size * plan.steps,
+        "memory": _peak() + data,
+    }
+
+
+def _peak() -> int:
+    """The most memory this process has held, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

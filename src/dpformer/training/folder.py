@@ -1,0 +1,146 @@
+"""The run folder: what is in it, who may write to it, and how it appears whole.
+
+config.toml         every choice
+metrics.jsonl       a line a step, and evaluations. Not covered by the guarantee
+privacy.json        the statement; with it the run is done
+model.safetensors   what may be released
+report.html         made by `dpformer report`
+checkpoint/         private: the state of an unfinished run with its keys, and the hash of the data
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dpformer.errors import DpformerError
+from dpformer.files import replacing, write_text
+
+
+class RunFolder:
+    """Paths and whole writes. Opening it changes nothing; `lock` it before writing."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.statement = self.path / "privacy.json"
+        self.model = self.path / "model.safetensors"
+        self.private = self.path / "checkpoint"
+        self.checkpoint = self.private / "state.safetensors"
+        self.data = self.private / "data.json"
+
+    @classmethod
+    def create(cls, path: str | Path, config: str) -> RunFolder:
+        """A new folder with its config, or nothing; one that is there is refused."""
+        folder = cls(path)
+        folder.refuse_existing()
+        try:
+            folder.path.parent.mkdir(parents=True, exist_ok=True)
+            part = Path(tempfile.mkdtemp(prefix=f".{folder.path.name}.", suffix=".part", dir=folder.path.parent))
+        except OSError as error:
+            raise DpformerError(f"{folder.path} cannot be made: {error.strerror}") from None
+        try:
+            part.chmod(0o755)
+            (part / folder.private.name).mkdir(mode=0o700)
+            write_text(part / folder.config.name, config)
+            os.rename(part, folder.path)
+        except OSError as error:
+            folder.refuse_existing()  # another process was first
+            raise DpformerError(f"{folder.path} cannot be made: {error.strerror}") from None
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run."""
+        folder = cls(path)
+        if not folder.config.is_file():
+            raise DpformerError(f"{folder.path} is not a run folder: it has no config.toml")
+        return folder
+
+    def refuse_existing(self) -> None:
+        if self.path.exists():
+            raise DpformerError(
+                f"{self.path} is already there: go on with --resume {self.path}, or choose another folder with --out"
+            )
+
+    @property
+    def done(self) -> bool:
+        """The statement is written last."""
+        return self.statement.is_file() and self.model.is_file()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps other processes out; the system lets go of it when this one ends, however it ends."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise DpformerError(f"another process is at work in {self.path}; wait for it, or stop it") from None
+            for part in (*self.path.glob(".*.part"), *self.private.glob(".*.part")):
+                part.unlink(missing_ok=True)  # left by a process that was killed while writing
+            yield
+
+    def write_json(self, path: Path, content: dict[str, Any]) -> None:
+        write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DpformerError(f"{path} cannot be read: {error}") from None
+        if not isinstance(content, dict):
+            raise DpformerError(f"{path} is not a JSON object")
+        return content
+
+    def forget_secrets(self) -> None:
+        """Deletes the keys and the state of a run that is done."""
+        self.checkpoint.unlink(missing_ok=True)
+
+
+class Metrics:
+    """metrics.jsonl: lines are appended; after a resume, those of steps that will be taken again are cut off."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        with replacing(path) as part:
+            part.touch(mode=0o600)  # as private as the data
+            part.write_text("".join(kept), encoding="utf-8")
+        self.file = path.open("a", encoding="utf-8")
+
+    def add(self, record: dict[str, Any]) -> None:
+        try:
+            self.file.write(json.dumps(record, allow_nan=False) + "\n")
+            self.file.flush()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.file.close()
+            raise DpformerError(f"{self.path} cannot be written: {error.strerror}") from None
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines up to the first that is not JSON: a killed process may leave half a line, a full disk too."""
+    lines: list[str] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            try:
+                json.loads(line)["step"]
+            except (ValueError, KeyError, TypeError):
+                break
+            if line.endswith("\n"):
+                lines.append(line)
+    return lines

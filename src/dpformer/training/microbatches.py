@@ -1,0 +1,28 @@
+"""Micro-batches: the users of a logical batch, sorted by length and cut where a limit of positions is reached.
+
+A cut never changes what is computed, since `p.grad` is a sum over users: it only bounds memory. Sorted, rows of a
+micro-batch have nearly the same length, and little is spent on padding.
+"""
+
+import numpy as np
+
+
+def by_length(users: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The users, the longest first (so that memory runs out at once or never), ties in the order given."""
+    return users[np.argsort(-lengths[users], kind="stable")]
+
+
+def cut(lengths: np.ndarray, tokens: int) -> list[slice]:
+    """Slices of rows, given their lengths in falling order: rows × longest row ≤ `tokens`, or one row.
+
+    >>> cut(np.array([5, 4, 2, 1, 1, 0]), 8)
+    [slice(0, 1, None), slice(1, 3, None), slice(3, 6, None)]
+    """
+    slices = []
+    start = 0
+    while start < len(lengths):
+        longest = max(1, int(lengths[start]))
+        stop = min(len(lengths), start + max(1, tokens // longest))
+        slices.append(slice(start, stop))
+        start = stop
+    return slices

@@ -1,0 +1,259 @@
+"""A run, from config to released model: start or resume, loop with checkpoints, release, statement."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpformer.data import Dataset, data_statement
+from dpformer.errors import DpformerError
+from dpformer.evaluation import evaluate, hit, ndcg
+from dpformer.evaluation.evaluate import ScoreFunction
+from dpformer.models import SequenceModel
+from dpformer.privacy import SecureRandom
+from dpformer.privacy.statement import statement
+from dpformer.training.checkpoint import check_data, load_checkpoint, save_checkpoint
+from dpformer.training.config import Config
+from dpformer.training.folder import Metrics, RunFolder
+from dpformer.training.loop import Trainer
+from dpformer.training.plan import Plan, make_plan
+from dpformer.training.progress import TrainingProgress
+from dpformer.training.release import Release, load_release, save_release
+from dpformer.training.start import build_model, item_frequencies, load_dataset
+
+
+class Interrupted(DpformerError):
+    """Ctrl-C or SIGTERM; the state is saved."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+    config: Config
+    statement: dict[str, Any]
+
+    @cached_property
+    def release(self) -> Release:
+        """The model with its vocabulary and metadata."""
+        return load_release(self.folder / "model.safetensors")
+
+
+def train(config: Config, out: str | Path) -> Run:
+    """Trains a model and writes the run folder `out`, which must not be there yet."""
+    RunFolder(out).refuse_existing()
+    random = SecureRandom("run", seed=config.seed)
+    with _threads(config.threads) as threads:
+        dataset = load_dataset(config, random)
+        config = config.resolve(users=dataset.num_users, threads=threads)
+        plan = make_plan(config, dataset.num_users)
+        folder = RunFolder.create(out, config.to_toml())
+        with folder.lock():
+            return _Session(folder, config, plan, dataset, random).go()
+
+
+def resume(path: str | Path) -> Run:
+    """Goes on with an interrupted run to the model it would have made; a run that is done is left as it is."""
+    folder = RunFolder.open(path)
+    config = Config.make(folder.config)
+    with folder.lock(), _threads(config.threads):
+        if folder.done:
+            return finished(folder.path)
+        random, state = SecureRandom("run", seed=config.seed), None
+        if folder.checkpoint.exists():  # else it was stopped before the first step: nothing was released
+            state = load_checkpoint(folder.checkpoint, config=config.hash())
+            random = random.with_state(state["random"])
+        dataset = load_dataset(config, random)
+        if state is not None:
+            check_data(folder.checkpoint, state["data"], dataset.hash)
+        plan = make_plan(config, dataset.num_users) if state is None else Plan.from_dict(state["plan"])
+        return _Session(folder, config, plan, dataset, random, state).go()
+
+
+def finished(path: str | Path) -> Run:
+    """Opens a run that is done."""
+    folder = RunFolder.open(path)
+    if not folder.done:
+        raise DpformerError(f"{folder.path} is not finished; go on with: dpformer train --resume {folder.path}")
+    return Run(folder.path, Config.make(folder.config), folder.read_json(folder.statement))
+
+
+class _Session:
+    """One process at work in a run folder."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        plan: Plan,
+        dataset: Dataset,
+        random: SecureRandom,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.config, self.plan = folder, config, plan
+        self.dataset, self.random, self.resumed = dataset, random, state
+        self.frequencies = None if state is None else state["frequencies"]
+
+    def go(self) -> Run:
+        """Trains to the last step and releases."""
+        with torch.random.fork_rng(devices=[]):
+            trainer = self._trainer()
+            self._train(trainer)
+            return self._release(trainer)
+
+    def _trainer(self) -> Trainer:
+        if self.resumed is None:
+            self.frequencies = item_frequencies(self.config, self.plan, self.dataset)
+        model = build_model(self.config, self.plan, self.dataset.num_items, self.frequencies, self.random)
+        trainer = Trainer(self.config, self.plan, self.dataset, model, self.random)
+        if self.resumed is not None:
+            trainer.restore(self.resumed["trainer"])
+            return trainer
+        # Before the first step, so that no resumed run ever draws other noise for the same step.
+        self.folder.write_json(self.folder.data, {"hash": self.dataset.hash, "salt": self._salt().hex()})
+        self._save(trainer)
+        return trainer
+
+    def _train(self, trainer: Trainer) -> None:
+        metrics = Metrics(self.folder.metrics, trainer.step)
+        progress = TrainingProgress(self.plan.steps, start=trainer.step, private=self.plan.private)
+        saved = time.monotonic()
+        with _signals() as stop, progress:
+            while trainer.step < self.plan.steps:
+                record = trainer.advance()
+                metrics.add(record)
+                progress.update(record)
+                if self._evaluation_is_due(trainer):
+                    metrics.add(record := self._evaluate(trainer))
+                    progress.say(_line(record))
+                if stop.is_set() or time.monotonic() - saved >= self.config.checkpoint_seconds:
+                    self._save(trainer)
+                    saved = time.monotonic()
+                if stop.is_set():
+                    raise Interrupted(
+                        f"stopped after step {trainer.step:,} of {self.plan.steps:,}, all saved; "
+                        f"go on with: dpformer train --resume {self.folder.path}"
+                    )
+        metrics.close()
+
+    def _save(self, trainer: Trainer) -> None:
+        state = {
+            "random": self.random.state_dict(),
+            "plan": self.plan.to_dict(),
+            "frequencies": self.frequencies,
+            "trainer": trainer.state(),
+        }
+        save_checkpoint(self.folder.checkpoint, state, config=self.config.hash(), data=self.dataset.hash)
+
+    def _salt(self) -> bytes:
+        return self.random.within("salt of the hash of the data").words(4, step=0).tobytes()
+
+    # Evaluation on users' own held-out items: for the owner's eyes, and without influence on training.
+
+    def _evaluation_is_due(self, trainer: Trainer) -> bool:
+        if not self.config.evaluate_every:
+            return False
+        epoch, before = (int(step * self.plan.sample_rate + 1e-9) for step in (trainer.step, trainer.step - 1))
+        every = self.config.evaluate_every
+        return epoch // every > before // every or trainer.step == self.plan.steps
+
+    def _evaluate(self, trainer: Trainer) -> dict[str, Any]:
+        split = "validation" if self.config.validation else "test"
+        result = evaluate(_in_parts(trainer.released()), self.dataset, split=split)
+        record = {"step": trainer.step, "epoch": round(trainer.step * self.plan.sample_rate, 4), "split": split}
+        for policy, ranks in (("masked", result.masked), ("unmasked", result.unmasked)):
+            record[policy] = {"ndcg@10": float(ndcg(ranks, 10)), "hit@10": float(hit(ranks, 10))}
+        return {**record, "covered": False}
+
+    # The end.
+
+    def _release(self, trainer: Trainer) -> Run:
+        facts = self._statement(trainer)
+        model = trainer.released()
+        if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+            raise DpformerError("training has diverged: weights are not finite; lower --learning-rate and train again")
+        save_release(
+            self.folder.model,
+            model,
+            vocabulary=self.dataset.vocabulary,
+            frequencies=self.frequencies,
+            metadata={name: facts[name] for name in ("headline", "private", "epsilon", "delta", "versions")},
+        )
+        self.folder.write_json(self.folder.statement, facts)
+        self.folder.forget_secrets()
+        return Run(self.folder.path, self.config, facts)
+
+    def _statement(self, trainer: Trainer) -> dict[str, Any]:
+        data = hmac.new(self._salt(), self.dataset.hash.encode(), hashlib.sha256).hexdigest()
+        return statement(
+            trainer.ledger,
+            delta=self.plan.delta,
+            target=self.config.epsilon,
+            clipping=self.config.clipping,
+            clip_norm=self.plan.clip_norm,
+            expected_batch_size=self.plan.expected_batch_size,
+            users=self.plan.users,
+            seeded=not self.random.private,
+            data=data_statement(self.dataset.description),
+            hashes={"config": self.config.hash(), "data (salted; the salt is in checkpoint/)": data},
+        )
+
+
+def _in_parts(model: SequenceModel, users: int = 256) -> ScoreFunction:
+    """Scores of some users at a time: the attention maps of all at once would need a lot of memory."""
+
+    def score(histories: list[np.ndarray]) -> torch.Tensor:
+        return torch.cat([model.scores(histories[at : at + users]) for at in range(0, len(histories), users)])
+
+    return score
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM set the event once; a second one ends the process at once, as after a kill."""
+    stop = threading.Event()
+    former: dict[int, Any] = {}
+
+    def ask(number: int, _: Any) -> None:
+        stop.set()
+        signal.signal(number, former[number])
+
+    if threading.current_thread() is threading.main_thread():
+        former = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _threads(wanted: int | None) -> Iterator[int]:
+    """The number of threads is part of a run: another one adds numbers up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(wanted or before)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _line(record: dict[str, Any]) -> str:
+    masked = record["masked"]
+    return (
+        f"epoch {record['epoch']:g}: ndcg@10 {masked['ndcg@10']:.4f}  hit@10 {masked['hit@10']:.4f} "
+        f"on {record['split']} items, seen ones masked (not covered by ε)"
+    )
