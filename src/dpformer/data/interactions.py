@@ -142,6 +142,8 @@ def read_table(table: Table, columns: Columns, ratings: bool, path: Path) -> Int
             else:
                 parts[role].append(numbers(values, role, start, path))
         start += len(block)
+    if start == table.start:
+        raise DpformerError(f"{path} has no rows")
     return Interactions(
         users=np.concatenate(parts["user"]),
         items=np.concatenate(parts["item"]),

@@ -81,6 +81,13 @@ def last_distinct(users: np.ndarray, items: np.ndarray, max_items: int) -> np.nd
     return rows[stops - np.arange(len(rows)) <= max_items]
 
 
+def exact_counts(users: np.ndarray, items: np.ndarray, max_items: int) -> np.ndarray:
+    """Σ_u 1/√n_u over the users who keep an item, for item 0, 1, …: without noise, not to be released."""
+    rows = last_distinct(users, items, max_items)
+    lengths = np.bincount(users[rows])  # n_u; users are numbered from 0
+    return np.bincount(items[rows], weights=1 / np.sqrt(lengths[users[rows]]))
+
+
 def sparse_histogram(
     users: np.ndarray,
     items: np.ndarray,
@@ -101,9 +108,7 @@ def sparse_histogram(
         normal: draws so many standard normal numbers; a secure source, unless for a test.
     """
     threshold = threshold_for(delta, noise_multiplier, max_items)
-    rows = last_distinct(users, items, max_items)
-    lengths = np.bincount(users[rows])  # n_u; users are numbered from 0
-    counts = np.bincount(items[rows], weights=1 / np.sqrt(lengths[users[rows]]))
+    counts = exact_counts(users, items, max_items)
     occurring = np.flatnonzero(counts)
     noisy = counts[occurring] + noise_multiplier * np.asarray(normal(len(occurring)), dtype=np.float64)
     step = public_grid(noise_multiplier)  # the last bits of a float would tell what was added

@@ -142,4 +142,6 @@ def _catalog(table: Table, path: Path, item_column: str | None, title_column: st
             raise DpformerError(f"{path}, row {number}: item {name!r} is in the catalogue twice")
         title = "" if title_key is None else " ".join(row[1:]) if lines else str(row[title_key] or "")
         titles[name] = title.strip()
+    if not titles:
+        raise DpformerError(f"{path} holds no items")
     return Vocabulary(list(titles), list(titles.values()) if any(titles.values()) else None, "catalog")
