@@ -146,7 +146,7 @@ def test_items_not_in_the_catalogue(tmp_path) -> None:
     assert sequences(dataset) == {"0": ["12", "3"], "1": ["3", "7"]}
     facts = dataset.description["vocabulary"]
     assert (facts["interactions_dropped"], facts["last_items_dropped"]) == (1, 1)
-    assert "1 interactions with other items were left out" in " ".join(data_statement(dataset.description))
+    assert "Interactions with other items, if any, were left out" in " ".join(data_statement(dataset.description))
 
 
 @pytest.mark.parametrize(
@@ -185,6 +185,15 @@ def test_filters_land_in_the_statement() -> None:
         assert words in sentences
     with pytest.raises(DpformerError, match="left after the filters"):
         prepare(log, filters=Filters(min_rating=9))
+
+
+def test_statement_counts_nothing_but_users_and_items() -> None:
+    """It is published: data with the same N and items, otherwise other, must have the same sentences."""
+    catalog = Vocabulary([str(number) for number in range(13)], policy="catalog")
+    one = prepare(interactions([(0, 1, 0, 5), (0, 2, 0, 5), (0, 3, 0, 5), (1, 1, 0, 5)]), vocabulary=catalog)
+    other = prepare(interactions([(0, 1, 0, 5), (1, 2, 0, 5), (1, 1, 3, 5)]), vocabulary=catalog)
+    assert one.description["split"] != other.description["split"]
+    assert data_statement(one.description) == data_statement(other.description)
 
 
 def test_ratings_are_needed_for_their_filter(tmp_path) -> None:
