@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpformer.reattention.recording import recording
+
 Variant = Literal["renormalised", "literal"]
 
 
@@ -81,7 +83,7 @@ def attention_weights(
 
 def _no_noise(key_var: Tensor) -> bool:
     """Whether there is nothing to correct. An export cannot branch on values and keeps the correction."""
-    return not torch.compiler.is_compiling() and not bool(key_var.any())
+    return not recording() and not bool(key_var.any())
 
 
 def _allowed(q: Tensor, k: Tensor, causal: bool, key_mask: Tensor | None) -> Tensor | None:
@@ -107,4 +109,4 @@ def _added(scores: Tensor, a: Tensor, b: Tensor) -> Tensor:
     shape = (*a.shape[:-1], b.shape[-2])
     if scores.ndim > 2:
         scores = scores.expand(shape).flatten(0, 1)
-    return torch.baddbmm(scores, a.flatten(0, 1), b.flatten(0, 1).mT).unflatten(0, shape[:2])
+    return torch.baddbmm(scores, a.flatten(0, 1), b.flatten(0, 1).mT).view(shape)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dpformer.reattention import activations, moments
 from dpformer.reattention.moments import Gaussian
+from dpformer.reattention.recording import recording
 
 
 class Tracked(NamedTuple):
@@ -100,7 +101,7 @@ def _rowwise(rule: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     A rule makes a dozen intermediate tensors: in tiles they stay in the cache, in whole each costs fresh memory. All
     tensors here are detached, so Phantom Clipping's watch over each torch function is spared the many small ones.
     """
-    if torch.compiler.is_compiling():  # an export records no loop over positions
+    if recording():  # an export records no loop over positions
         return rule(*tensors)
     with torch.no_grad(), torch._C.DisableTorchFunction():
         leading = tensors[0].shape[:-1]
