@@ -353,14 +353,14 @@ def test_a_missing_cross_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_wrong_lookup_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeated items taken for different ones."""
     monkeypatch.setattr(norms_module, "dense_cost", lambda uses: float("inf"))
-    monkeypatch.setattr(uses_module, "_lookup_lookup", lambda one, other: one.grad.square().sum((1, 2)))
+    monkeypatch.setattr(uses_module, "_lookup_squared", lambda use: use.grad.square().sum((1, 2)))
     model, _ = small()
     with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
         engine(model, (torch.full((B, T), 3),), dp.normalize(1.0))
 
 
 def test_a_wrong_sum_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norms_module.ParameterUses, "weighted_sum", lambda self, c: torch.zeros_like(self.parameter))
+    monkeypatch.setattr(norms_module.ParameterUses, "add_sum", lambda self, c, out: None)
     model, x = small()
     with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
         engine(model, (x,), dp.normalize(1.0))

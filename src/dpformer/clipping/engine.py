@@ -151,7 +151,7 @@ class PhantomClipping:
         factors = torch.where(finite, clip(torch.where(finite, norms, 0)), 0).to(norms.dtype)
         self._check_bound(factors, torch.where(finite, norms, 0), clip)
         for group in groups:
-            self._accumulate(group.parameter, group.weighted_sum(factors), clip)
+            self._accumulate(group, factors, clip)
 
     @staticmethod
     def _check_bound(factors: Tensor, norms: Tensor, clip: ClipFunction) -> None:
@@ -162,12 +162,14 @@ class PhantomClipping:
             )
 
     @staticmethod
-    def _accumulate(parameter: Tensor, total: Tensor, clip: ClipFunction) -> None:
-        total = total.to(parameter.dtype)
+    def _accumulate(group: ParameterUses, factors: Tensor, clip: ClipFunction) -> None:
+        parameter = group.parameter
         bound = max(getattr(parameter.grad, "sensitivity", 0.0), getattr(clip, "clip_norm", 0.0))
         if parameter.grad is None:
-            parameter.grad = total
+            parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        if parameter.dtype == factors.dtype and parameter.grad.is_contiguous():
+            group.add_sum(factors, parameter.grad)
         else:
-            parameter.grad += total
+            parameter.grad += group.weighted_sum(factors).to(parameter.dtype)
         # What one user can change in this sum: the optimiser refuses to add noise for less.
         parameter.grad.sensitivity = bound  # type: ignore[attr-defined]

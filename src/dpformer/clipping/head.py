@@ -22,6 +22,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from dpformer.clipping.uses import Ragged
 
 TILE = 1 << 20  # numbers of one tile of logits: 4 MB of float32, about a core's share of the cache
+_TINY = 1e-30  # float32 has few digits left below this
 KEEP = 1 << 25  # residuals are kept up to this many numbers (128 MB of float32)
 
 
@@ -76,62 +77,72 @@ class HeadRows:
         tile = self.hidden.new_empty(min(n, self.tile_rows), items) if self.kept is None else self.kept
         out = self.hidden.new_zeros(len(self.valid))
         for a, b in self.tiles():
-            logits = self._logits(a, b, tile[: b - a] if self.kept is None else tile[a:b])
-            picked = logits.gather(1, self.target[a:b, None])[:, 0]
-            log_sum = self._to_residual(logits, a, b)
-            out.index_add_(0, self.user[a:b], (log_sum - picked) * self.loss_weight[a:b])
+            logits = self._logits(slice(a, b), tile[: b - a] if self.kept is None else tile[a:b])
+            each = self._to_residual(logits, slice(a, b))
+            out.index_add_(0, self.user[a:b], each * self.loss_weight[a:b])
         return out
 
     @property
     def tile_rows(self) -> int:
-        return max(1, TILE // max(1, len(self.weight)))
+        return max(32, TILE // max(1, len(self.weight)))  # fewer rows would read the table more than compute with it
 
-    def tiles(self, a: int = 0, b: int | None = None) -> Iterator[tuple[int, int]]:
+    def tiles(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows whose logits fit a tile."""
-        b = len(self.hidden) if b is None else b
-        return ((i, min(i + self.tile_rows, b)) for i in range(a, b, self.tile_rows))
+        n = len(self.hidden)
+        return ((a, min(a + self.tile_rows, n)) for a in range(0, n, self.tile_rows))
 
-    def residual(self, a: int, b: int) -> Tensor:
-        """(b − a, M): softmax − onehot of rows a … b−1, kept or computed again. The loss weight is not in it."""
+    def residuals(self) -> Iterator[tuple[slice, Tensor]]:
+        """All residuals: at once if they were kept, else tile by tile."""
         if self.kept is not None:
-            return self.kept[a:b]
-        logits = self._logits(a, b, None)
-        self._to_residual(logits, a, b)
+            yield slice(0, len(self.hidden)), self.kept
+            return
+        for a, b in self.tiles():
+            yield slice(a, b), self.residual(slice(a, b))
+
+    def residual(self, rows: slice) -> Tensor:
+        """(n, M): softmax − onehot of some rows, kept or computed again. The loss weight is not in it."""
+        if self.kept is not None:
+            return self.kept[rows]
+        logits = self._logits(rows, None)
+        self._to_residual(logits, rows)
         return logits
 
     def to_hidden(self, scale: Tensor) -> Tensor:
         """(N, d): scale_u r_u E."""
         out = torch.empty_like(self.hidden)
-        for a, b in self.tiles():
-            torch.mm(self.residual(a, b), self.weight, out=out[a:b])
+        for rows, r in self.residuals():
+            torch.mm(r, self.weight, out=out[rows])
         return out.mul_(scale[:, None])
 
-    def to_weight(self, scale: Tensor) -> Tensor:
-        """(M, d): Σ_u scale_u r_u ⊗ h_u."""
+    def add_to_weight(self, scale: Tensor, out: Tensor) -> Tensor:
+        """(M, d): out += Σ_u scale_u r_u ⊗ h_u."""
         scaled = self.hidden * scale[:, None]
-        out = torch.zeros_like(self.weight)
-        for a, b in self.tiles():
-            out.addmm_(self.residual(a, b).mT, scaled[a:b])
+        for rows, r in self.residuals():
+            out.addmm_(r.mT, scaled[rows])
         return out
 
-    def to_bias(self, scale: Tensor) -> Tensor:
-        """(M,): Σ_u scale_u r_u."""
-        out = self.weight.new_zeros(len(self.weight))
-        for a, b in self.tiles():
-            out += scale[a:b] @ self.residual(a, b)
+    def add_to_bias(self, scale: Tensor, out: Tensor) -> Tensor:
+        """(M,): out += Σ_u scale_u r_u."""
+        for rows, r in self.residuals():
+            out.addmv_(r.mT, scale[rows])
         return out
 
-    def _logits(self, a: int, b: int, out: Tensor | None) -> Tensor:
-        logits = torch.mm(self.hidden[a:b], self.weight.mT, out=out)
+    def _logits(self, rows: slice | Tensor, out: Tensor | None) -> Tensor:
+        logits = torch.mm(self.hidden[rows], self.weight.mT, out=out)
         return logits if self.bias is None else logits.add_(self.bias)
 
-    def _to_residual(self, logits: Tensor, a: int, b: int) -> Tensor:
-        """Logits become softmax − onehot in place; returns their log-sum-exp, (b − a,)."""
-        largest, place = logits.max(1)
+    def _to_residual(self, logits: Tensor, rows: slice) -> Tensor:
+        """Logits become softmax − onehot in place; returns the cross-entropy of each row."""
+        target = self.target[rows, None]
         torch.softmax(logits, 1, out=logits)  # one row at a time, in place: a row stays in the first cache
-        log_sum = largest - logits.gather(1, place[:, None])[:, 0].log()  # the largest probability is at least 1/M
-        logits[torch.arange(b - a, device=logits.device), self.target[a:b]] -= 1
-        return log_sum
+        picked = logits.gather(1, target)
+        logits.scatter_add_(1, target, torch.full_like(picked, -1.0))
+        loss = -picked[:, 0].log()
+        if bool((picked < _TINY).any()):  # an underflow is not a loss of infinity
+            some = (picked[:, 0] < _TINY).nonzero()[:, 0]
+            again = self._logits(some + rows.start, None)
+            loss[some] = again.logsumexp(1) - again.gather(1, target[some])[:, 0]
+        return loss
 
 
 class _SoftmaxLoss(torch.autograd.Function):
@@ -153,9 +164,9 @@ class _SoftmaxLoss(torch.autograd.Function):
             to_hidden = rows.hidden.new_zeros(*rows.valid.shape, rows.hidden.shape[1], dtype=of_hidden)
             to_hidden[rows.valid] = rows.to_hidden(scale).to(of_hidden)
         if ctx.needs_input_grad[1]:
-            to_weight = rows.to_weight(scale).to(of_weight)
+            to_weight = rows.add_to_weight(scale, torch.zeros_like(rows.weight)).to(of_weight)
         if ctx.needs_input_grad[2]:
-            to_bias = rows.to_bias(scale).to(of_bias)
+            to_bias = rows.add_to_bias(scale, torch.zeros_like(rows.bias)).to(of_bias)
         return to_hidden, to_weight, to_bias, None
 
 
@@ -186,11 +197,14 @@ class HeadUse:
         rows = slice(self.starts[a], self.starts[b])
         scale = self.scale[rows, None]
         right = scale if self.of_bias else self.rows.hidden[rows] * scale
-        return Ragged(self.rows.residual(rows.start, rows.stop), right, self.counts[a:b], self.shape)
+        return Ragged(self.rows.residual(rows), right, self.counts[a:b], self.shape)
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def add_sum(self, c: Tensor, out: Tensor) -> None:
         scale = self.scale * c[self.rows.user]
-        return self.rows.to_bias(scale) if self.of_bias else self.rows.to_weight(scale)
+        if self.of_bias:
+            self.rows.add_to_bias(scale, out)
+        else:
+            self.rows.add_to_weight(scale, out)
 
     def keep(self, users: Tensor) -> None:
         """Forgets users: hidden rows of zero have finite residuals, and a scale of zero drops them."""

@@ -7,7 +7,7 @@ clipped sum is one weighted sum of them instead of another matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.tap import Source
-from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner
+from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner, squared
 
 KEEP = 1 << 24  # numbers written out at a time: 64 MB of float32
 CANCELLATION = 1e-4  # below this share of the parts' own norms, a Gram norm has lost too many digits
@@ -45,9 +45,11 @@ class Expression:
         grads = torch.stack([s.part(a, b).dense() for s in self.sources]).sum(0)
         return Dense(self._pull(grads, batched=True))
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        grads = torch.stack([s.weighted_sum(c) for s in self.sources]).sum(0)
-        return self._pull(grads, batched=False)
+    def add_sum(self, c: Tensor, out: Tensor) -> None:
+        grads = torch.zeros(self.z.shape, dtype=c.dtype, device=c.device)
+        for source in self.sources:
+            source.add_sum(c, grads)
+        out += self._pull(grads, batched=False)
 
     def keep(self, users: Tensor) -> None:
         for source in self.sources:
@@ -69,37 +71,47 @@ class ParameterUses:
 
     def squared_norms(self, users: int) -> Tensor:
         """(B,) ‖g_b‖² of this parameter."""
-        pieces = []
-        for a, b in self._chunks(users):
-            uses = joined([s.part(a, b) for s in self.sources])
-            gram = _squared_by_gram(uses) if gram_cost(uses) < dense_cost(uses) else None
+        made = sum(getattr(s, "numbers_each", 0) for s in self.sources)
+        if made == 0:  # nothing is computed to look at all users at once
+            gram = self._gram(self._uses(0, users))
             if gram is not None:
-                pieces.append(gram)
-                continue
-            written = written_out(uses)
-            pieces.append(torch.linalg.vector_norm(written.reshape(b - a, -1), dim=1).square())
-            if b - a == users:
-                self.written = written
-        return torch.cat(pieces)
+                return gram
+        step = max(1, KEEP // max(1, made + self.parameter.numel()))
+        pieces = [self._squared(a, min(a + step, users), users) for a in range(0, users, step)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _uses(self, a: int, b: int) -> list[Use]:
+        return joined([s.part(a, b) for s in self.sources])
+
+    @staticmethod
+    def _gram(uses: list[Use]) -> Tensor | None:
+        return _squared_by_gram(uses) if gram_cost(uses) < dense_cost(uses) else None
+
+    def _squared(self, a: int, b: int, users: int) -> Tensor:
+        uses = self._uses(a, b)
+        gram = self._gram(uses)
+        if gram is not None:
+            return gram
+        written = written_out(uses)
+        if b - a == users:
+            self.written = written
+        return torch.linalg.vector_norm(written.reshape(b - a, -1), dim=1).square()
+
+    def add_sum(self, c: Tensor, out: Tensor) -> None:
+        """out += Σ_b c_b g_b."""
+        for source in [Dense(self.written)] if self.written is not None else self.sources:
+            source.add_sum(c, out)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Σ_b c_b g_b."""
-        if self.written is not None:
-            return Dense(self.written).weighted_sum(c.to(self.written.dtype))
-        total = torch.zeros(self.parameter.shape, dtype=c.dtype, device=c.device)
-        for source in self.sources:
-            total += source.weighted_sum(c)
-        return total
+        out = torch.zeros(self.parameter.shape, dtype=c.dtype, device=c.device)
+        self.add_sum(c, out)
+        return out
 
     def keep(self, users: Tensor) -> None:
         self.written = None
         for source in self.sources:
             source.keep(users)
-
-    def _chunks(self, users: int) -> Iterator[tuple[int, int]]:
-        each = self.parameter.numel() + sum(getattr(s, "numbers_each", 0) for s in self.sources)
-        step = max(1, KEEP // max(1, each))
-        return ((a, min(a + step, users)) for a in range(0, users, step))
 
 
 def joined(uses: Sequence[Use]) -> list[Use]:
@@ -128,28 +140,15 @@ def written_out(uses: Sequence[Use]) -> Tensor:
 
 def _squared_by_gram(uses: Sequence[Use]) -> Tensor | None:
     """Σ over pairs of ⟨g⁽ᵃ⁾, g⁽ᵃ'⟩; None where large parts cancel and too few digits would be left."""
-    total = torch.stack([_exists(inner(u, u)) for u in uses]).sum(0)
-    parts = total + sum(_row_norms(u) for u in uses)
+    own = [squared(u) for u in uses]
+    total = torch.stack([whole for whole, _ in own]).sum(0)
+    parts = total + torch.stack([rows for _, rows in own]).sum(0)
     for i, one in enumerate(uses):
         for other in uses[i + 1 :]:
-            total = total + 2 * _exists(inner(one, other))
+            total = total + 2 * inner(one, other)
     if bool((total < CANCELLATION * parts).any()):
         return None
     return total
-
-
-def _exists(product: Tensor | None) -> Tensor:
-    assert product is not None  # gram_cost is infinite for a pair without a closed form
-    return product
-
-
-def _row_norms(use: Use) -> Tensor:
-    """Σ_t ‖g_t‖²: what the norm would be if no two rows overlapped, the scale against which rounding counts."""
-    if isinstance(use, Ragged):
-        return torch.cat([_row_norms(Outer(left, right, use.shape)) for _, _, left, right in use.blocks()])
-    if isinstance(use, Outer):
-        return (use.left.square().sum(2) * use.right.square().sum(2)).sum(1)
-    return use.grad.square().sum((1, 2))
 
 
 def by_parameter(pairs: Iterable[tuple[Tensor, Source]], trainable: set[int]) -> list[ParameterUses]:

@@ -1,8 +1,8 @@
 """The algebra of uses: what one use of a parameter contributes to each user's gradient.
 
 Indices: b user, t position (row of that user), the parameter has `shape`. A use knows three things:
-`dense()`, the gradients written out, (B, *shape) (`add_to` adds them to others); `weighted_sum(c)` = Σ_b c_b g_b; and,
-for pairs of kinds with a closed form, the inner products ⟨g_b, g'_b⟩ without writing anything out (`inner` below).
+`dense()`, the gradients written out, (B, *shape) (`add_to` adds them to others); `add_sum(c, out)`, out += Σ_b c_b g_b;
+and, for pairs of kinds with a closed form, the inner products ⟨g_b, g'_b⟩ without writing anything out (`inner` below).
 
 | kind      | gradient of user b                     | from                                                     |
 | --------- | -------------------------------------- | -------------------------------------------------------- |
@@ -43,9 +43,14 @@ class Outer:
     def add_to(self, out: Tensor) -> None:
         out.view(len(out), self.left.shape[2], -1).baddbmm_(self.left.mT, self.right)
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        left = (self.left * c[:, None, None]).flatten(0, 1)
-        return (left.mT @ self.right.flatten(0, 1)).reshape(self.shape)
+    def add_sum(self, c: Tensor, out: Tensor) -> None:
+        left, right = self.left.flatten(0, 1), self.right.flatten(0, 1)
+        scale = c.repeat_interleave(self.left.shape[1])[:, None]
+        if left.shape[1] < right.shape[1]:
+            left = left * scale
+        else:
+            right = right * scale
+        out.view(left.shape[1], right.shape[1]).addmm_(left.mT, right)
 
     def keep(self, users: Tensor) -> None:
         """Forgets every user that is not kept: 0·NaN is NaN, so a factor of zero would not do."""
@@ -119,10 +124,9 @@ class Lookup:
         rows = out.view(len(out) * self.shape[0], self.grad.shape[-1])
         rows.index_add_(0, (self.ids + offset).flatten(), self.grad.flatten(0, 1))
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        out = self.grad.new_zeros(self.shape[0], self.grad.shape[-1])
-        out.index_add_(0, self.ids.flatten(), (self.grad * c[:, None, None]).flatten(0, 1))
-        return out.reshape(self.shape)
+    def add_sum(self, c: Tensor, out: Tensor) -> None:
+        scaled = (self.grad * c[:, None, None]).flatten(0, 1)
+        out.view(self.shape[0], self.grad.shape[-1]).index_add_(0, self.ids.flatten(), scaled)
 
     def keep(self, users: Tensor) -> None:
         self.grad = self.grad.masked_fill(~users[:, None, None], 0)
@@ -153,8 +157,8 @@ class Dense:
     def add_to(self, out: Tensor) -> None:
         out += self.grad
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        return (c @ self.grad.reshape(len(c), -1)).reshape(self.shape)
+    def add_sum(self, c: Tensor, out: Tensor) -> None:
+        out += (c @ self.grad.reshape(len(c), -1)).reshape(self.shape)
 
     def keep(self, users: Tensor) -> None:
         self.grad = self.grad.masked_fill(~users.reshape(-1, *[1] * (self.grad.ndim - 1)), 0)
@@ -167,58 +171,45 @@ class Dense:
 Use = Outer | Ragged | Lookup | Dense
 
 
-def inner(one: Use, other: Use) -> Tensor | None:
-    """⟨g_b, g'_b⟩ for each user, shape (B,), in closed form; None where there is none."""
-    if isinstance(one, Outer) and isinstance(other, Outer):
-        return _outer_outer(one, other)
-    if isinstance(one, Lookup) and isinstance(other, Lookup):
-        return _lookup_lookup(one, other)
-    for first, second in ((one, other), (other, one)):
-        if isinstance(first, Lookup) and isinstance(second, Outer):
-            return _lookup_outer(first, second)
-        if isinstance(first, Ragged):
-            return _ragged(first, second)
-    return None
+def squared(use: Use) -> tuple[Tensor, Tensor]:
+    """(B,) ‖g_b‖² without writing g_b out, and Σ_t ‖g_bt‖²: its size if no two rows overlapped.
+
+    The second is the scale against which rounding counts: where the first is much smaller, rows have cancelled.
+    """
+    if isinstance(use, Ragged):
+        blocks = [squared(Outer(left, right, use.shape)) for _, _, left, right in use.blocks()]
+        return torch.cat([whole for whole, _ in blocks]), torch.cat([rows for _, rows in blocks])
+    if isinstance(use, Outer):  # ghost norm (Goodfellow 2015; Li et al. 2022)
+        gram = torch.bmm(use.left, use.left.mT).mul_(torch.bmm(use.right, use.right.mT))
+        return gram.sum((1, 2)), gram.diagonal(dim1=1, dim2=2).sum(1)
+    assert isinstance(use, Lookup)
+    return _lookup_squared(use), use.grad.square().sum((1, 2))
 
 
-def _outer_outer(one: Outer, other: Outer) -> Tensor:
-    """Σ_{t,u} ⟨left_t, left'_u⟩ ⟨right_t, right'_u⟩ (ghost norm, Goodfellow 2015; Li et al. 2022)."""
+def inner(one: Use, other: Use) -> Tensor:
+    """⟨g_b, g'_b⟩ of two uses for each user, shape (B,), without writing either out."""
+    if not isinstance(one, Ragged):
+        one, other = other, one
+    if isinstance(one, Ragged):
+        assert not isinstance(other, Ragged)  # two ragged uses are written out
+        parts = (inner(Outer(left, right, one.shape), other.part(a, b)) for a, b, left, right in one.blocks())
+        return torch.cat(list(parts))
+    if isinstance(one, Lookup):
+        one, other = other, one
+    assert isinstance(one, Outer)
+    if isinstance(other, Lookup):
+        return _lookup_outer(other, one)
+    assert isinstance(other, Outer)
     return (torch.bmm(one.left, other.left.mT) * torch.bmm(one.right, other.right.mT)).sum((1, 2))
 
 
-def _ragged(ragged: Ragged, other: Use) -> Tensor | None:
-    """Stretch by stretch, as `Outer`s; None against another kind of ragged rows."""
-    parts = []
-    for a, b, left, right in ragged.blocks():
-        part = Outer(left, right, ragged.shape)
-        if other is ragged:
-            parts.append(_outer_outer(part, part))
-        elif isinstance(other, Lookup):
-            parts.append(_lookup_outer(other.part(a, b), part))
-        elif isinstance(other, Outer):
-            parts.append(_outer_outer(other.part(a, b), part))
-        else:
-            return None
-    return torch.cat(parts)
-
-
-def _lookup_lookup(one: Lookup, other: Lookup) -> Tensor:
-    """Σ_{t,u} 1[id_t = id'_u] ⟨grad_t, grad'_u⟩, by summing the rows that read the same entry first."""
-    users, rows = one.ids.shape[0], one.shape[0]
-    offset = torch.arange(users, device=one.ids.device)[:, None] * rows
-    first = (one.ids + offset).flatten()
-    if one is other:
-        entries, place = torch.unique(first, return_inverse=True)
-        sums = one.grad.new_zeros(len(entries), one.grad.shape[-1]).index_add_(0, place, one.grad.flatten(0, 1))
-        products = sums.square().sum(1)
-    else:
-        both = torch.cat([first, (other.ids + offset).flatten()])
-        entries, place = torch.unique(both, return_inverse=True)
-        empty = one.grad.new_zeros(len(entries), one.grad.shape[-1])
-        ours = empty.clone().index_add_(0, place[: len(first)], one.grad.flatten(0, 1))
-        theirs = empty.index_add_(0, place[len(first) :], other.grad.flatten(0, 1))
-        products = (ours * theirs).sum(1)
-    return products.new_zeros(users).index_add_(0, entries // rows, products)
+def _lookup_squared(use: Lookup) -> Tensor:
+    """Σ_{t,u} 1[id_t = id_u] ⟨grad_t, grad_u⟩, by summing the rows that read the same entry first."""
+    users, rows = use.ids.shape[0], use.shape[0]
+    offset = torch.arange(users, device=use.ids.device)[:, None] * rows
+    entries, place = torch.unique((use.ids + offset).flatten(), return_inverse=True)
+    sums = use.grad.new_zeros(len(entries), use.grad.shape[-1]).index_add_(0, place, use.grad.flatten(0, 1))
+    return sums.new_zeros(users).index_add_(0, entries // rows, sums.square().sum(1))
 
 
 def _lookup_outer(lookup: Lookup, outer: Outer) -> Tensor:
@@ -232,20 +223,20 @@ def _lookup_outer(lookup: Lookup, outer: Outer) -> Tensor:
 
 def gram_cost(uses: Sequence[Use]) -> float:
     """Multiply-adds a user of all the inner products, or infinity where one has no closed form."""
+    if any(isinstance(use, Dense) for use in uses) or sum(isinstance(use, Ragged) for use in uses) > 1:
+        return float("inf")  # what is written out already is simply added to the others
     return sum(_pair_cost(one, other) for i, one in enumerate(uses) for other in uses[i:])
 
 
 def _pair_cost(one: Use, other: Use) -> float:
-    if isinstance(one, Dense) or isinstance(other, Dense):
-        return float("inf")  # a gradient that is written out already is simply added to the others
-    if isinstance(one, Lookup) and isinstance(other, Lookup):
-        return 4.0 * (one.grad.shape[1] + other.grad.shape[1]) * one.grad.shape[2]
-    if isinstance(one, Lookup) or isinstance(other, Lookup):
-        lookup, outer = (one, other) if isinstance(one, Lookup) else (other, one)
-        assert isinstance(lookup, Lookup) and isinstance(outer, (Outer, Ragged))
-        return lookup.ids.shape[1] * rows_each(outer) * (lookup.grad.shape[2] + 4.0)
-    if isinstance(one, Ragged) and isinstance(other, Ragged) and one is not other:
-        return float("inf")
+    if isinstance(one, Lookup):
+        one, other = other, one
+    if isinstance(one, Lookup):
+        return 8.0 * one.grad.shape[1] * one.grad.shape[2]
+    assert isinstance(one, (Outer, Ragged))
+    if isinstance(other, Lookup):
+        return rows_each(one) * other.ids.shape[1] * (other.grad.shape[2] + 4.0)
+    assert isinstance(other, (Outer, Ragged))
     return rows_each(one) * rows_each(other) * float(one.left.shape[-1] + one.right.shape[-1])
 
 

@@ -44,8 +44,8 @@ class Blocks:
         out[self.user[ours] - a, ours] = self.grad[ours]
         return Dense(out)
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        return self.grad * c[self.user].reshape(-1, *[1] * (self.grad.ndim - 1))
+    def add_sum(self, c: Tensor, out: Tensor) -> None:
+        out += self.grad * c[self.user].reshape(-1, *[1] * (self.grad.ndim - 1))
 
     def keep(self, users: Tensor) -> None:
         self.grad = self.grad.masked_fill(~users[self.user].reshape(-1, *[1] * (self.grad.ndim - 1)), 0)
