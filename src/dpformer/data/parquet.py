@@ -25,6 +25,7 @@ def open_parquet(path: Path, known_names: frozenset[str]) -> Iterator[Table]:
 
     connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
     try:
+        connection.execute("SET enable_progress_bar = false")
         yield _table(connection, path, known_names)
     except duckdb.Error as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
