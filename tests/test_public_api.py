@@ -45,5 +45,5 @@ def test_import_is_light() -> None:
 
 
 def test_help_is_light() -> None:
-    run = "import sys\nsys.argv = ['dpformer', '--help']\nfrom dpformer.cli import app\ntry:\n    app()\nexcept SystemExit:\n    pass"
+    run = "import sys\nsys.argv = ['dpformer', '--help']\nfrom dpformer.cli import app\napp(standalone_mode=False)"
     assert heavy_modules_after(run) == "[]"
