@@ -51,6 +51,12 @@ def test_catalogue(log: Path, tmp_path: Path) -> None:
     assert facts["items"] == 6 and facts["vocabulary"]["interactions_dropped"] > 0
 
 
+def test_a_name_is_no_markup(log: Path) -> None:
+    path = log.rename(log.with_name("[red]x.csv"))
+    shown = CliRunner().invoke(app, ["data", str(path)])
+    assert shown.exit_code == 0 and "[red]x.csv (CSV)" in shown.stdout
+
+
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     junk = tmp_path / "junk.csv"
     junk.write_bytes(bytes(range(256)))

@@ -151,7 +151,11 @@ def test_items_not_in_the_catalogue(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("item_id\n1\n1\n", "twice"), ("sku,name\n1,a\n", "--catalog-item"), ("a,b\n1,2\n", "--catalog-item")],
+    [
+        ("item_id\n1\n1\n", "twice"),
+        ("sku,name\n1,a\n", "no header with item_id"),
+        ("a,b\n1,2\n", "no header with item_id"),
+    ],
 )
 def test_bad_catalogues(tmp_path, text: str, sentence: str) -> None:
     path = tmp_path / "catalog.csv"

@@ -83,6 +83,15 @@ def test_parquet_of_numbers_and_instants(tmp_path: Path) -> None:
     ]
 
 
+def test_parquet_keeps_file_order(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    with duckdb.connect() as connection:
+        rows = "SELECT range % 7 AS user_id, range::DOUBLE AS item_id FROM range(60000)"
+        connection.execute(f"COPY ({rows}) TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE 2048)")
+    log = read(path)
+    assert [log.item_ids[item] for item in log.items] == [str(number) for number in range(60000)]
+
+
 def test_plain_lines_have_no_times(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("1 10\n1   11\n\n2\t10\n")
@@ -147,7 +156,7 @@ BAD = {
     "JSON array": ("log.json", b'[{"user_id": 1}]', "one object a line"),
     "ragged": ("log.csv", b"user_id,item_id\na,b\na\n", "row 3 has 1 fields"),
     "unclosed quote": ("log.csv", b'user_id,item_id\na,"b\nc,d\n', "not well-formed CSV"),
-    "column twice": ("log.csv", b"user_id,item_id,item_id\na,b,c\n", "names a column twice"),
+    "column twice": ("log.csv", b"user_id,item_id,item_id\na,b,c\n", "two columns 'item_id'"),
     "junk": ("log.csv", bytes(range(256)) * 10, "is not a text file"),
     "one endless line": ("log.csv", b"a" * (2 << 20), "is not a table"),
     "UTF-16": ("log.csv", "user_id,item_id\na,b\n".encode("utf-16"), "is not a text file"),

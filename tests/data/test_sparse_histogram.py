@@ -138,6 +138,22 @@ def test_common_items_are_kept_rare_ones_dropped_and_the_price_is_stated() -> No
     assert "released from the data with differential privacy" in " ".join(data_statement(dataset.description))
 
 
+def test_a_release_is_never_kept(tmp_path) -> None:
+    """One with the noise of a test, or of another run, must not be found again as this run's."""
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(f"{user} {item}" for user in range(80) for item in (1, 2)))
+    wanted = PrivateVocabulary(noise_multiplier=2.0, delta=1e-4)
+    prepare(path, vocabulary=wanted, normal=zeros, cache=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_noise_is_secret_by_default() -> None:
+    histories = [[item for item in range(40) if (user + item) % 2] for user in range(400)]
+    wanted = PrivateVocabulary(noise_multiplier=20.0, delta=0.4, max_items=40)
+    released = {tuple(prepare(log(histories), vocabulary=wanted).vocabulary.ids) for _ in range(5)}
+    assert len(released) > 1
+
+
 def test_nothing_common_enough_is_said() -> None:
     with pytest.raises(DpformerError, match="no item is common enough"):
         prepare(log([[1, 2], [3, 4]]), vocabulary=PrivateVocabulary(2.0, 1e-4), normal=zeros)

@@ -56,8 +56,9 @@ def _head(counts: Any) -> float:
 def _print(facts: dict[str, Any], sentences: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=f"{facts['source']} ({facts['format']})", show_header=False, title_justify="left")
+    table = Table(title=Text(f"{facts['source']} ({facts['format']})"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     for name, value in _rows(facts):

@@ -96,6 +96,8 @@ def id_text(raw: Any) -> str:
     """An id as text, spaces around it removed. ValueError when there is none."""
     if raw is None or raw != raw or isinstance(raw, list | dict):
         raise ValueError(f"{raw!r} is not an id")
+    if isinstance(raw, float) and raw.is_integer():
+        raw = int(raw)  # a table with gaps makes whole numbers floats
     name = raw.decode("utf-8", "backslashreplace") if isinstance(raw, bytes) else str(raw)
     name = name.strip()
     if not name:

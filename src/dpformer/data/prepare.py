@@ -71,7 +71,8 @@ def prepare(
         filters: what to leave out first.
         max_length: how many items of a user, the last ones, are trained on.
         validation: hold out a validation item before the test item.
-        cache: a folder in which prepared data is kept, private, and found again while the file is unchanged.
+        cache: a folder in which prepared data is kept, private, and found again while the file is unchanged. A
+            `PrivateVocabulary` is never kept: a release belongs to one run and its ledger.
         normal: draws standard normal noise for a `PrivateVocabulary`; by default from the secure source.
     """
     filters = filters or Filters()
@@ -85,7 +86,10 @@ def prepare(
         return _prepare(source, "", vocabulary, drop_unknown_items, filters, max_length, validation, normal)
     path = Path(source)
     options = (columns, vocabulary, drop_unknown_items, filters, validation)
-    folder = None if cache is None else Path(cache) / _cache_key(path, options)
+    if cache is None or isinstance(vocabulary, PrivateVocabulary):
+        folder = None
+    else:
+        folder = Path(cache) / _cache_key(path, options)
     if folder is not None and folder.exists():
         return load(folder).with_max_length(max_length)
     log = read(path, columns, ratings=filters.min_rating is not None)

@@ -128,8 +128,9 @@ def _fields(lines: Iterator[str], kind: str, path: Path, known_names: frozenset[
     names = recbole if len(recbole) == len(first) else [field.strip() for field in first]
     name = {"space": "plain lines", "::": "MovieLens ::", "\t": "TSV"}.get(kind, "CSV")
     if names is recbole or any(field in known_names or plain(field) in known_names for field in names):
-        if len(set(names)) < len(names):
-            raise DpformerError(f"{path} names a column twice: {', '.join(names)}")
+        twice = [field for place, field in enumerate(names) if field and field in names[:place]]
+        if twice:
+            raise DpformerError(f"{path} has two columns {twice[0]!r}: rename one")
         keys = {field: place for place, field in enumerate(names)}
         first = next(rows, None)
         if first is None:

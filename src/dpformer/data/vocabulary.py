@@ -127,7 +127,8 @@ def _catalog(table: Table, path: Path, item_column: str | None, title_column: st
         item_key, title_key = 0, 1 if len(table.keys) > 1 else None
     if item_key is None:
         raise DpformerError(
-            f"{path} has no column 'item_id' (it has {', '.join(table.keys)}); name it with --catalog-item"
+            f"{path} has no header with item_id (its first columns are {', '.join(list(table.keys)[:5])}); "
+            "a catalogue needs the columns item_id and, if there are titles, title"
         )
     keys = {"item": item_key} if title_key is None else {"item": item_key, "title": title_key}
     titles: dict[str, str] = {}
