@@ -116,8 +116,7 @@ class PhantomClipping:
             return
         gate = self._gate
         arrived: dict[int, Tensor] = {}
-        parameters = [p for p in self.model.parameters() if id(p) in gate.names]
-        guards = [p.register_hook(self._outside) for p in parameters]
+        guards = [p.register_hook(self._outside) for p in gate.trainable]
         gate.sink.append(arrived)
         try:
             torch.autograd.backward(losses.sum(), retain_graph=retain_graph)

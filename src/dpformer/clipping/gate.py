@@ -10,7 +10,7 @@ needs a rule (rules/). Anything without a rule is refused by name, so nothing ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -50,7 +50,8 @@ class Gate(TorchFunctionMode):
     def __init__(self, rules: dict[Any, Rule]) -> None:
         super().__init__()
         self.rules = rules
-        self.names: dict[int, str] = {}  # trainable parameters by identity
+        self.trainable: list[Tensor] = []
+        self.names: dict[int, str] = {}  # of the trainable parameters, by identity
         self.frozen: set[int] = set()  # parameters without gradient
         self.buffers: set[int] = set()
         self.taps: list[Tap] = []
@@ -61,6 +62,7 @@ class Gate(TorchFunctionMode):
     def survey(self, model: nn.Module) -> None:
         """Reads the model's parameters and buffers anew: they may have been frozen or replaced since."""
         parameters = list(model.named_parameters())
+        self.trainable = [p for _, p in parameters if p.requires_grad]
         self.names = {id(p): name for name, p in parameters if p.requires_grad}
         self.frozen = {id(p) for _, p in parameters if not p.requires_grad}
         self.buffers = {id(b) for b in model.buffers()}
@@ -85,7 +87,7 @@ class Gate(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = list(tensors_of((args, kwargs)))
+        tensors = tensors_of(*args, *kwargs.values())
         if not any(t.requires_grad for t in tensors):  # nothing trainable here: only the sort of the result matters
             return self._without_parameters(func, args, kwargs, tensors)
         managed = [t for t in tensors if self.is_managed(t)]
@@ -142,7 +144,7 @@ class Gate(TorchFunctionMode):
 
     def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:
         """A tensor that users' data is written into holds users' data from then on."""
-        written = [*tensors_of(kwargs.get("out"))]
+        written = tensors_of(kwargs.get("out"))
         if _writes_in_place(func):
             written += [a for a in args[:1] if isinstance(a, Tensor)]
         for t in written:
@@ -202,16 +204,17 @@ def label(func: Any) -> str:
     return resolve_name(func) or getattr(func, "__qualname__", str(func))
 
 
-def tensors_of(tree: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for value in tree:
-            yield from tensors_of(value)
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from tensors_of(value)
+def tensors_of(*trees: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and dicts. Every torch call passes here: plain loops, no generators."""
+    found: list[Tensor] = []
+    for tree in trees:
+        if isinstance(tree, Tensor):
+            found.append(tree)
+        elif isinstance(tree, (tuple, list)):
+            found += tensors_of(*tree)
+        elif isinstance(tree, dict) and tree:
+            found += tensors_of(*tree.values())
+    return found
 
 
 def leaves(t: Tensor) -> list[Tensor]:

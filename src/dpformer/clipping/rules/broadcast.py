@@ -75,7 +75,7 @@ def per_row(gate: Gate, func: Any, parameter: Tensor, shape: Sequence[int], data
 
 def elementwise(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Any function that broadcasts its arguments and works number by number."""
-    tensors = list(tensors_of((args, kwargs)))
+    tensors = tensors_of(args, kwargs)
     if (func in _IN_PLACE and gate.is_managed(args[0])) or "out" in kwargs:
         raise gate.refusal(next(t for t in tensors if gate.is_managed(t)), func, "build a new tensor instead")
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
