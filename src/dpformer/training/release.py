@@ -24,12 +24,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from dpformer.data import Vocabulary
 from dpformer.data.interactions import id_text
 from dpformer.errors import DpformerError
+from dpformer.evaluation import NonFiniteScores
 from dpformer.files import replacing
 
 FORMAT = 1
@@ -66,7 +67,10 @@ class Release:
 
     def index(self, ids: Iterable[Any]) -> np.ndarray:
         """Item numbers of users' own ids, (n,) int64; unknown ones are named in the error."""
-        names = [id_text(name) for name in ids]
+        try:
+            names = [id_text(name) for name in ids]
+        except ValueError as error:
+            raise DpformerError(f"a history holds what is no item id: {error}") from None
         unknown = list(dict.fromkeys(name for name in names if name not in self._numbers))
         if unknown:
             shown = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
@@ -76,6 +80,27 @@ class Release:
     def title(self, item: int) -> str:
         """An item's title, or its id where there is none."""
         return (self.titles[item] if self.titles is not None else "") or str(self.vocabulary[item])
+
+    def recommend(self, histories: Sequence[np.ndarray], k: int = 10) -> list[list[dict[str, Any]]]:
+        """For each history, of item numbers (`index`), the k best items that are not in it, or as many as there are.
+
+        An item is a dict of `item_id`, `title` where there are titles, and `score`, the model's logit.
+        """
+        with torch.no_grad():
+            scores = self.model.scores(histories)
+        if not bool(torch.isfinite(scores).all()):
+            raise NonFiniteScores("the model's scores are not finite: it has diverged in training")
+        for row, history in zip(scores, histories, strict=True):
+            row[torch.from_numpy(np.asarray(history, dtype=np.int64))] = -torch.inf
+        values, items = scores.topk(min(k, len(self.vocabulary)))
+        return [
+            [self._entry(item, value) for item, value in zip(*row, strict=True) if value > -torch.inf]
+            for row in zip(items.tolist(), values.tolist(), strict=True)
+        ]
+
+    def _entry(self, item: int, score: float) -> dict[str, Any]:
+        title = {} if self.titles is None else {"title": self.titles[item]}
+        return {"item_id": self.vocabulary[item], **title, "score": score}
 
 
 def save_release(
@@ -115,10 +140,17 @@ def save_release(
     # One key: safetensors writes several in random order, and equal runs are to give equal files.
     header = {"dpformer": json.dumps({**about, "sha256": _digest(about, tensors)}, allow_nan=False)}
     with replacing(Path(path)) as part:
-        try:
-            save_file(tensors, part, header)
-        except SafetensorError as error:  # a full disk, a folder that is not there
-            raise OSError(str(error)) from None
+        part.write_bytes(save(tensors, header))  # safetensors' own writing keeps others from reading
+
+
+def model_file(path: str | Path) -> Path:
+    """The model of a run folder, or the file itself."""
+    path = Path(path)
+    if path.is_dir():
+        if not (path / "model.safetensors").exists():
+            raise DpformerError(f"{path} holds no model.safetensors: it is no run folder, or the run is not finished")
+        return path / "model.safetensors"
+    return path
 
 
 def load_release(path: str | Path) -> Release:
