@@ -187,10 +187,9 @@ class Gate(TorchFunctionMode):
         self, func: Any, managed: list[Tensor], replay: Callable[..., Tensor], build: Build, out: Tensor, rows: Tensor
     ) -> Tensor:
         """Puts a tap on `out`; `rows` is the tensor whose first dimension counts the rows."""
-        where = f"{self.name(managed[0])} in {label(func)}"
         packed = self.packed if self.packed is not None and len(self.packed.user) == rows.shape[0] else None
         names = tuple(self.names.get(id(m), "expression") for m in managed)
-        tap = Tap(where, managed, replay, build, (label(func), names), tuple(rows.shape), packed, self.sink)
+        tap = Tap(func, names, managed, replay, build, tuple(rows.shape), packed, self.sink)
         self.taps.append(tap)
         return tap.watch(out, self.token)
 

@@ -34,11 +34,11 @@ Build = Callable[[Tensor, Rows], Sequence[tuple[Tensor, Source]]]
 class Tap:
     """One call of a function with parameters among its arguments."""
 
-    where: str  # "parameter 'a.weight' in linear": for messages
+    func: Any
+    names: tuple[str, ...]  # of the parameters
     managed: list[Tensor]  # the parameters (or expressions of parameters) used here
     replay: Callable[..., Tensor]  # the same function of `managed`, as plain autograd would run it (for the proof)
     build: Build  # gradient at the tap → uses, once the number of users is known
-    identity: tuple[Any, ...]  # function and parameters
     shape: tuple[int, ...]  # of the tensor whose first dimension counts the rows
     packed: Packed | None
     sink: list[dict[int, Tensor]]  # shared with the engine: its last entry takes the gradients
@@ -47,13 +47,18 @@ class Tap:
     def layout(self, users: int) -> tuple[Any, ...]:
         """What the proof of a batch holds for: the call and where its sizes meet the number of users."""
         met = tuple(size == users for size in self.shape)
-        return self.identity, met, users > 1, self.packed is not None
+        return self.func, self.names, met, users > 1, self.packed is not None
 
     def uses(self, users: int) -> Sequence[tuple[Tensor, Source]]:
         """What each parameter got here, resolved to users, in at least float32."""
         assert self.grad is not None
         grad = self.grad if self.grad.dtype == torch.float64 else self.grad.float()
         return self.build(grad, Rows(users, self.packed, self.where))
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"parameter '{self.names[0]}' in {getattr(self.func, '__name__', self.func)}"
 
     def receive(self, grad: Tensor) -> None:
         if self.sink:
