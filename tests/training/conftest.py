@@ -1,0 +1,42 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpformer.training import Config
+from tests.training.logs import write_log
+from tests.training.memo import remember
+
+
+@pytest.fixture(autouse=True, scope="package")
+def accountant_remembers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        remember(patch.setattr)
+        yield
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return write_log(tmp_path / "log.csv")
+
+
+@pytest.fixture
+def tiny(log: Path) -> Config:
+    """A config whose run takes a second."""
+    return tiny_config(log)
+
+
+def tiny_config(log: Path, **changes: Any) -> Config:
+    choices: dict[str, Any] = {
+        "epsilon": 4.0,
+        "batch_size": 20,
+        "epochs": 4,
+        "dim": 8,
+        "blocks": 1,
+        "max_length": 6,
+        "seed": 7,
+        "threads": 1,
+        "micro_batch_tokens": 40,
+    }
+    return Config.make(file=log, **{**choices, **changes})

@@ -1,0 +1,27 @@
+"""The accountant, remembering its answers: many small runs with the same plan need not be calibrated each."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dpformer.privacy import accounting, calibration, statement
+from dpformer.training import plan
+
+_known: dict[Any, float] = {}
+
+
+def _remember(name: str, function: Callable[..., float]) -> Callable[..., float]:
+    def remembered(*given: Any, **named: Any) -> float:
+        freeze = [tuple(value) if isinstance(value, Iterable) else value for value in (*given, *named.values())]
+        key = (name, *freeze)
+        if key not in _known:
+            _known[key] = function(*given, **named)
+        return _known[key]
+
+    return remembered
+
+
+def remember(put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Puts the remembering accountant where runs look for it."""
+    put(plan, "calibrate", _remember("calibrate", calibration.calibrate))
+    for module in (plan, statement):
+        put(module, "epsilon_of", _remember("epsilon_of", accounting.epsilon_of))

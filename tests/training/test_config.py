@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpformer.errors import DpformerError
+from dpformer.training.config import RECIPES, Config, fields_of
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('recipe = "paper"\nepochs = 7\nlearning_rate = 0.1\n')
+    config = Config.make(file, learning_rate=0.2, dim=None)
+    assert (config.epochs, config.learning_rate, config.batch_size) == (7, 0.2, RECIPES["paper"]["batch_size"])
+    assert config.frequency_bias is False, "from the recipe"
+    assert config.dim == 64, "a flag that is not given does not count"
+
+
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        ({"epsilonn": 5}, "unknown key 'epsilonn'; the nearest valid key is 'epsilon'"),
+        ({"lr": 5}, "unknown key 'lr'; the nearest valid key is"),
+        ({"epsilon": 0}, "epsilon is 0; it must be greater than 0"),
+        ({"epsilon": -1.0}, "epsilon is -1.0; it must be greater than 0"),
+        ({"epsilon": float("nan")}, "epsilon is nan; it must be greater than 0"),
+        ({"delta": 1.0}, "delta is 1.0; it must be less than 1"),
+        ({"delta": 0.0}, "delta is 0.0; it must be greater than 0"),
+        ({"epochs": 0}, "epochs is 0; it must be greater than or equal to 1"),
+        ({"batch_size": 1.5}, "batch_size is 1.5; it must be a valid integer"),
+        ({"dropout": 1.0}, "dropout is 1.0; it must be less than 1"),
+        ({"learning_rate": float("inf")}, "learning_rate is inf; it must be a finite number"),
+        ({"model": "bert"}, "model is 'bert'; it must be 'transformer'"),
+        ({"recipe": "secret"}, "recipe is 'secret'; it must be one of default, paper"),
+        ({"heads": 3}, "heads is 3; it must divide dim, which is 64"),
+        ({"model": "gru", "reattention": True}, "Re-Attention needs attention, a gru has none"),
+        ({"catalog": "c.csv", "private_vocabulary": True, "delta": 0.1}, "choose one"),
+        ({"private_vocabulary": True}, "give delta"),
+        ({"frequency_share": 0.0}, "frequency_bias needs item frequencies"),
+        ({"frequency_share": 0.0, "frequency_bias": False, "reattention": True}, "Re-Attention needs item frequencies"),
+        ({"private_vocabulary": True, "delta": 0.1, "frequency_share": 0.5, "vocabulary_share": 0.5}, "lower them"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_bad_choices_are_one_sentence(choices: dict[str, object], sentence: str) -> None:
+    with pytest.raises(DpformerError) as error:
+        Config.make(**choices)
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_the_rule_for_reattention_fills_in_is_checked_too() -> None:
+    config = Config.make(frequency_share=0.0, frequency_bias=False)
+    with pytest.raises(DpformerError, match="Re-Attention needs item frequencies"):
+        config.resolve(users=100, threads=1)
+
+
+def test_files_that_are_not_toml(tmp_path: Path) -> None:
+    with pytest.raises(DpformerError, match=r"none.toml cannot be read: No such file"):
+        Config.make(tmp_path / "none.toml")
+    for junk in (b"epsilon = = 5", b"\xff\xfe\x00"):
+        (tmp_path / "c.toml").write_bytes(junk)
+        with pytest.raises(DpformerError, match="is not TOML"):
+            Config.make(tmp_path / "c.toml")
+    (tmp_path / "c.toml").write_text("[training]\nepochs = 3\n")
+    with pytest.raises(DpformerError, match=r"unknown key 'training' in .*c.toml; the nearest"):
+        Config.make(tmp_path / "c.toml")
+
+
+@given(
+    name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
+    epsilon=st.one_of(st.floats(1e-6, 1e6), st.just(float("inf"))),
+    average=st.booleans(),
+    users=st.integers(100, 10**9),
+)
+def test_the_resolved_config_survives_its_file(
+    tmp_path_factory: pytest.TempPathFactory, name: str, epsilon: float, average: bool, users: int
+) -> None:
+    config = Config.make(user_column=name, epsilon=epsilon, average=average, recipe="paper", batch_size=50)
+    config = config.resolve(users=users, threads=2)
+    file = tmp_path_factory.mktemp("config") / "config.toml"
+    file.write_text(config.to_toml(), encoding="utf-8")
+    again = Config.make(file)
+    assert again == config and again.hash() == config.hash()
+
+
+def test_resolve_leaves_nothing_open() -> None:
+    config = Config.make(file=Path("log.csv")).resolve(users=1000, threads=3)
+    assert (config.delta, config.batch_size, config.max_length, config.threads) == (1 / 1000, 250, 200, 3)
+    assert config.reattention is True and config.file is not None and config.file.is_absolute()
+    assert Config.make(model="gru").resolve(users=100, threads=1).reattention is False
+    with pytest.raises(DpformerError, match="batch_size is 2,000 and there are 1,000 users"):
+        Config.make(batch_size=2000).resolve(users=1000, threads=1)
+
+
+def test_every_choice_has_a_section_and_changes_the_hash() -> None:
+    sections = [fields_of(section) for section in ("Data", "Model", "Privacy", "Training")]
+    assert sorted(name for section in sections for name in section) == sorted(Config.model_fields)
+    assert Config.make().hash() != Config.make(dim=32).hash()

@@ -1,0 +1,83 @@
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpformer.errors import DpformerError
+from dpformer.privacy import Gaussian, epsilon_of
+from dpformer.training.config import Config
+from dpformer.training.plan import Plan, make_plan, other_events
+
+
+def plan_of(users: int = 6040, **choices: object) -> Plan:
+    return make_plan(Config.make(**choices).resolve(users=users, threads=1), users)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_of(batch_size=1024)
+
+
+@given(users=st.integers(10, 10**6), batch=st.integers(1, 4096), epochs=st.integers(1, 300))
+def test_steps_are_exact(users: int, batch: int, epochs: int) -> None:
+    """T = ⌈epochs·N/B⌉ in whole numbers: in floating point 93 users at B = 1 give a step too many or too few."""
+    batch = min(batch, users)
+    plan = plan_of(users, batch_size=batch, epochs=epochs, epsilon=math.inf)
+    assert plan.steps == math.ceil(epochs * Fraction(users, batch))
+
+
+def test_everything_together_is_within_the_budget(plan: Plan) -> None:
+    assert (plan.steps, plan.sample_rate) == (590, 1024 / 6040)
+    assert 0.99 * 5 < plan.epsilon <= 5
+    assert plan.epsilon == epsilon_of(plan.events, 1 / 6040)
+    assert epsilon_of([plan.training], plan.delta) < plan.epsilon, "the frequencies cost something"
+    alone = plan_of(batch_size=1024, frequency_bias=False, reattention=False)
+    assert alone.others == () and alone.noise_multiplier == pytest.approx(3.2923, rel=5e-3)
+    assert 1 < plan.noise_multiplier / alone.noise_multiplier < 1.01, "a hundredth of the budget is about 0.5% of σ"
+
+
+def test_a_share_is_of_the_squared_gaussian_parameter() -> None:
+    whole = Config.make(frequency_share=0.04).resolve(users=6040, threads=1)
+    (event,) = other_events(whole)
+    assert isinstance(event, Gaussian) and event.label == "frequencies"
+    assert epsilon_of([Gaussian(event.noise_multiplier * math.sqrt(0.04))], 1 / 6040) == pytest.approx(5, rel=1e-3)
+
+
+def test_a_private_vocabulary_is_in_the_ledger_with_its_delta() -> None:
+    plan = plan_of(1000, private_vocabulary=True, delta=1e-3, epochs=5)
+    vocabulary = next(event for event in plan.others if event.label == "vocabulary")
+    assert vocabulary.failure == pytest.approx(1e-4)
+    assert plan.epsilon <= 5 and plan.noise_of("vocabulary") == vocabulary.noise_multiplier
+    assert plan.noise_of("nothing") is None
+
+
+def test_epsilon_spent_is_a_bound_at_every_step(plan: Plan) -> None:
+    spent = [plan.spent(step) for step in range(plan.steps + 1)]
+    assert spent == sorted(spent) and spent[-1] == plan.epsilon
+    for step in (1, 40, 300, 589):
+        assert spent[step] >= epsilon_of([*plan.others, plan.training.repeated(step)], plan.delta) - 1e-9
+
+
+def test_without_privacy_nothing_is_claimed() -> None:
+    plan = plan_of(epsilon=math.inf)
+    assert (plan.noise_multiplier, plan.others, plan.private) == (0, (), False)
+    assert plan.epsilon == plan.spent(3) == math.inf
+
+
+def test_a_seed_is_not_private() -> None:
+    plan = plan_of(1000, seed=1, epochs=2)
+    assert not plan.private and not any(event.private for event in plan.events)
+    assert plan_of(1000, epochs=2).private
+
+
+def test_a_plan_survives_json(plan: Plan) -> None:
+    assert Plan.from_dict(plan.to_dict()) == plan
+    bare = plan_of(epsilon=math.inf)
+    assert Plan.from_dict(bare.to_dict()) == bare
+
+
+def test_an_impossible_budget_is_one_sentence() -> None:
+    with pytest.raises(DpformerError, match="budget"):
+        plan_of(100, epsilon=1000.0, epochs=1)

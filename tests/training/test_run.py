@@ -1,0 +1,303 @@
+"""Whole runs in this process, on a log of 60 users."""
+
+import hashlib
+import hmac
+import json
+import math
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpformer.errors import DpformerError
+from dpformer.training import Config, Interrupted, finished, load_dataset, load_release, resume, run, train
+from dpformer.training.folder import Metrics, RunFolder
+from dpformer.training.loop import Trainer
+from tests.training.conftest import tiny_config
+from tests.training.logs import write_log
+
+KILLS = int(os.environ.get("DPFORMER_KILLS", "8"))
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """The process dies inside a later step; what is on disk is what it is."""
+    advance = Trainer.advance
+
+    def dying(self: Trainer) -> dict[str, Any]:
+        if self.step == steps:
+            raise Crash
+        return advance(self)
+
+    monkeypatch.setattr(Trainer, "advance", dying)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> run.Run:
+    folder = tmp_path_factory.mktemp("done")
+    return train(tiny_config(write_log(folder / "log.csv"), evaluate_every=2), folder / "run")
+
+
+def test_what_a_run_leaves(done: run.Run) -> None:
+    names = {path.name for path in done.folder.iterdir()}
+    assert names == {"config.toml", "metrics.jsonl", "privacy.json", "model.safetensors", "checkpoint", ".lock"}
+    assert [path.name for path in (done.folder / "checkpoint").iterdir()] == ["data.json"], "the keys are gone"
+    assert stat.S_IMODE((done.folder / "checkpoint").stat().st_mode) == 0o700
+    assert Config.make(done.folder / "config.toml") == done.config
+    assert finished(done.folder).statement == done.statement
+    assert resume(done.folder).statement == done.statement, "a run that is done is left as it is"
+    release = load_release(done.folder / "model.safetensors")
+    assert set(release.vocabulary) <= {f"i{n}" for n in range(20)}
+    assert release.model.scores([[0, 1]]).shape == (1, len(release.vocabulary))
+    assert release.frequencies is not None and release.metadata["epsilon"] == done.statement["epsilon"]
+
+
+def test_metrics_have_a_line_a_step_and_say_what_is_not_covered(done: run.Run) -> None:
+    lines = records(done.folder)
+    steps = [line for line in lines if "loss" in line]
+    evaluations = [line for line in lines if "masked" in line]
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    assert [line["step"] for line in evaluations] == [6, 12] and not any(line["covered"] for line in evaluations)
+    assert all(0 < line["epsilon"] <= 4 for line in steps)
+    assert stat.S_IMODE((done.folder / "metrics.jsonl").stat().st_mode) == 0o600
+
+
+def test_the_statement_tells_all(done: run.Run) -> None:
+    facts = done.statement
+    assert facts["private"] is False and facts["headline"].startswith("NOT PRIVATE"), "it had a seed"
+    assert 3.9 < facts["epsilon"] <= 4 and facts["delta"] == 1 / 60
+    assert (facts["steps"], facts["sample_rate"], facts["expected_batch_size"]) == (12, 20 / 60, 20)
+    assert [event["label"] for event in facts["events"]] == ["frequencies", "training"]
+    assert all(0 < event["epsilon_alone"] < facts["epsilon"] for event in facts["events"])
+    assert facts["unit"] == "user" and facts["sampler"] == "Poisson" and facts["clip_norm"] == 1
+    assert facts["hashes"]["config"] == done.config.hash()
+    assert any("metrics.jsonl" in sentence for sentence in facts["not_covered"])
+    json.dumps(facts, allow_nan=False)
+
+
+def test_the_hash_of_the_data_is_published_under_a_salt_only(done: run.Run) -> None:
+    """Whoever knows all users but one could try candidates for the last against a plain hash."""
+    secret = json.loads((done.folder / "checkpoint" / "data.json").read_text())
+    dataset = load_dataset(done.config)
+    assert secret["hash"] == dataset.hash
+    public = (done.folder / "privacy.json").read_text()
+    assert dataset.hash not in public
+    assert hmac.new(bytes.fromhex(secret["salt"]), dataset.hash.encode(), hashlib.sha256).hexdigest() in public
+
+
+def test_a_real_run_is_private_and_no_two_are_alike(log: Path, tmp_path: Path) -> None:
+    runs = [train(tiny_config(log, seed=None, epochs=1), tmp_path / name) for name in "ab"]
+    assert all(run.statement["private"] for run in runs)
+    assert runs[0].statement["headline"].startswith("User-level differential privacy with ε = ")
+    assert runs[0].statement["random_source"].startswith("operating system key")
+    first, second = (run.release.model.items.weight.detach().numpy() for run in runs)
+    assert not np.allclose(first, second)
+
+
+def test_without_privacy_everything_says_so(log: Path, tmp_path: Path) -> None:
+    done = train(tiny_config(log, epsilon=math.inf, seed=None), tmp_path / "run")
+    assert done.statement["private"] is False and done.statement["epsilon"] is None and done.statement["events"] == []
+    assert done.statement["headline"].startswith("NOT PRIVATE: trained without clipping and without noise")
+    assert done.release.metadata["headline"] == done.statement["headline"]
+    assert all(line["epsilon"] is None for line in records(done.folder))
+
+
+def test_a_vocabulary_released_with_dp(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.csv", users=600, items=4)
+    done = train(
+        tiny_config(log, private_vocabulary=True, delta=1e-3, epsilon=20.0, vocabulary_share=0.3, epochs=1),
+        tmp_path / "run",
+    )
+    assert [event["label"] for event in done.statement["events"]] == ["vocabulary", "frequencies", "training"]
+    assert done.statement["events"][0]["delta"] == pytest.approx(1e-4)
+    assert done.statement["epsilon"] <= 20
+    assert any("released from the data with differential privacy" in sentence for sentence in done.statement["data"])
+
+
+@pytest.mark.parametrize("model", ["gru", "lstm"])
+def test_recurrent_models(log: Path, tmp_path: Path, model: str) -> None:
+    done = train(tiny_config(log, model=model, epochs=1), tmp_path / "run")
+    assert type(done.release.model).__name__ == model.upper()
+
+
+# Stopping and going on.
+
+
+@pytest.mark.parametrize(("steps", "every"), [(0, 60.0), (5, 60.0), (5, 0.0), (11, 0.0)])
+def test_a_crash_changes_nothing(
+    done: run.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, every: float
+) -> None:
+    """Whether the last checkpoint is from just before or from the start: the same model, bit for bit, the same ε."""
+    config = tiny_config(done.config.file, evaluate_every=2, checkpoint_seconds=every)  # type: ignore[arg-type]
+    whole = train(config, tmp_path / "whole")
+    crash_after(monkeypatch, steps)
+    with pytest.raises(Crash):
+        train(config, tmp_path / "broken")
+    with pytest.raises(DpformerError, match="is not finished; go on with"):
+        finished(tmp_path / "broken")
+    monkeypatch.undo()
+    again = resume(tmp_path / "broken")
+    assert (again.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert again.statement == whole.statement
+    assert records(again.folder) == records(whole.folder)
+
+
+def test_kill_minus_nine_at_random_moments(log: Path, tmp_path: Path) -> None:
+    """DPFORMER_KILLS=500 makes it a soak test."""
+    config = tiny_config(log, checkpoint_seconds=0.0, epochs=8)
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    arguments = [tmp_path / "config.toml", tmp_path / "whole", tmp_path / "broken", KILLS, 1]
+    program = [sys.executable, "-m", "tests.training.killing", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) >= 1, "nothing was killed"
+    for name in ("model.safetensors", "privacy.json"):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert records(tmp_path / "broken") == records(tmp_path / "whole")
+    assert [path.name for path in (tmp_path / "broken" / "checkpoint").iterdir()] == ["data.json"]
+
+
+def test_a_request_to_stop_saves_and_says_how_to_go_on(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import signal
+
+    advance = Trainer.advance
+
+    def interrupted(self: Trainer) -> dict[str, Any]:
+        if self.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return advance(self)
+
+    whole = train(tiny, tmp_path / "whole")
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(
+        Interrupted, match=r"stopped after step 4 of 12, all saved; go on with: dpformer train --resume"
+    ):
+        train(tiny, tmp_path / "run")
+    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.undo()
+    again = resume(tmp_path / "run")
+    assert (again.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+# What is refused.
+
+
+def stopped(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    crash_after(monkeypatch, 4)
+    with pytest.raises(Crash):
+        train(config, folder)
+    monkeypatch.undo()
+    return folder
+
+
+def test_other_data_or_another_config_is_refused(
+    tiny: Config, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = stopped(tiny, tmp_path / "run", monkeypatch)
+    content = log.read_text()
+    log.write_text(content + "u0,i3,99\n")
+    with pytest.raises(DpformerError, match="was made with other data"):
+        resume(folder)
+    log.write_text(content)
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("epochs = 4", "epochs = 5"))
+    with pytest.raises(DpformerError, match="was made with another config"):
+        resume(folder)
+
+
+def test_a_folder_that_is_there_is_refused_and_one_that_is_not_a_run_too(tiny: Config, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(DpformerError, match=r"is already there: go on with --resume .*, or choose another"):
+        train(tiny, tmp_path / "run")
+    with pytest.raises(DpformerError, match=r"is not a run folder: it has no config.toml"):
+        resume(tmp_path / "run")
+
+
+def test_bad_data_leaves_no_folder(tiny: Config, log: Path, tmp_path: Path) -> None:
+    log.write_text("nothing\n")
+    with pytest.raises(DpformerError):
+        train(tiny, tmp_path / "runs" / "run")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_two_processes_cannot_share_a_run(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = stopped(tiny, tmp_path / "run", monkeypatch)
+    with RunFolder(folder).lock(), pytest.raises(DpformerError, match="another process is at work in"):
+        resume(folder)
+    resume(folder)
+
+
+@pytest.mark.parametrize("writer", ["save_checkpoint", "save_release"])
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    whole = train(tiny, tmp_path / "whole")
+    write, calls = getattr(run, writer), []
+
+    def full(path: Path, *rest: Any, **named: Any) -> None:
+        calls.append(path)
+        if writer == "save_release" or len(calls) == 4:
+            raise DpformerError(f"{path} cannot be written: No space left on device")
+        write(path, *rest, **named)
+
+    monkeypatch.setattr(run, writer, full)
+    with pytest.raises(DpformerError, match="No space left on device"):
+        train(tiny.but(checkpoint_seconds=0.0) if writer == "save_checkpoint" else tiny, tmp_path / "run")
+    assert not (tmp_path / "run" / "privacy.json").exists()
+    monkeypatch.undo()
+    again = resume(tmp_path / "run")
+    if writer == "save_release":
+        assert (again.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+def test_metrics_after_a_kill_or_a_full_disk(tmp_path: Path) -> None:
+    """Lines of steps that will be taken again are cut off, and so is half a line."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 2, "split": "test"}\n{"step": 3}\n{"st')
+    metrics = Metrics(path, 2)
+    metrics.add({"step": 3, "new": True})
+    metrics.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()][2:] == [
+        {"step": 2, "split": "test"},
+        {"step": 3, "new": True},
+    ]
+
+
+def test_metrics_on_a_full_disk_are_one_sentence(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    metrics.file = open("/dev/full", "a") if Path("/dev/full").exists() else pytest.skip("needs /dev/full")  # noqa: SIM115
+    with pytest.raises(DpformerError, match=r"metrics.jsonl cannot be written: No space left on device"):
+        metrics.add({"step": 1})
+
+
+def test_weights_that_are_not_finite_are_never_released(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = Trainer.released
+
+    def broken(self: Trainer) -> Any:
+        model = released(self)
+        model.items.weight.data.fill_(math.nan)
+        return model
+
+    monkeypatch.setattr(Trainer, "released", broken)
+    with pytest.raises(DpformerError, match="training has diverged"):
+        train(tiny, tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()

@@ -1,0 +1,53 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpformer.training.microbatches import by_length, cut
+from dpformer.training.schedule import average_weight, warmup_then_decay
+
+
+@given(steps=st.integers(1, 500), warmup=st.floats(0, 0.99))
+def test_the_rate_rises_then_falls_and_is_never_zero(steps: int, warmup: float) -> None:
+    rates = [warmup_then_decay(step, steps, warmup) for step in range(steps)]
+    top = int(np.argmax(rates))
+    assert min(rates) > 0 and max(rates) <= 1
+    assert (np.diff(rates[: top + 1]) >= 0).all() and (np.diff(rates[top:]) <= 0).all()
+
+
+def test_the_paper_s_schedule() -> None:
+    rates = [warmup_then_decay(step, 100) for step in range(100)]
+    assert rates[0] == 1 / 20 and rates[19] == rates[20] == 1 and rates[60] == 0.5 and rates[99] == 1 / 80
+
+
+@given(steps=st.integers(1, 400))
+def test_weights_of_the_average_are_weights(steps: int) -> None:
+    """Unrolled, the running average is a weighted mean of the iterates: weights sum to one, the start has none."""
+    share = np.zeros(steps)
+    for step in range(steps):
+        weight = average_weight(step, steps)
+        share = share * (1 - weight)
+        share[step] = weight
+    assert np.isclose(share.sum(), 1) and (share >= 0).all()
+
+
+def test_the_average_is_of_the_last_tenth_or_so() -> None:
+    share = np.zeros(1000)
+    for step in range(1000):
+        weight = average_weight(step, 1000)
+        share *= 1 - weight
+        share[step] = weight
+    assert share[700:].sum() > 0.9 and share[-1] < 0.02
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), max_size=60),
+    tokens=st.integers(1, 200),
+)
+def test_every_user_is_in_one_micro_batch_and_the_limit_holds(lengths: list[int], tokens: int) -> None:
+    every = np.array(lengths, dtype=np.int64)
+    users = by_length(np.arange(len(every)), every)
+    parts = [users[rows] for rows in cut(every[users], tokens)]
+    assert sorted(np.concatenate(parts).tolist() if parts else []) == list(range(len(every)))
+    assert (np.diff(every[users]) <= 0).all()
+    for part in parts:
+        assert len(part) == 1 or len(part) * every[part].max() <= tokens
