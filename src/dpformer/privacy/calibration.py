@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from dpformer.privacy.accounting import compose, epsilon_of, epsilon_on_grid, first_interval, quiet
 from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
@@ -17,7 +16,7 @@ def calibrate(*, epsilon: float, delta: float, sample_rate: float, steps: int, o
     """The least noise multiplier σ such that `steps` Poisson-sampled noisy sums, and all `others`, are (ε, δ)-DP.
 
     >>> calibrate(epsilon=5, delta=1 / 6040, sample_rate=1024 / 6040, steps=590)
-    3.2929
+    3.2941
 
     σ is on the *sum* of the users' clipped gradients, in units of the clip norm; the number of micro-batches a batch is
     cut into has no place in it. The result is certified: `epsilon_of` at it is at most ε.
@@ -38,7 +37,7 @@ def calibrate(*, epsilon: float, delta: float, sample_rate: float, steps: int, o
     def events(sigma: float) -> list[Event]:
         return [*others, PoissonGaussian(sigma, sample_rate, steps)]
 
-    def spent_on(interval: float, sigma: float) -> float:
+    def spent_on(sigma: float) -> float:
         return epsilon_on_grid(compose(events(sigma)), left, interval)
 
     left = delta - sum(event.repeats * event.failure for event in others)
@@ -48,11 +47,13 @@ def calibrate(*, epsilon: float, delta: float, sample_rate: float, steps: int, o
         )
     sigma = _guess(epsilon, left, sample_rate, steps)
     interval = first_interval(compose(events(sigma)), epsilon)
-    for _ in range(3):  # a grid too coarse for so many steps asks for too much noise: then a finer one
-        sigma = _search(partial(spent_on, interval), epsilon, sigma)
-        if epsilon_of(events(sigma), delta) > 0.995 * epsilon:
+    aim, stride = epsilon, 0.1
+    for _ in range(3):  # search on one coarse grid, which overstates ε a little; correct its aim by the accurate ε
+        sigma = _search(spent_on, aim, sigma, stride)
+        accurate = epsilon_of(events(sigma), delta)
+        if 0.999 * epsilon <= accurate <= epsilon:
             break
-        interval /= 4
+        aim, stride = aim * (1 - 2 * TOLERANCE) * epsilon / accurate, 0.01
     return _certify(lambda s: epsilon_of(events(s), delta), epsilon, sigma)
 
 
@@ -64,7 +65,7 @@ def _guess(epsilon: float, delta: float, sample_rate: float, steps: int) -> floa
     return 1 / math.sqrt(math.log1p(mu**2 / (sample_rate**2 * steps)))
 
 
-def _search(spent: Callable[[float], float], epsilon: float, guess: float) -> float:
+def _search(spent: Callable[[float], float], epsilon: float, guess: float, stride: float) -> float:
     """σ with spent(σ) just below ε: by a bracket, then false position on log ε over log σ, which is nearly a line."""
 
     def excess(log_sigma: float) -> float:
@@ -72,7 +73,7 @@ def _search(spent: Callable[[float], float], epsilon: float, guess: float) -> fl
         return math.log(min(max(value, 1e-9 * epsilon), 1e9 * epsilon) / epsilon) + TOLERANCE
 
     with quiet():
-        (low, above), (high, below) = _bracket(excess, math.log(min(max(guess, LEAST), MOST)))
+        (low, above), (high, below) = _bracket(excess, math.log(min(max(guess, LEAST), MOST)), stride)
         for _ in range(8):
             share = min(max(above / (above - below), 0.02), 0.98)
             middle = low + share * (high - low)
@@ -86,9 +87,11 @@ def _search(spent: Callable[[float], float], epsilon: float, guess: float) -> fl
         return math.exp(high)
 
 
-def _bracket(excess: Callable[[float], float], start: float) -> tuple[tuple[float, float], tuple[float, float]]:
+def _bracket(
+    excess: Callable[[float], float], start: float, stride: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
     """Two points with their excess, above 0 at the first and not at the second, from growing strides."""
-    here, stride = (start, excess(start)), 0.1
+    here = (start, excess(start))
     while True:
         up = here[1] > 0
         there = here[0] + (stride if up else -stride)

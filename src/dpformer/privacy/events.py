@@ -24,12 +24,15 @@ class Event:
     private: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        not_negative("noise_multiplier", self.noise_multiplier)
-        whole(self.counted_by, getattr(self, self.counted_by), 0)
+        self._set("noise_multiplier", not_negative("noise_multiplier", self.noise_multiplier))
+        self._set(self.counted_by, whole(self.counted_by, getattr(self, self.counted_by), 0))
         if not isinstance(self.label, str):
             raise ValueError(f"label must be a string, not {self.label!r}")
         if not isinstance(self.private, bool):
             raise ValueError(f"private must be true or false, not {self.private!r}")
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)  # numbers of numpy become Python's: equal events have equal JSON
 
     @property
     def repeats(self) -> int:
@@ -79,7 +82,7 @@ class Gaussian(Event):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.delta != 0:
-            delta_of(self.delta)
+            self._set("delta", delta_of(self.delta))
 
     @property
     def failure(self) -> float:
@@ -103,7 +106,7 @@ class PoissonGaussian(Event):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sample_rate_of(self.sample_rate)
+        self._set("sample_rate", sample_rate_of(self.sample_rate))
 
     def once(self) -> "DpEvent":
         import dp_accounting

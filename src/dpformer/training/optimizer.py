@@ -102,6 +102,10 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise ValueError(f"a parameter of shape {shape} is complex; noise is defined for real ones only")
         if gradient is None:
             return
+        if gradient.layout != torch.strided:
+            raise ValueError(
+                f"the gradient of a parameter of shape {shape} is sparse; noise is on all of it: sparse=False"
+            )
         bound = getattr(gradient, "sensitivity", 0.0)
         if bound > self.clip_norm:
             raise ValueError(
@@ -132,12 +136,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division."""
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         place = "cpu" if gradient.device.type == "mps" else gradient.device  # MPS has no float64
-        total = gradient.to(place, torch.float64).to_dense()
+        total = gradient.to(place, torch.float64)
         if noise is not None:
             grid = public_grid(self.noise_std)
             total = torch.round((total + self.noise_std * noise.to(place)) / grid) * grid
         released = (total / self.expected_batch_size).to(parameter)
-        if parameter.grad is None or parameter.grad.is_sparse:
+        if parameter.grad is None:
             parameter.grad = released
         else:
             parameter.grad.copy_(released)

@@ -1,0 +1,105 @@
+r"""Noise on every cell of a huge table, without visiting the empty cells: exact thresholded sampling.
+
+Of x_c + σ·N(0, 1), one number for each of n cells, only the cells above a threshold τ are wanted. Nearly all x_c are 0,
+and an empty cell passes with probability p = Q(τ/σ) = P(N(0, 1) > τ/σ), each on its own. So instead of n draws:
+
+1. the cells that pass, were all of them empty: the gaps between successes of independent trials are geometric,
+   gap = ⌊ln u / ln(1 − p)⌋, u uniform; those that hit an occupied cell are dropped, since occupied cells draw for themselves;
+2. their values, which are normal given that they pass: σ·Q⁻¹(u·p), u uniform;
+3. the occupied cells, x_c + σ·N(0, 1), kept if above τ.
+
+That is the *same distribution* as noise on all n cells followed by the threshold, so the same Gaussian mechanism (then
+post-processed), in time and memory of what is occupied or survives. All draws are from the secure generator. Values are
+rounded to the public grid of `public_grid`; τ is put halfway between two points of it, so that rounding moves nothing
+across.
+"""
+
+import math
+
+import numpy as np
+import torch
+
+from dpformer.privacy.arguments import positive, whole
+from dpformer.privacy.randomness import SecureRandom, public_grid
+
+OCCUPIED, GAPS, TAIL = 0, 1, 2  # streams of one step of the generator
+DRAWN_AT_ONCE = 2**20  # even, since a block of the generator is two words
+
+
+def tail(x: float) -> float:
+    """Q(x) = P(N(0, 1) > x)."""
+    return 0.5 * math.erfc(x / math.sqrt(2))
+
+
+def noisy_above(
+    cells: np.ndarray,
+    values: np.ndarray,
+    num_cells: int,
+    *,
+    deviation: float,
+    threshold: float,
+    random: SecureRandom,
+    step: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The cells of a noisy table that lie above a threshold: (cells (K,) int64 ascending, noisy values (K,) float64).
+
+    Args:
+        cells: (k,) int64 ascending, distinct: where the table is not zero.
+        values: (k,) what it holds there.
+        num_cells: n; cells are 0..n-1.
+        deviation: σ of the noise on every cell.
+        threshold: τ, moved by less than one step of the grid.
+        random: the secure source.
+        step: its address; no other draw of `random` may use this step.
+    """
+    num_cells, deviation = whole("num_cells", num_cells, 0), positive("deviation", deviation)
+    if len(cells) and (cells[0] < 0 or cells[-1] >= num_cells or (np.diff(cells) <= 0).any()):
+        raise ValueError(f"cells must rise strictly within 0..{num_cells - 1}")
+    grid = public_grid(deviation)
+    threshold = (math.floor(threshold / grid) + 0.5) * grid
+    noisy = values + deviation * random.normal(len(cells), step=step, stream=OCCUPIED)
+    noisy = np.round(noisy / grid) * grid
+    passed = noisy > threshold
+    empty = _successes(num_cells, tail(threshold / deviation), random, step)
+    empty = empty[~_among(empty, cells)]
+    drawn = deviation * _truncated_normal(len(empty), threshold / deviation, random, step)
+    drawn = np.maximum(np.round(drawn / grid) * grid, threshold + grid / 2)  # a last-bit slip must not fall below
+    cells, noisy = np.concatenate([cells[passed], empty]), np.concatenate([noisy[passed], drawn])
+    order = np.argsort(cells, kind="stable")
+    return cells[order], noisy[order]
+
+
+def _successes(trials: int, p: float, random: SecureRandom, step: int) -> np.ndarray:
+    """Which of so many independent trials of probability p succeed, ascending (int64), by geometric gaps."""
+    if p >= 1:
+        return np.arange(trials)
+    if p <= 0:
+        return np.zeros(0, np.int64)
+    found: list[np.ndarray] = []
+    last, start = -1, 0
+    while last < trials:
+        uniform = _uniform(random.words(DRAWN_AT_ONCE, step=step, stream=GAPS, start=start))
+        gaps = np.minimum(np.floor(np.log(uniform) / math.log1p(-p)), trials)  # the cap: sums stay within int64
+        found.append(last + np.cumsum(gaps.astype(np.int64) + 1))
+        last, start = int(found[-1][-1]), start + DRAWN_AT_ONCE
+    positions = np.concatenate(found) if found else np.zeros(0, np.int64)
+    return positions[: np.searchsorted(positions, trials)]
+
+
+def _truncated_normal(count: int, low: float, random: SecureRandom, step: int) -> np.ndarray:
+    """(count,) standard normal numbers given that they exceed `low`: Q⁻¹(u·Q(low))."""
+    uniform = torch.from_numpy(_uniform(random.words(count + count % 2, step=step, stream=TAIL))[:count])
+    return -torch.special.ndtri(uniform * tail(low)).numpy()  # Q⁻¹(p) = −Φ⁻¹(p), exact far out
+
+
+def _uniform(words: np.ndarray) -> np.ndarray:
+    """(0, 1] in steps of 2⁻⁶⁴."""
+    return (words.astype(np.float64) + 1) * 2.0**-64
+
+
+def _among(wanted: np.ndarray, ascending: np.ndarray) -> np.ndarray:
+    """Which of `wanted` occur in `ascending`."""
+    if not len(ascending):
+        return np.zeros(len(wanted), dtype=bool)
+    at = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)
+    return np.asarray(ascending[at] == wanted)
