@@ -661,6 +661,46 @@ class DecoderLayer(nn.Module):
         return per_user(self.block(self.e(x), self.e(x.flip(1))))
 
 
+@problem(padded)
+class SASRec(nn.Module):
+    """As commonly written: time first around the attention, convolutions as feed-forward, BPR-like scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items, self.places = nn.Embedding(V, D, padding_idx=0), nn.Embedding(T + 1, D, padding_idx=0)
+        self.norm1, self.attention = nn.LayerNorm(D, eps=1e-8), nn.MultiheadAttention(D, 1)
+        self.norm2, self.conv1, self.conv2 = nn.LayerNorm(D, eps=1e-8), nn.Conv1d(D, D, 1), nn.Conv1d(D, D, 1)
+        self.last = nn.LayerNorm(D, eps=1e-8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seqs = self.items(x)
+        seqs *= D**0.5
+        places = torch.arange(1, T + 1).unsqueeze(0).expand(x.shape[0], -1) * (x != 0)
+        seqs += self.places(places)
+        seqs = torch.transpose(seqs, 0, 1)
+        q = self.norm1(seqs)
+        mixed, _ = self.attention(q, seqs, seqs, attn_mask=~torch.tril(torch.ones((T, T), dtype=torch.bool)))
+        seqs = torch.transpose(q + mixed, 0, 1)
+        seqs = self.norm2(seqs)
+        seqs = seqs + self.conv2(torch.relu(self.conv1(seqs.transpose(-1, -2)))).transpose(-1, -2)
+        score = (self.last(seqs)[:, :-1] * self.items(x[:, 1:])).sum(-1)
+        return (F.softplus(-score) * (x[:, 1:] != 0)).sum(1)
+
+
+@problem(ids(users=T))
+class TurnedTimeFirst(nn.Module):
+    """Layers on data that the model itself turns time first, with B = T."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.ln, self.a = nn.Embedding(V, D), nn.LayerNorm(D), nn.Linear(D, D)
+        self.shift, self.places = nn.Parameter(torch.randn(D)), nn.Parameter(torch.randn(T, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(self.ln(self.e(x.T))) * self.shift).cumsum(0)
+        return per_user(self.ln(h.permute(1, 0, 2)) + self.places)
+
+
 @problem(ids())
 class GRU(nn.Module):
     def __init__(self) -> None:

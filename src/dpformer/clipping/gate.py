@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -118,6 +119,8 @@ class Gate(TorchFunctionMode):
 
     def _use(self, func: Any, args: Any, kwargs: Any, managed: list[Tensor]) -> Any:
         rule = self.rules.get(func)
+        if rule is not None and func not in KNOW_THEIR_BATCH and any(is_turned(t) for t in tensors_of(args, kwargs)):
+            return self._use_turned(rule, func, args, kwargs)
         if rule is not None:
             return rule(self, func, args, kwargs)
         if func in _LIKE and not self.is_managed(args[0]):
@@ -128,6 +131,22 @@ class Gate(TorchFunctionMode):
                 managed[0], func, f"it takes statistics over the batch and mixes users: use {fix} instead"
             )
         raise self.refusal(managed[0], func, "write it with F.linear, matmul, F.embedding, layer_norm or broadcasting")
+
+    def _use_turned(self, rule: Rule, func: Any, args: Any, kwargs: Any) -> Any:
+        """The model has turned its data time first: turn it back, use the parameter, turn the result again."""
+
+        def back(value: Any) -> Any:
+            return value.transpose(0, 1) if isinstance(value, Tensor) and is_turned(value) else value
+
+        data = next(t for t in tensors_of(args, kwargs) if is_turned(t))
+        if _writes_in_place(func) or any(t.ndim != data.ndim for t in tensors_of(args, kwargs) if is_turned(t)):
+            raise self.refusal(next(t for t in tensors_of(args, kwargs) if self.is_managed(t)), func, _BATCH_FIRST)
+        out = rule(self, func, tuple(map(back, args)), {name: back(value) for name, value in kwargs.items()})
+        if not isinstance(out, Tensor) or out.shape[:2] != data.shape[:2][::-1]:
+            raise self.refusal(next(t for t in tensors_of(args, kwargs) if self.is_managed(t)), func, _BATCH_FIRST)
+        out = out.transpose(0, 1)
+        out._phantom_turned = True  # type: ignore[attr-defined]
+        return out
 
     def _without_parameters(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         fix = _MIXES_USERS.get(getattr(func, "__name__", ""))
@@ -140,6 +159,8 @@ class Gate(TorchFunctionMode):
         if public:
             for t in tensors_of(out):
                 t._phantom_public = True  # type: ignore[attr-defined]
+        else:
+            _follow_batch(func, args, tensors, out)
         return out
 
     def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -197,6 +218,33 @@ class Gate(TorchFunctionMode):
 TRANSPOSES = _named("t transpose permute swapaxes swapdims adjoint", Tensor, torch) | {
     getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")
 }
+
+
+# torch itself says which dimension of their input is the batch.
+KNOW_THEIR_BATCH = {
+    F.multi_head_attention_forward, torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu
+}  # fmt: skip
+_BATCH_FIRST = "turn the data batch first before this call"
+
+
+def is_turned(t: Tensor) -> bool:
+    """Whether the model has turned users' data so that time is the first dimension and the batch the second."""
+    return getattr(t, "_phantom_turned", False)
+
+
+def _follow_batch(func: Any, args: Any, tensors: list[Tensor], out: Any) -> None:
+    """Keeps track of `transpose(0, 1)`: many models turn their data time first and back again."""
+    if func in TRANSPOSES:
+        sizes = torch.empty(tuple(range(args[0].ndim)), device="meta")  # sizes that name the dimensions
+        batch = 1 if is_turned(args[0]) else 0
+        if args[0].ndim > 1 and func(sizes, *args[1:]).shape[1] == batch:
+            out._phantom_turned = True
+        return
+    for data in tensors:
+        if is_turned(data):
+            for t in tensors_of(out):
+                if t.ndim == data.ndim and t.shape[:2] == data.shape[:2]:
+                    t._phantom_turned = True  # type: ignore[attr-defined]
 
 
 def label(func: Any) -> str:

@@ -28,8 +28,12 @@ def multi_head_attention(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: d
     if odd or given["add_zero_attn"] or given["query"].ndim != 3:
         fix = "use it without add_bias_kv, add_zero_attn and static keys, on batched input"
         raise gate.refusal(given["out_proj_weight"], func, fix)
+    same = given["query"] is given["key"] is given["value"]
+    # Turned outside the gate: here the batch is known, whatever the gate may think of it.
+    query = given["query"].transpose(0, 1)
+    key, value = (query, query) if same else (given["key"].transpose(0, 1), given["value"].transpose(0, 1))
     with gate:
-        return _attention(given)
+        return _attention(given | {"query": query, "key": key, "value": value})
 
 
 def _attention(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
@@ -54,16 +58,15 @@ def _attention(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
 
 
 def _project(given: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Queries, keys and values, each (B, L, E)."""
+    """Queries, keys and values, each (B, L, E), from inputs of that shape."""
     query, key, value = given["query"], given["key"], given["value"]
     weight, bias = given["in_proj_weight"], given["in_proj_bias"]
     if not given["use_separate_proj_weight"] and query is key and key is value:
-        return F.linear(query.transpose(0, 1), weight, bias).chunk(3, -1)
+        return F.linear(query, weight, bias).chunk(3, -1)
     separate = [given[f"{n}_proj_weight"] for n in "qkv"]
     weights = separate if given["use_separate_proj_weight"] else weight.chunk(3)
     biases = (None, None, None) if bias is None else bias.chunk(3)
-    inputs = (t.transpose(0, 1) for t in (query, key, value))
-    return tuple(F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True))
+    return tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
 
 
 def _split(t: Tensor, heads: int) -> Tensor:
