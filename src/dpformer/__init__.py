@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dpformer import clipping, data, evaluation, models, privacy, reattention, report, training
+    from dpformer import audit, clipping, data, evaluation, models, privacy, reattention, report, training
     from dpformer.clipping import PhantomClipping, UnsupportedUse, clip, normalize, softmax_loss
     from dpformer.privacy import Ledger, PoissonBatches, calibrate, release_frequencies
     from dpformer.training import PrivateOptimizer
@@ -26,7 +26,7 @@ _HOME = {
     "release_frequencies": "privacy",
     "PrivateOptimizer": "training",
 }
-_SUBPACKAGES = ("clipping", "data", "evaluation", "models", "privacy", "reattention", "report", "training")
+_SUBPACKAGES = ("audit", "clipping", "data", "evaluation", "models", "privacy", "reattention", "report", "training")
 
 __all__ = [
     "Ledger",

@@ -1,0 +1,27 @@
+"""Audit: what training gives away about made-up users, beside what is claimed. Names are imported on first use."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpformer.audit.auditing import audit
+    from dpformer.audit.checks import Check
+    from dpformer.audit.observe import Mechanism, Observation, observe
+    from dpformer.audit.result import Audit
+
+_HOME = {
+    "Audit": "result",
+    "Check": "checks",
+    "Mechanism": "observe",
+    "Observation": "observe",
+    "audit": "auditing",
+    "observe": "observe",
+}
+
+__all__ = ["Audit", "Check", "Mechanism", "Observation", "audit", "observe"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"dpformer.audit.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'dpformer.audit' has no attribute {name!r}")

@@ -1,0 +1,186 @@
+"""Checks of the two sources of chance that the guarantee rests on, noise and inclusion, and of one user's share.
+
+A score averages over all steps and coordinates; some faults hide from it. Noise that is used twice passes every test of
+one release and cancels in the difference of two. Batches of fixed size have the right rate. Each check has an exact or
+nearly exact distribution when all is well, and fails below a p-value of `ALARM`, so that a correct build is accused by
+any of them about once in 50,000 audits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dpformer.audit.observe import Observation
+
+ALARM = 1e-6
+MOST = 2048  # steps, or coordinates, or users of which all pairs are looked at
+SAMPLES = 100_000  # for the shape of the distribution: beyond, the public grid of the noise would show
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of what was measured with what is claimed."""
+
+    name: str
+    measured: str
+    expected: str
+    p_value: float
+
+    @property
+    def passed(self) -> bool:
+        return self.p_value >= ALARM
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed}
+
+
+def checks(seen: Observation) -> list[Check]:
+    """All checks of one observation."""
+    return [*noise_checks(seen), *inclusion_checks(seen), _contribution(seen)]
+
+
+def noise_checks(seen: Observation) -> Iterator[Check]:
+    """The noise x, (T, K): standard normal, all independent."""
+    from scipy import stats
+
+    x, sigma = seen.noise, seen.mechanism.noise_multiplier
+    n, steps, width = x.size, *x.shape
+    squares = float(np.square(x, dtype=np.float64).sum())
+    deviation = sigma * math.sqrt(squares / n)
+    yield Check(
+        "noise: deviation",
+        f"{deviation:.5g}",
+        f"{sigma:.5g}",
+        _two_sided(float(stats.chi2.cdf(squares, n)), squares, n),
+    )
+    mean = float(x.mean(dtype=np.float64))
+    yield Check("noise: mean", f"{sigma * mean:.2g}", "0", _normal(mean * math.sqrt(n)))
+    yield _normality(x.ravel()[:: max(1, n // SAMPLES)] * (sigma / deviation))
+    after = float((x[1:] * x[:-1]).sum(dtype=np.float64)) / math.sqrt(max(1, (steps - 1) * width))
+    yield _correlation("noise: from step to step", after, (steps - 1) * width)
+    beside = float((x[:, 1:] * x[:, :-1]).sum(dtype=np.float64)) / math.sqrt(steps * (width - 1))
+    yield _correlation("noise: from coordinate to coordinate", beside, steps * (width - 1))
+    sums = float(np.square(x.sum(1, dtype=np.float64)).sum()) / width
+    yield Check(
+        "noise: all coordinates of a step", f"{sums / steps:.4g}", "1",
+        _two_sided(float(stats.chi2.cdf(sums, steps)), sums, steps),
+    )  # fmt: skip
+    yield _largest("noise: any two steps, before and after a restart", _some_steps(x, seen.restart))
+    yield _largest("noise: any two coordinates", x[:, :MOST].T)
+    # Training was resumed from one checkpoint twice, once with other data: the same noise would cancel.
+    yield _largest("noise: resumed with other data", np.stack([x[seen.restart], seen.other_data]))
+    if seen.other_run is not None:
+        yield _largest("noise: of another run", np.stack([x[0], seen.other_run]))
+
+
+def inclusion_checks(seen: Observation) -> Iterator[Check]:
+    """Inclusion a, (T, n): true with probability q, all independent."""
+    from scipy import stats
+
+    a, q = seen.inclusion, seen.mechanism.sample_rate
+    steps, users = a.shape
+    total, n = int(a.sum()), a.size
+    below, above = float(stats.binom.cdf(total, n, q)), float(stats.binom.sf(total - 1, n, q))
+    yield Check("inclusion: rate", f"{total / n:.5g}", f"{q:.5g}", min(1.0, 2 * min(below, above)))
+    yield Check(
+        "inclusion: two processes with one key agree", "yes" if seen.same_batches else "no", "yes",
+        float(seen.same_batches),
+    )  # fmt: skip
+    if q == 1:
+        return
+    yield _dispersion("inclusion: size of batches (independent users)", a.sum(1), users, q)
+    yield _dispersion("inclusion: batches of a user (independent steps)", a.sum(0), steps, q)
+    centred = (a - q) / math.sqrt(q * (1 - q))
+    after = float((centred[1:] * centred[:-1]).sum()) / math.sqrt(max(1, (steps - 1) * users))
+    yield _correlation("inclusion: from step to step", after, (steps - 1) * users)
+    yield _overlap("inclusion: any two users", a[:, :MOST].T, q)
+    yield _overlap("inclusion: any two steps", a[:MOST], q)
+
+
+def _contribution(seen: Observation) -> Check:
+    """What one user adds to its own coordinate: at most the clip norm."""
+    mean, error = seen.contribution
+    from scipy import stats
+
+    p = float(stats.norm.sf((mean - 1) / error))
+    return Check("contribution of one user, in clip norms", f"{mean:.4f} ± {error:.4f}", "at most 1", p)
+
+
+# Statistics.
+
+
+def _normality(x: np.ndarray) -> Check:
+    """Kolmogorov–Smirnov, and the fourth moment for the tails."""
+    from scipy import stats
+
+    distance, p = stats.kstest(x, "norm")
+    fourth = (float(np.mean(x.astype(np.float64) ** 4)) - 3) / math.sqrt(24 / len(x))  # deviation was divided out
+    return Check(
+        "noise: normal distribution", f"distance {distance:.2g}", "0", min(1.0, 2 * min(float(p), _normal(fourth)))
+    )
+
+
+def _correlation(name: str, z: float, terms: int) -> Check:
+    return Check(name, f"{z / math.sqrt(max(1, terms)):.2g}", "0", _normal(z))
+
+
+def _dispersion(name: str, counts: np.ndarray, trials: int, q: float) -> Check:
+    """Whether counts vary as independent trials do: less is a batch of fixed size, more is users who go together."""
+    from scipy import stats
+
+    variance = trials * q * (1 - q)
+    seen = float(np.square(counts - trials * q).sum() / variance)
+    # Mean and variance of this sum of squares are known exactly; a gamma distribution has both.
+    spread = len(counts) * (2 + (1 - 6 * q * (1 - q)) / variance)
+    shape, scale = len(counts) ** 2 / spread, spread / len(counts)
+    p = 2 * min(stats.gamma.cdf(seen, shape, scale=scale), stats.gamma.sf(seen, shape, scale=scale))
+    return Check(name, f"{seen / len(counts):.4g}", "1", min(1.0, float(p)))
+
+
+def _largest(name: str, rows: np.ndarray) -> Check:
+    """The largest correlation between two of the rows: for independent normal rows r√(n−1)/√(1−r²) is Student's t."""
+    from scipy import stats
+
+    count, n = rows.shape
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    r = np.abs(unit @ unit.T)
+    np.fill_diagonal(r, 0)
+    largest = min(float(r.max()), 1 - 1e-12)
+    t = largest * math.sqrt((n - 1) / (1 - largest**2))
+    p = count * (count - 1) / 2 * 2 * float(stats.t.sf(t, n - 1))
+    return Check(name, f"{largest:.3g}", "0", min(1.0, p))
+
+
+def _overlap(name: str, rows: np.ndarray, q: float) -> Check:
+    """Of any two rows, how often both are true: binomial at q²."""
+    from scipy import stats
+
+    count, n = rows.shape
+    both = rows.astype(np.float32) @ rows.T.astype(np.float32)
+    pairs = both[np.triu_indices(count, 1)]
+    if not len(pairs):
+        return Check(name, "none", "any", 1.0)
+    least, most = float(pairs.min()), float(pairs.max())
+    tail = min(float(stats.binom.cdf(least, n, q * q)), float(stats.binom.sf(most - 1, n, q * q)))
+    return Check(name, f"{least:.0f} … {most:.0f}", f"about {n * q * q:.1f}", min(1.0, 2 * len(pairs) * tail))
+
+
+def _some_steps(x: np.ndarray, restart: int) -> np.ndarray:
+    """All steps, or the first ones and those after the restart."""
+    half = MOST // 2
+    return x if len(x) <= MOST else np.concatenate([x[:half], x[restart : restart + half]])
+
+
+def _normal(z: float) -> float:
+    return math.erfc(abs(z) / math.sqrt(2))
+
+
+def _two_sided(cdf: float, value: float, freedom: int) -> float:
+    from scipy import stats
+
+    return min(1.0, 2 * min(cdf, float(stats.chi2.sf(value, freedom))))

@@ -1,0 +1,189 @@
+"""What an attacker sees: training itself, run on canaries, and every noisy sum that it hands to the optimizer.
+
+Nothing is simulated. The `Trainer` of `dpformer train` draws the users, cuts micro-batches, clips, sums, adds noise and
+steps Adam; it is stopped half-way, saved to a checkpoint and resumed by a new one. Only the model and the data are made
+up (canaries.py). What is watched is `p.grad` as Adam receives it: all that training ever learns about the users.
+
+    o_tj = (noisy sum at canary j's coordinate in step t) / C
+    L_j = Σ_t log(1 − q + q·exp((2·o_tj − 1) / (2σ²)))      the likelihood ratio of "j takes part" to "j does not"
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from dpformer.audit.canaries import CanaryTable, canary_data
+from dpformer.data import Dataset
+from dpformer.models import SequenceModel
+from dpformer.privacy import SecureRandom
+from dpformer.training.checkpoint import load_checkpoint, save_checkpoint
+from dpformer.training.config import Config
+from dpformer.training.loop import Trainer
+from dpformer.training.plan import Plan
+
+KEEP = 2**23  # numbers of noise kept for the checks, and of inclusion
+Watch = Callable[[range], Iterable[int]]
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What is claimed of training, and so what is audited."""
+
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    clip_norm: float = 1.0
+    clipping: str = "normalize"
+
+
+@dataclass
+class Observation:
+    """What came out of one run on canaries."""
+
+    mechanism: Mechanism
+    member: np.ndarray  # (canaries,) bool
+    scores: np.ndarray  # (canaries,) L_j
+    noise: np.ndarray  # (T, some) float32: o_tj at canaries that never take part, in deviations of the claimed noise
+    inclusion: np.ndarray  # (T, some) bool: which members were in which batch
+    contribution: tuple[float, float]  # mean of o_tj where j was in batch t, and its standard error
+    same_batches: bool  # a second process with the same key draws the same batches
+    other_data: np.ndarray  # (some,): the first noise after the restart, had one user been another
+    other_run: np.ndarray | None  # (some,): the first noise of another run; None with a seed
+    restart: int  # the step before which training was stopped and resumed
+
+
+def observe(mechanism: Mechanism, canaries: int, *, seed: int | None = None, watch: Watch = iter) -> Observation:
+    """Trains on about half of the canaries, by the toss of coins, and records what is released about all of them."""
+    member = np.random.default_rng(seed).random(canaries) < 0.5
+    return _Observer(mechanism, member, seed).run(watch)
+
+
+class _Observer:
+    def __init__(self, mechanism: Mechanism, member: np.ndarray, seed: int | None) -> None:
+        self.mechanism, self.member, self.seed = mechanism, member, seed
+        self.members, self.others = np.flatnonzero(member), np.flatnonzero(~member)
+        self.data = canary_data(self.members, len(member))
+        self.scores = np.zeros(len(member))
+        self.noise: list[np.ndarray] = []
+        self.inclusion: list[np.ndarray] = []
+        self.of_included = [0.0, 0]  # sum and count
+
+    def run(self, watch: Watch) -> Observation:
+        m = self.mechanism
+        restart = m.steps // 2
+        trainer = self._trainer(self.data)
+        same = other_data = None
+        for step in watch(range(m.steps)):
+            if step == restart:
+                trainer, saved = self._restarted(trainer)
+                other_data = self._noise_with_another_user(saved)
+                same = self._same_batches(trainer)
+            batch = trainer.batches.batch(step)
+            self._record(self._advance(trainer), batch)
+        assert same is not None and other_data is not None
+        total, count = self.of_included
+        return Observation(
+            mechanism=m,
+            member=self.member,
+            scores=self.scores,
+            noise=np.stack(self.noise),
+            inclusion=np.stack(self.inclusion),
+            contribution=(total / max(count, 1), m.noise_multiplier / max(count, 1) ** 0.5),
+            same_batches=same,
+            other_data=other_data,
+            other_run=None if self.seed is not None else self._kept(self._advance(self._trainer(self.data))),
+            restart=restart,
+        )
+
+    # One trainer after the other.
+
+    def _trainer(self, data: Dataset) -> Trainer:
+        m, users = self.mechanism, data.num_users
+        config = Config.make(
+            max_length=2, clipping=m.clipping, clip_norm=m.clip_norm, seed=self.seed, micro_batch_tokens=1024
+        ).resolve(users=users, threads=1)
+        plan = Plan(
+            users=users,
+            expected_batch_size=m.sample_rate * users,  # type: ignore[arg-type]  # in general no whole number
+            steps=m.steps,
+            epsilon_target=1.0,
+            delta=1 / users,
+            clip_norm=m.clip_norm,
+            noise_multiplier=m.noise_multiplier,
+            others=(),
+            private=self.seed is None,
+        )
+        model = cast(SequenceModel, CanaryTable(len(self.member), m.clip_norm))
+        return Trainer(config, plan, data, model, SecureRandom("audit", seed=self.seed))
+
+    def _restarted(self, trainer: Trainer) -> tuple[Trainer, dict[str, Any]]:
+        """Another trainer that goes on from a checkpoint on disk, as after a crash."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "state.safetensors"
+            save_checkpoint(path, {"trainer": trainer.state()}, config="audit", data="canaries")
+            saved = load_checkpoint(path, config="audit", data="canaries")["trainer"]
+        fresh = self._trainer(self.data)
+        fresh.restore(saved)
+        return fresh, saved
+
+    def _noise_with_another_user(self, saved: dict[str, Any]) -> np.ndarray:
+        """The noise that the same checkpoint gives on other data. Equal noise would cancel in the difference."""
+        changed = np.append(self.members[1:], self.members[1])  # as many users: the sampler's state names the number
+        neighbour = self._trainer(canary_data(changed, len(self.member)))
+        neighbour.restore(saved)
+        return self._kept(self._advance(neighbour))
+
+    def _same_batches(self, trainer: Trainer) -> bool:
+        other = self._trainer(self.data).batches
+        other.load_state_dict(trainer.batches.state_dict())
+        last = self.mechanism.steps - 1
+        return all(np.array_equal(other.batch(t), trainer.batches.batch(t)) for t in (0, last // 2, last))
+
+    def _advance(self, trainer: Trainer) -> np.ndarray:
+        """(canaries,) o_t: the sum that one step hands to Adam, at every canary's coordinate, in units of C."""
+        seen: list[np.ndarray] = []
+        (table,) = trainer.parameters
+
+        def look(*_: object) -> None:
+            assert table.grad is not None
+            total = table.grad.detach().double() * trainer.plan.expected_batch_size
+            seen.append(torch.flatten(total).numpy()[: len(self.member)] / self.mechanism.clip_norm)
+
+        handle = trainer.optimizer.inner.register_step_pre_hook(look)
+        try:
+            trainer.advance()
+        finally:
+            handle.remove()
+        (released,) = seen
+        return released
+
+    # What is kept of a step.
+
+    def _record(self, released: np.ndarray, batch: np.ndarray) -> None:
+        m = self.mechanism
+        self.scores += _log_ratio(released, m.sample_rate, m.noise_multiplier)
+        self.noise.append(self._kept(released))
+        included = np.zeros(len(self.members), dtype=bool)
+        included[batch] = True
+        self.inclusion.append(included[: max(2, KEEP // m.steps)])
+        self.of_included[0] += float(released[self.members[batch]].sum())
+        self.of_included[1] += len(batch)
+
+    def _kept(self, released: np.ndarray) -> np.ndarray:
+        some = self.others[: max(2, KEEP // self.mechanism.steps)]
+        return (released[some] / self.mechanism.noise_multiplier).astype(np.float32)
+
+
+def _log_ratio(released: np.ndarray, q: float, sigma: float) -> np.ndarray:
+    """log(1 − q + q·eˡ), l = (2o − 1)/(2σ²), without overflow."""
+    loss = (2 * released - 1) / (2 * sigma**2)
+    if q == 1:
+        return loss
+    return np.logaddexp(np.log1p(-q), np.log(q) + loss)
