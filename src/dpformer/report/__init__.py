@@ -1,1 +1,18 @@
+"""The report of a run: one HTML page that works offline. Names are imported on first use, as they need torch."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpformer.report.accuracy import Accuracy, measure
+    from dpformer.report.page import write_report
+
+_HOME = {"Accuracy": "accuracy", "measure": "accuracy", "write_report": "page"}
+
+__all__ = ["Accuracy", "measure", "write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"dpformer.report.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'dpformer.report' has no attribute {name!r}")

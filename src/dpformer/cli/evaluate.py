@@ -1,0 +1,69 @@
+"""`dpformer evaluate RUN [DATA]`: how good the recommendations are, on items held out from training."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpformer.errors import DpformerError
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    data: Annotated[Path | None, typer.Argument(help="A log to evaluate on.  [default: the run's own data]")] = None,
+    k: Annotated[
+        list[int] | None, typer.Option("-k", help="Length of the list; may be repeated.  [default: 10]")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which held-out item: test or validation.")] = "test",
+    samples: Annotated[int, typer.Option(help="Bootstrap samples of the confidence intervals.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Rank each user's held-out item among all items: NDCG@k, HIT@k, MRR, with popularity beside them."""
+    ks = sorted(set(k or [10]))
+    if ks[0] < 1:
+        raise DpformerError(f"k is {ks[0]}; it must be 1 or more")
+    if samples < 1:
+        raise DpformerError(f"samples is {samples}; it must be 1 or more")
+    if split not in ("test", "validation"):
+        raise DpformerError(f"split is {split!r}; it must be test or validation")
+    from dpformer.report.accuracy import measure
+    from dpformer.training import finished
+
+    opened = finished(run)
+    facts = measure(opened, data, split=split).to_dict(ks, samples=samples)
+    facts = {"run": str(run), "headline": opened.statement["headline"], **facts}
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        _print(facts)
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(facts["headline"], style="bold", highlight=False, markup=False)
+    for policy, meaning in facts["policies"].items():
+        title = f"Seen items {policy}: {meaning}"
+        table = Table(
+            "metric", "model", "95% interval", "popularity", "95% interval", title=title, title_justify="left"
+        )
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for name, of_model in facts["metrics"]["model"][policy].items():
+            of_popularity = facts["metrics"]["popularity"][policy][name]
+            table.add_row(name, *_cells(of_model), *_cells(of_popularity))
+        console.print(table)
+    console.print(f"{facts['users']:,} users, {facts['split']} items, {facts['ranking']}.", highlight=False)
+    if facts["interactions_left_out"]:
+        left_out = (
+            f"{facts['interactions_left_out']:,} interactions with items that the model does not know were left out."
+        )
+        console.print(left_out, highlight=False)
+    console.print(facts["note"], style="yellow", highlight=False)
+
+
+def _cells(metric: dict[str, float]) -> tuple[str, str]:
+    return f"{metric['value']:.4f}", f"{metric['low']:.4f} … {metric['high']:.4f}"

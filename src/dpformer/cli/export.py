@@ -1,0 +1,61 @@
+"""`dpformer export RUN model.onnx`: one file for serving, checked before it is written."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpformer.errors import DpformerError
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The run folder, or its model.safetensors alone.")],
+    out: Annotated[Path, typer.Argument(help="The ONNX file to write.")],
+    k: Annotated[int, typer.Option("-k", help="Items to recommend, fixed in the file.")] = 10,
+    int8: Annotated[bool, typer.Option("--int8", help="Weights in 8 bits; says what that costs in NDCG.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write a model as ONNX: history in, the best unseen items out; any batch and length."""
+    from dpformer.export import export_onnx
+    from dpformer.training.release import load_release, model_file
+
+    release = load_release(model_file(run))
+    exported = export_onnx(release, out, k=k, int8=int8)
+    facts: dict[str, Any] = {**asdict(exported), "path": str(exported.path)}
+    if int8:
+        facts["int8_loss"] = _loss(run, release, exported)
+    typer.echo(json.dumps(facts, indent=2) if as_json else _words(facts))
+
+
+def _loss(run: Path, release: Any, exported: Any) -> dict[str, Any]:
+    """NDCG on the run's held-out items before and after rounding, or why it could not be measured."""
+    from dpformer.export.loss import measure_loss
+    from dpformer.report.accuracy import held_out_data
+    from dpformer.training import finished
+
+    if not run.is_dir():
+        return {"unknown": f"{run} is a model alone; give the run folder"}
+    try:
+        return measure_loss(exported.path, release, held_out_data(finished(run)), exported.k)
+    except DpformerError as error:
+        return {"unknown": str(error)}
+
+
+def _words(facts: dict[str, Any]) -> str:
+    lines = [
+        f"{facts['path']}: {facts['bytes'] / 1e6:,.2f} MB, top {facts['k']} of unseen items inside"
+        + (", weights in int8" if facts["int8"] else ""),
+        f"ONNX Runtime agrees with PyTorch on {facts['checked']} random histories; scores differ by at most "
+        f"{facts['largest_difference']:.1g}",
+    ]
+    loss = facts.get("int8_loss")
+    if loss and "unknown" in loss:
+        lines.append(f"the loss of NDCG by int8 could not be measured: {loss['unknown']}")
+    elif loss:
+        lines.append(
+            f"int8 takes NDCG@{loss['k']} from {loss['ndcg']:.4f} to {loss['ndcg_int8']:.4f}, a loss of "
+            f"{loss['loss']:.4f}, over {loss['users']:,} users' held-out items (not covered by the guarantee)"
+        )
+    return "\n".join(lines)

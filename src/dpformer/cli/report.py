@@ -1,0 +1,24 @@
+"""`dpformer report RUN`: one HTML page about a run, for engineers and lawyers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    out: Annotated[Path | None, typer.Option(help="The page to write.  [default: RUN/report.html]")] = None,
+    history: Annotated[
+        list[str] | None, typer.Option(help="An example history to show, item ids with commas; may be repeated.")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Only what the guarantee covers: a page that may be published.")
+    ] = False,
+) -> None:
+    """Write one self-contained HTML page: guarantee, accuracy, curves, long tail, attention, config."""
+    from dpformer.cli.recommend import split_ids
+    from dpformer.report import write_report
+
+    examples = [split_ids(text) for text in history] if history else None
+    typer.echo(str(write_report(run, out=out, histories=examples, public=public)))

@@ -1,0 +1,256 @@
+"""What a report says, gathered from the run folder; each part knows whether the guarantee covers it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from markupsafe import Markup
+
+from dpformer.errors import DpformerError
+from dpformer.evaluation import bootstrap, hit
+from dpformer.models import Batch, Transformer
+from dpformer.report.accuracy import Accuracy, measure
+from dpformer.report.svg import Group, Line, dot_chart, heat_map, line_chart
+
+if TYPE_CHECKING:
+    from dpformer.training.release import Release
+    from dpformer.training.run import Run
+
+FIFTHS = ("most popular", "2nd", "3rd", "4th", "rarest")
+EXAMPLE_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its legend: names of series and their colours."""
+
+    title: str
+    chart: Markup
+    legend: Sequence[tuple[str, str]] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A made-up history, who looks at whom in it, and what the model recommends next."""
+
+    name: str
+    items: list[str]
+    maps: list[Figure]
+    next: list[str]
+
+
+@dataclass(frozen=True)
+class Content:
+    """All parts of the page; what is None is left out."""
+
+    run: Run
+    public: bool
+    training: list[Figure] = field(default_factory=list)
+    tail: Figure | None = None
+    accuracy: dict[str, Any] | None = None
+    no_accuracy: str = ""
+    by_popularity: Figure | None = None
+    examples: list[Example] = field(default_factory=list)
+
+
+def gather(run: Run, *, histories: Sequence[Sequence[Any]] | None = None, public: bool = False) -> Content:
+    """Reads, measures and draws. `public` keeps to what the guarantee covers, and does not read the data at all."""
+    release = run.release
+    chosen = _made_up(release) if histories is None else [("Given", release.index(history)) for history in histories]
+    examples = [_example(release, name, history) for name, history in chosen]
+    tail = _tail(release, run.statement)
+    if public:
+        return Content(run, True, tail=tail, examples=examples)
+    training = _training(_metrics(run.folder / "metrics.jsonl"), run.statement)
+    try:
+        measured = measure(run)
+    except DpformerError as error:  # the page is about the model; its data may have moved
+        return Content(run, False, training, tail, None, str(error), None, examples)
+    return Content(run, False, training, tail, measured.to_dict((10,)), "", _by_popularity(measured, release), examples)
+
+
+# Training: exact statistics of the data, not covered.
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        records = [json.loads(line) for line in lines if line.strip()]
+        if not all(isinstance(record, dict) and "step" in record for record in records):
+            raise ValueError("a line is not the record of a step")
+    except (OSError, ValueError, RecursionError) as error:
+        raise DpformerError(f"{path} cannot be read: {error}") from None
+    return records
+
+
+def _training(records: list[dict[str, Any]], statement: dict[str, Any]) -> list[Figure]:
+    steps = [record for record in records if "split" not in record]
+    tested = [record for record in records if "split" in record]
+    figures = []
+    x, loss = _column(steps, "loss")
+    if x:
+        legend = [("mean over the batch", "c1")]
+        chart = line_chart(_with_trend(x, loss), x_label="step", y_label="loss")
+        figures.append(
+            Figure("Training loss", chart, legend, "Cross-entropy a position, mean over users in the batch.")
+        )
+    x, norms = _column(steps, "median_norm")
+    if x:
+        bound = statement.get("clip_norm")
+        rule = (bound, f"bound C = {bound:g}") if bound else None
+        chart = line_chart(
+            _with_trend(x, norms), x_label="step", y_label="median gradient norm", from_zero=True, rule=rule
+        )
+        note = "What one user would add without a bound. Whatever it is, no more than C enters the sum."
+        figures.append(Figure("Gradient norms", chart, [("median over the batch", "c1")], note))
+    x, spent = _column(steps, "epsilon")
+    if x:
+        chart = line_chart([Line(x, spent, "ε")], x_label="step", y_label="ε spent", from_zero=True)
+        figures.append(
+            Figure("Budget spent", chart, [("ε, an upper bound", "c1")], "Public: it depends on the plan alone.")
+        )
+    if tested:
+        x = [record["step"] for record in tested]
+        lines = [Line(x, [r[p]["ndcg@10"] for r in tested], p, c) for p, c in (("masked", "c1"), ("unmasked", "c2"))]
+        chart = line_chart(lines, x_label="step", y_label="NDCG@10", from_zero=True)
+        legend = [("seen items masked", "c1"), ("all items ranked", "c2")]
+        figures.append(
+            Figure(f"NDCG@10 on {tested[0]['split']} items", chart, legend, "Without influence on training.")
+        )
+    return figures
+
+
+def _column(records: list[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    pairs = [(r["step"], r[name]) for r in records if isinstance(r.get(name), int | float)]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def _with_trend(x: list[float], y: list[float]) -> list[Line]:
+    """The values, faint, and on top their running mean over a twentieth of the run."""
+    width = max(1, len(y) // 20)
+    if width < 3:
+        return [Line(x, y, "value")]
+    padded = np.pad(np.asarray(y), (width // 2, width - 1 - width // 2), mode="edge")
+    trend = np.convolve(padded, np.full(width, 1 / width), mode="valid")
+    return [Line(x, y, "value", faint=True), Line(x, trend.tolist(), "trend")]
+
+
+# The long tail, from the release alone.
+
+
+def _tail(release: Release, statement: dict[str, Any]) -> Figure | None:
+    if release.frequencies is None:
+        return None
+    p = np.sort(release.frequencies)[::-1]
+    p = p[p > 0]
+    if not len(p):
+        return None
+    ranks = np.arange(1, len(p) + 1)
+    keep = np.unique(np.round(np.geomspace(1, len(p), min(len(p), 160))).astype(int)) - 1
+    line = Line(ranks[keep].tolist(), p[keep].tolist(), "share of users")
+    chart = line_chart([line], x_label="item, from the most popular", y_label="share of users", log=True)
+    event = next((e for e in statement["events"] if e.get("label") == "frequencies"), None)
+    head = p[: max(1, len(p) // 10)].sum() / p.sum()
+    note = f"The most popular tenth of the items has {head:.0%} of all that was released. "
+    if event is not None:
+        note += (
+            f"Drawn from the noisy release (noise multiplier {event['noise_multiplier']:.3g}), never from raw counts."
+        )
+    else:
+        note += "Exact: this run is not private."
+    return Figure("Share of users who have an item", chart, [("released share of users", "c1")], note)
+
+
+def popularity_fifth(frequencies: np.ndarray) -> np.ndarray:
+    """0 … 4 for each item, (M,): fifths of the items from the most popular; items of equal frequency stay together."""
+    ordered = np.sort(-frequencies)
+    more_popular = np.searchsorted(ordered, -frequencies, side="left")  # items that are strictly more popular
+    return 5 * more_popular // len(frequencies)
+
+
+def _by_popularity(measured: Accuracy, release: Release) -> Figure | None:
+    if release.frequencies is None:
+        return None
+    fifth = popularity_fifth(release.frequencies)[measured.model.targets]
+    groups, shares = [], []
+    for number, name in enumerate(FIFTHS):
+        chosen = torch.from_numpy(np.flatnonzero(fifth == number))
+        if len(chosen):
+            ranks = (measured.model.masked[chosen], measured.popularity.masked[chosen])
+            groups.append(
+                Group(
+                    name.removesuffix(" popular"),
+                    [(float(hit(r, 10)), *bootstrap(lambda s: hit(s, 10), r)) for r in ranks],
+                )
+            )
+            shares.append(f"{len(chosen) / len(fifth):.0%} {name}")
+    chart = dot_chart(
+        groups, ("model", "popularity"), x_label="fifth of the items, by released frequency", y_label="HIT@10"
+    )
+    note = (
+        f"Where the held-out items are: {', '.join(shares)}. Items whose noisy frequency is at the floor stay together."
+    )
+    return Figure("HIT@10 by popularity of the item", chart, [("model", "c1"), ("popularity", "c2")], note)
+
+
+# Examples: never a real user's history.
+
+
+def _made_up(release: Release) -> list[tuple[str, np.ndarray]]:
+    """Popular and rare items in turn, and popular ones alone, by the released frequencies; else the first items."""
+    size = len(release.vocabulary)
+    length = min(EXAMPLE_LENGTH, size - 1, getattr(release.model, "max_length", EXAMPLE_LENGTH))
+    if release.frequencies is None or size < 2 * EXAMPLE_LENGTH:
+        return [("The first items of the vocabulary", np.arange(length))]
+    order = np.argsort(-release.frequencies, kind="stable")
+    turns = np.stack([order[:length], order[::-1][:length]], axis=1).ravel()[:length]
+    return [("Popular and rare items in turn", turns), ("Popular items", order[:length])]
+
+
+def _example(release: Release, name: str, history: np.ndarray) -> Example:
+    shown = history[-EXAMPLE_LENGTH:]
+    best = release.recommend([shown], 5)[0]
+    names = [str(entry.get("title") or entry["item_id"]) for entry in best]
+    return Example(name, [release.title(int(item)) for item in shown], _maps(release.model, shown), names)
+
+
+def _maps(model: Any, history: np.ndarray) -> list[Figure]:
+    if not isinstance(model, Transformer) or not len(history):
+        return []
+    batch = Batch.for_scores([history], model.max_length)
+    corrected = _last_map(model, batch)
+    if not model.reattention:
+        return [Figure("Attention, last block", heat_map(corrected, label="attention"))]
+    errors = model.item_error.clone(), model.weight_error.clone()
+    try:  # what attention would be if the noise in the keys were not taken out
+        model.item_error.zero_()
+        model.weight_error.zero_()
+        plain = _last_map(model, batch)
+    finally:
+        model.item_error.copy_(errors[0])
+        model.weight_error.copy_(errors[1])
+    return [
+        Figure("With Re-Attention", heat_map(corrected, label="attention with the correction")),
+        Figure("Without the correction", heat_map(plain, label="attention without the correction")),
+    ]
+
+
+def _last_map(model: Transformer, batch: Batch) -> np.ndarray:
+    """(L, L), the mean over heads."""
+    return np.asarray(model.attention_maps(batch)[-1][0].mean(0).numpy())
+
+
+def attack_bound(epsilon: float, delta: float) -> float:
+    """The most that any attack can be right in telling, of two equally likely cases, whether a user took part.
+
+    (ε, δ)-DP bounds it by (e^ε + δ) / (1 + e^ε) (Kairouz, Oh and Viswanath 2015).
+    """
+    return min(1.0, 1 / (1 + math.exp(-epsilon)) + delta / (1 + math.exp(min(epsilon, 700))))

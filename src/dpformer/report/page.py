@@ -1,0 +1,102 @@
+"""The page itself: content and template to one HTML file without scripts, fonts or anything from elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_args
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import dpformer
+from dpformer.files import write_text
+from dpformer.report.content import Content, attack_bound, gather
+from dpformer.training.config import Config, Section, fields_of
+from dpformer.training.run import finished
+
+MODELS = {"transformer": "Transformer", "gru": "GRU", "lstm": "LSTM"}
+
+
+def write_report(
+    run_folder: str | Path,
+    *,
+    out: str | Path | None = None,
+    histories: Sequence[Sequence[Any]] | None = None,
+    public: bool = False,
+) -> Path:
+    """Writes the report of a finished run and returns its path.
+
+    Args:
+        run_folder: the run.
+        out: the page; by default `report.html` in the run folder.
+        histories: example histories to show, in the users' own item ids; by default some are made up from popular
+            items. Never give a real user's: the page shows them.
+        public: leave out all that the guarantee does not cover, so that the page may be published.
+    """
+    run = finished(run_folder)
+    path = run.folder / "report.html" if out is None else Path(out)
+    write_text(path, render(gather(run, histories=histories, public=public)))
+    return path
+
+
+def render(content: Content) -> str:
+    """The page as text. Values are escaped by the template; only our own charts and style sheet are not."""
+    environment = Environment(
+        loader=PackageLoader("dpformer", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(percent=_percent, delta=_delta, up=_up, value=_value)
+    run, facts = content.run, content.run.statement
+    style = files("dpformer.report").joinpath("page.css").read_text(encoding="utf-8")
+    return environment.get_template("page.html").render(
+        content=content,
+        facts=facts,
+        style=style,
+        title=_title(run.config),
+        model=_model(run.config),
+        items=len(run.release.vocabulary),
+        attack=attack_bound(facts["epsilon"], facts["delta"]) if facts["private"] else None,
+        config=[(section, _choices(run.config, section)) for section in get_args(Section)],
+        version=dpformer.__version__,
+    )
+
+
+def _title(config: Config) -> str:
+    return "Synthetic default" if config.file is None else config.file.name
+
+
+def _model(config: Config) -> str:
+    name = MODELS.get(config.model, config.model)
+    return f"{name} with Re-Attention" if config.reattention else name
+
+
+def _choices(config: Config, section: Section) -> list[tuple[str, Any]]:
+    """The choices of a section that are made; of a path only the name: where it is concerns nobody."""
+    values = [(name, getattr(config, name)) for name in fields_of(section)]
+    return [(name, v.name if isinstance(v, Path) else v) for name, v in values if v is not None]
+
+
+def _percent(share: float) -> str:
+    """A probability, rounded up and never shown as certain when it is not."""
+    digits = next(d for d in range(1, 8) if share >= 1 or round(share, d + 2) < 1)
+    return f"{math.ceil(share * 10 ** (digits + 2) - 1e-9) / 10**digits:.{digits}f}%" if share < 1 else "100%"
+
+
+def _delta(delta: float) -> str:
+    return f"1 in {math.floor(1 / delta + 1e-6):,}"  # rounded down: δ is not less than it says
+
+
+def _up(epsilon: float) -> str:
+    """ε to three decimals, rounded up: never less than what was spent."""
+    return f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
