@@ -4,7 +4,7 @@ Of x_c + σ·N(0, 1), one number for each of n cells, only the cells above a thr
 and an empty cell passes with probability p = Q(τ/σ) = P(N(0, 1) > τ/σ), each on its own. So instead of n draws:
 
 1. the cells that pass, were all of them empty: the gaps between successes of independent trials are geometric,
-   gap = ⌊ln u / ln(1 − p)⌋, u uniform; those that hit an occupied cell are dropped, since occupied cells draw for themselves;
+   gap = ⌊ln u / ln(1 − p)⌋, u uniform; those on an occupied cell are dropped, since occupied cells draw for themselves;
 2. their values, which are normal given that they pass: σ·Q⁻¹(u·p), u uniform;
 3. the occupied cells, x_c + σ·N(0, 1), kept if above τ.
 

@@ -1,0 +1,221 @@
+r"""Transition counts released with differential privacy: from items to unordered pairs to directed pairs, in rounds.
+
+Counting all M² transitions in one release spends nearly all of every user's contribution on cells that drown in noise.
+So the budget is cut into rounds, each a Gaussian release of sensitivity 1, and every round looks only where the rounds
+before it saw something; a user's vector is scaled to norm 1 *over the cells still in play*, so what was spent on lost
+cells goes to the living:
+
+    items       how popular each item is (`release_frequencies`); those above 3 deviations are the m items that count
+    unordered   Σ_u v_u/‖v_u‖ over the m(m−1)/2 pairs {a, b}: both directions add up in one cell
+    directed    the same over (a, b) and (b, a) of the pairs that survived
+
+After each round a pair survives if its estimate S is more than `keep` deviations above zero. Rounds are weighted by
+1/σ_r²; with a directed round's (x_ab, x_ba) ~ N(θ, σ_r²) the sum x_ab + x_ba counts for S with variance 2σ_r².
+
+**Budget.** Round r has share s_r of the budget, σ_r = σ/√s_r and Σ s_r = 1. Each round is a Gaussian mechanism of
+sensitivity 1 whose cells are chosen by *released* numbers only, and adaptive composition of Gaussian mechanisms is
+exact: √Σ 1/σ_r² = 1/σ (Dong, Roth, Su 2022, Corollary 3.3). So all rounds together cost no more than **one Gaussian
+event of noise multiplier σ**. docs/maths/counts.md has the argument in full and what each choice gains.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from dpformer.models.counts_pairs import Pairs, pairs_of_users, scaled
+from dpformer.privacy.arguments import positive, whole
+from dpformer.privacy.events import Gaussian
+from dpformer.privacy.frequencies import FrequencyRelease, release_frequencies
+from dpformer.privacy.randomness import SecureRandom, public_grid
+from dpformer.privacy.sparse import noisy_above
+
+LABEL = "transition counts"
+MOST_NOISE = 2**25  # cells without data that may pass the first round, in expectation: bounds memory
+SIEVE = 2**24  # searching is dear: a table of remainders throws out most pairs that are not in play
+SLACK = 1 + 1e-9  # on every deviation: the event's noise multiplier is never more than what was added
+
+
+class Round(NamedTuple):
+    share: float  # of the budget, 1/σ²
+    directed: bool
+    keep: float  # deviations above zero that a pair needs to stay
+
+
+ITEMS = Round(0.05, False, 3.0)
+ROUNDS = (
+    Round(0.2375, False, 1.0),
+    Round(0.1425, False, 1.0),
+    Round(0.1425, False, 1.5),
+    Round(0.1425, True, 1.5),
+    Round(0.1425, True, 1.5),
+    Round(0.1425, True, -math.inf),
+)
+
+
+@dataclass(frozen=True)
+class TransitionRelease:
+    """What was released: estimates of how often items of a pair {a, b}, a before b in `items`, follow one another."""
+
+    items: np.ndarray  # (m,) int64 ascending: the items that count
+    pairs: np.ndarray  # (K, 2) int64: places in `items`, a < b
+    total: np.ndarray  # (K,) float64: S, both directions together
+    total_deviation: float
+    difference: np.ndarray  # (K,) float64: (a, b) less (b, a)
+    difference_deviation: float
+    frequencies: FrequencyRelease
+    event: Gaussian  # all of it, the frequencies too; for the ledger
+
+
+class _Estimate:
+    """Pairs in play and what the rounds so far say of them, each round weighted by 1/σ_r²."""
+
+    def __init__(self, cells: np.ndarray, sums: np.ndarray, deviation: float) -> None:
+        self.cells = cells  # (K,) int64 ascending: unordered
+        self.sums, self.precision = sums / deviation**2, deviation**-2  # of unordered rounds
+        self.directed, self.directed_precision = np.zeros((len(cells), 2)), 0.0
+
+    @property
+    def total_deviation(self) -> float:
+        return (self.precision + self.directed_precision / 2) ** -0.5
+
+    def total(self) -> np.ndarray:
+        return (self.sums + self.directed.sum(1) / 2) * self.total_deviation**2
+
+    def keep(self, deviations: float) -> None:
+        stay = self.total() > deviations * self.total_deviation
+        self.cells, self.sums, self.directed = self.cells[stay], self.sums[stay], self.directed[stay]
+
+    def add(self, noisy: np.ndarray, deviation: float, directed: bool) -> None:
+        if directed:
+            self.directed += noisy.reshape(-1, 2) / deviation**2
+            self.directed_precision += deviation**-2
+        else:
+            self.sums += noisy / deviation**2
+            self.precision += deviation**-2
+
+
+def release_transitions(
+    items: np.ndarray, offsets: np.ndarray, num_items: int, noise_multiplier: float, *, seed: int | None = None
+) -> TransitionRelease:
+    """Releases transition counts of all users' histories, under one Gaussian event.
+
+    The number of users and the catalogue 0..num_items-1 are taken as public.
+
+    Args:
+        items: (n,) whole numbers, user u's at items[offsets[u]:offsets[u + 1]], in the order of time.
+        offsets: (users + 1,).
+        num_items: size of the catalogue.
+        noise_multiplier: σ of the event that the whole release costs.
+        seed: for tests only: marks the event as not private.
+    """
+    num_items, noise_multiplier = whole("num_items", num_items, 1), positive("noise_multiplier", noise_multiplier)
+    items, offsets = np.asarray(items), np.asarray(offsets, dtype=np.int64)
+    random = SecureRandom(LABEL, seed=seed)
+    deviation = deviation_of(ITEMS, noise_multiplier)
+    frequencies = release_frequencies(items, num_items, deviation, offsets=offsets, seed=seed)
+    head = np.flatnonzero(frequencies.counts > ITEMS.keep * deviation)
+    places = np.full(num_items, -1)
+    places[head] = np.arange(len(head))
+    estimate = _first_round(items, offsets, places, len(head), noise_multiplier, random)
+    for number, this in enumerate(ROUNDS[1:], start=1):
+        deviation = deviation_of(this, noise_multiplier)
+        counts = _count(items, offsets, places, estimate.cells, this.directed)
+        estimate.add(_noisy(counts, deviation, random, number), deviation, this.directed)
+        estimate.keep(this.keep)
+    event = Gaussian(noise_multiplier, label=LABEL, private=random.private)
+    return _released(estimate, head, frequencies, event)
+
+
+def deviation_of(this: Round, noise_multiplier: float) -> float:
+    """σ_r = σ/√s_r, a hair more."""
+    return noise_multiplier / math.sqrt(this.share) * SLACK
+
+
+def _first_round(
+    items: np.ndarray, offsets: np.ndarray, places: np.ndarray, m: int, noise_multiplier: float, random: SecureRandom
+) -> _Estimate:
+    """All m(m−1)/2 unordered pairs; empty ones are not visited but drawn, and only those that stay."""
+    this, num_cells = ROUNDS[0], m * (m - 1) // 2
+    deviation = deviation_of(this, noise_multiplier)
+    cells, counts = _count_all(items, offsets, places)
+    threshold = this.keep
+    if num_cells * 0.5 > MOST_NOISE:  # as high as memory needs; it depends on released numbers only
+        threshold = max(threshold, -NormalDist().inv_cdf(MOST_NOISE / num_cells))
+    survivors = noisy_above(
+        cells, counts, num_cells, deviation=deviation, threshold=threshold * deviation, random=random, step=0
+    )
+    return _Estimate(*survivors, deviation)
+
+
+def _count_all(items: np.ndarray, offsets: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(cells that occur, ascending; Σ_u v_u/‖v_u‖ there), unordered. Not private. Memory is what occurs, twice."""
+    cells, sums = np.zeros(0, np.int64), np.zeros(0)
+    waiting: list[tuple[np.ndarray, np.ndarray]] = []
+    for pairs in pairs_of_users(items, offsets, places):
+        waiting.append(_summed(*scaled(pairs.users, pairs.unordered_cells(), pairs.weights)[1:]))
+        if sum(len(part) for part, _ in waiting) > max(len(cells), 2**22):  # so that each cell is merged a few times
+            cells, sums = _merged([(cells, sums), *waiting])
+            waiting = []
+    return _merged([(cells, sums), *waiting])
+
+
+def _merged(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    return _summed(np.concatenate([cells for cells, _ in parts]), np.concatenate([sums for _, sums in parts]))
+
+
+def _summed(cells: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    distinct, place = np.unique(cells, return_inverse=True)
+    return distinct, np.bincount(place, weights=values, minlength=len(distinct))
+
+
+def _count(
+    items: np.ndarray, offsets: np.ndarray, places: np.ndarray, survivors: np.ndarray, directed: bool
+) -> np.ndarray:
+    """Σ_u v_u/‖v_u‖ over the surviving pairs alone, (K,) or, directed, (2K,). Not private."""
+    counts = np.zeros(len(survivors) * (2 if directed else 1))
+    if not len(survivors):
+        return counts
+    sieve = np.zeros(SIEVE, dtype=bool)
+    sieve[survivors % SIEVE] = True
+    for pairs in pairs_of_users(items, offsets, places):
+        pairs = pairs.kept(np.flatnonzero(sieve[pairs.unordered_cells() % SIEVE]))  # most are not in play
+        cells, inside = surviving_cells(pairs, survivors, directed)
+        _, cells, values = scaled(inside.users, cells, inside.weights)
+        counts += np.bincount(cells, weights=values, minlength=len(counts))
+    return counts
+
+
+def surviving_cells(pairs: Pairs, survivors: np.ndarray, directed: bool) -> tuple[np.ndarray, Pairs]:
+    """Which pairs are in play, and the cell of each among the survivors: its place, or twice that and the direction."""
+    cells = pairs.unordered_cells()
+    place = np.minimum(np.searchsorted(survivors, cells), len(survivors) - 1)
+    rows = np.flatnonzero(survivors[place] == cells)
+    inside, place = pairs.kept(rows), place[rows]
+    return (2 * place + (inside.first > inside.second) if directed else place), inside
+
+
+def _noisy(counts: np.ndarray, deviation: float, random: SecureRandom, step: int) -> np.ndarray:
+    grid = public_grid(deviation)
+    return np.round((counts + deviation * random.normal(len(counts), step=step)) / grid) * grid
+
+
+def _released(
+    estimate: _Estimate, head: np.ndarray, frequencies: FrequencyRelease, event: Gaussian
+) -> TransitionRelease:
+    precision = estimate.directed_precision
+    high = np.floor((1 + np.sqrt(1 + 8 * estimate.cells.astype(np.float64))) / 2).astype(np.int64)
+    high -= high * (high - 1) // 2 > estimate.cells  # the root may round up
+    high += high * (high + 1) // 2 <= estimate.cells  # or down
+    return TransitionRelease(
+        items=head,
+        pairs=np.stack([estimate.cells - high * (high - 1) // 2, high], axis=1),
+        total=estimate.total(),
+        total_deviation=estimate.total_deviation,
+        difference=(estimate.directed[:, 0] - estimate.directed[:, 1]) / precision,
+        difference_deviation=math.sqrt(2 / precision),
+        frequencies=frequencies,
+        event=event,
+    )
