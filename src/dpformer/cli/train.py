@@ -46,12 +46,12 @@ def train(
         return
     if users is not None or items is not None:
         raise DpformerError("--users and --items are for --dry-run; training counts them itself")
-    run = _run(Config.make(config, **given) if resume is None else resume, out)
+    run = run_or_exit(Config.make(config, **given) if resume is None else resume, out)
     typer.echo(json.dumps(run.statement, indent=2, ensure_ascii=False) if as_json else _summary(run))
 
 
-def _run(what: Config | Path, out: Path | None) -> Any:
-    """Trains by a config, or goes on with a run folder."""
+def run_or_exit(what: Config | Path, out: Path | None = None) -> Any:
+    """Trains by a config, or goes on with a run folder; stopped by Ctrl-C, it says so and exits with 130."""
     quiet_threads()
     from dpformer import training
 

@@ -102,8 +102,8 @@ class Config(BaseModel):
     seed: Limit | None = _choice("Privacy", None, "Repeatable run, for tests: NOT private.")
 
     batch_size: Count | None = _choice("Training", None, "Expected users in a batch (1024, at most a quarter).")
-    epochs: Count = _choice("Training", 100, "Expected passes over the users; fixes the number of steps.")
-    learning_rate: Positive = _choice("Training", 3e-3, "Adam's, at its highest.")
+    epochs: Count | None = _choice("Training", None, "Expected passes over the users (100; synthetic 10).")
+    learning_rate: Positive = _choice("Training", 5e-3, "Adam's, at its highest.")
     weight_decay: NotNegative = _choice("Training", 1e-5, "Adam's L2 penalty.")
     warmup: Share = _choice("Training", 0.2, "Share of the steps in which the rate grows; then it falls to 0.")
     average: bool = _choice("Training", False, "Release the average of iterates instead of the last one.")
@@ -175,6 +175,7 @@ class Config(BaseModel):
             catalog=self.catalog and self.catalog.resolve(),
             cache=self.cache and self.cache.resolve(),
             max_length=self.max_length or (50 if self.file is None else 200),
+            epochs=self.epochs or (10 if self.file is None else 100),
             reattention=needed,
             delta=self.delta or 1 / users,
             batch_size=batch_size,

@@ -104,7 +104,7 @@ class Plan:
 
 def make_plan(config: Config, users: int) -> Plan:
     """Calibrates a resolved config for a public number of users."""
-    assert config.batch_size is not None and config.delta is not None, "resolve the config first"
+    assert config.batch_size and config.delta and config.epochs, "resolve the config first"
     # Whole numbers throughout: epochs / q in floating point can be a step off.
     steps = -(-config.epochs * users // config.batch_size)
     others = other_events(config)
