@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.rows import Packed
-from dpformer.clipping.tap import Build, Tap
+from dpformer.clipping.tap import Build, Paired, Tap
 
 
 def _named(names: str, *homes: Any) -> set[Any]:
@@ -205,12 +205,12 @@ class Gate(TorchFunctionMode):
         return tuple(next(values) if self.is_managed(slot) else slot for slot in slots)
 
     def record(
-        self, func: Any, managed: list[Tensor], replay: Callable[..., Tensor], build: Build, out: Tensor, rows: Tensor
+        self, func: Any, managed: list[Tensor], paired: Paired, build: Build, out: Tensor, rows: Tensor
     ) -> Tensor:
         """Puts a tap on `out`; `rows` is the tensor whose first dimension counts the rows."""
         packed = self.packed if self.packed is not None and len(self.packed.user) == rows.shape[0] else None
         names = tuple(self.names.get(id(m), "expression") for m in managed)
-        tap = Tap(func, names, managed, replay, build, tuple(rows.shape), packed, self.sink)
+        tap = Tap(func, names, managed, paired, build, tuple(rows.shape), packed, self.sink)
         self.taps.append(tap)
         return tap.watch(out, self.token)
 

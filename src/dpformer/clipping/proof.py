@@ -81,8 +81,8 @@ def autograd_gradients(taps: Sequence[Tap], arrived: dict[int, Tensor]) -> dict[
             continue
         with torch.enable_grad():
             fresh = [m.detach().requires_grad_() for m in tap.managed]
-            value = tap.replay(*fresh)
-        grads = torch.autograd.grad(value, fresh, grad.to(value.dtype), allow_unused=True)
+            value = tap.paired(grad, *fresh)
+        grads = torch.autograd.grad(value, fresh, allow_unused=True)
         for managed, g in zip(tap.managed, grads, strict=True):
             if g is None:
                 continue

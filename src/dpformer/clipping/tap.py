@@ -27,7 +27,13 @@ class Source(Protocol):
     def keep(self, users: Tensor) -> None: ...
 
 
+Paired = Callable[..., Tensor]  # (gradient at the tap, *parameters) → number
 Build = Callable[[Tensor, Rows], Sequence[tuple[Tensor, Source]]]
+
+
+def paired(function: Callable[..., Tensor]) -> Paired:
+    """⟨function(parameters), gradient⟩: its derivative by a parameter is what the gradient contributes to it."""
+    return lambda grad, *parameters: (function(*parameters) * grad).sum()
 
 
 @dataclass
@@ -37,7 +43,7 @@ class Tap:
     func: Any
     names: tuple[str, ...]  # of the parameters
     managed: list[Tensor]  # the parameters (or expressions of parameters) used here
-    replay: Callable[..., Tensor]  # the same function of `managed`, as plain autograd would run it (for the proof)
+    paired: Paired  # ⟨the function of `managed`, a gradient⟩: what plain autograd differentiates in the proof
     build: Build  # gradient at the tap → uses, once the number of users is known
     shape: tuple[int, ...]  # of the tensor whose first dimension counts the rows
     packed: Packed | None

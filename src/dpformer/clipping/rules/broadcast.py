@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dpformer.clipping.gate import Gate, tensors_of
 from dpformer.clipping.rows import Rows
+from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Dense
 
 
@@ -61,7 +62,7 @@ def per_row(gate: Gate, func: Any, parameter: Tensor, shape: Sequence[int], data
         def blocks(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
             return [(parameter, Blocks(grad, rows.user_of_row(grad.shape[0], grad.device)))]
 
-        return gate.record(func, [parameter], lambda p: p, blocks, parameter.detach().clone(), rows=data)
+        return gate.record(func, [parameter], paired(lambda p: p), blocks, parameter.detach().clone(), rows=data)
     target = (shape[0], *padded.shape[1:])
 
     def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
@@ -70,7 +71,7 @@ def per_row(gate: Gate, func: Any, parameter: Tensor, shape: Sequence[int], data
     def copies(p: Tensor) -> Tensor:
         return p.reshape(padded.shape).expand(target)
 
-    return gate.record(func, [parameter], copies, build, padded.expand(target), rows=data)
+    return gate.record(func, [parameter], paired(copies), build, padded.expand(target), rows=data)
 
 
 def elementwise(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rows import Rows
+from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Dense, Outer
 
 
@@ -58,7 +59,7 @@ def conv1d(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             uses.append((weight, _weight_use(delta, windows, tuple(weight.shape), groups)))
         return uses
 
-    return gate.record(func, managed, replay, build, run(padded, gate.cut(weight), gate.cut(bias)), rows=x)
+    return gate.record(func, managed, paired(replay), build, run(padded, gate.cut(weight), gate.cut(bias)), rows=x)
 
 
 def _weight_use(delta: Tensor, windows: Tensor, shape: tuple[int, ...], groups: int) -> Outer | Dense:

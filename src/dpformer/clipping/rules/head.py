@@ -22,13 +22,16 @@ def head(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     positions = HeadRows.of(hidden, weight, targets, bias)
     source = hidden.detach()
 
-    def replay(*fresh: Tensor) -> Tensor:
-        """What anyone would write: all logits, then cross-entropy."""
+    def replay(asked: Tensor, *fresh: Tensor) -> Tensor:
+        """What anyone would write, all logits and then cross-entropy, for the users that are asked for."""
         w, b = gate.fill(fresh, weight, bias)
-        logits = F.linear(source.to(w.dtype), w, b)
-        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
-        valid = (targets >= 0).sum(1).clamp(min=1)
-        return each.reshape(targets.shape).sum(1) / valid
+        logits, wanted = F.linear(source[asked].to(w.dtype), w, b), targets[asked]
+        each = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="none")
+        return each.reshape(wanted.shape).sum(1) / (wanted >= 0).sum(1).clamp(min=1)
+
+    def paired(grad: Tensor, *fresh: Tensor) -> Tensor:
+        asked = grad.nonzero()[:, 0]
+        return (replay(asked, *fresh) * grad[asked]).sum()
 
     def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
         uses: list[tuple[Tensor, Any]] = []
@@ -39,7 +42,7 @@ def head(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return uses
 
     out = _SoftmaxLoss.apply(hidden, gate.cut(weight), gate.cut(bias), positions)
-    return gate.record(func, managed, replay, build, out, rows=hidden)
+    return gate.record(func, managed, paired, build, out, rows=hidden)
 
 
 RULES = {softmax_loss: head}

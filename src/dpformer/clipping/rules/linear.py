@@ -14,6 +14,7 @@ from torch import Tensor
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rows import Rows
 from dpformer.clipping.rules.broadcast import per_row
+from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Dense, Outer
 
 
@@ -57,7 +58,7 @@ def linear(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return uses
 
     out = F.linear(x, gate.cut(weight), gate.cut(bias))
-    return gate.record(func, managed, replay, build, out, rows=x)
+    return gate.record(func, managed, paired(replay), build, out, rows=x)
 
 
 def matmul(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -91,7 +92,7 @@ def _times_weight(gate: Gate, func: Any, x: Tensor, weight: Tensor) -> Tensor:
         return [outer(weight, flat(rows, source), flat(rows, grad))]
 
     out = torch.matmul(x, weight.detach())
-    return gate.record(func, [weight], lambda w: torch.matmul(source, w), build, out, rows=x)
+    return gate.record(func, [weight], paired(lambda w: torch.matmul(source, w)), build, out, rows=x)
 
 
 def addmm(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rows import Rows
+from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Lookup
 
 
@@ -75,7 +76,7 @@ def _read(gate: Gate, func: Any, ids: Tensor, table: Tensor, padding: int | None
         users = ids_of_user.shape[0]
         return [(table, Lookup(ids_of_user.reshape(users, -1), by_user.reshape(users, -1, width), tuple(table.shape)))]
 
-    return gate.record(func, [table], values, build, values(table.detach()), rows=ids)
+    return gate.record(func, [table], paired(values), build, values(table.detach()), rows=ids)
 
 
 RULES = {

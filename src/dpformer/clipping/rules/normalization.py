@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rows import Rows
+from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Dense
 
 
@@ -83,7 +84,7 @@ def _affine(
         return uses
 
     out = norm(x, gate.cut(weight), gate.cut(bias))
-    return gate.record(func, managed, replay, build, out, rows=x)
+    return gate.record(func, managed, paired(replay), build, out, rows=x)
 
 
 RULES = {F.layer_norm: layer_norm, F.rms_norm: rms_norm}
