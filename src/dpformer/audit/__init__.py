@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpformer.audit.auditing import audit
     from dpformer.audit.checks import Check
-    from dpformer.audit.observe import Mechanism, Observation, observe
+    from dpformer.audit.observation import Mechanism, Observation, observe
     from dpformer.audit.result import Audit
 
 _HOME = {
     "Audit": "result",
     "Check": "checks",
-    "Mechanism": "observe",
-    "Observation": "observe",
+    "Mechanism": "observation",
+    "Observation": "observation",
     "audit": "auditing",
-    "observe": "observe",
+    "observe": "observation",
 }
 
 __all__ = ["Audit", "Check", "Mechanism", "Observation", "audit", "observe"]

@@ -8,7 +8,7 @@ import torch
 
 from dpformer.audit.bound import Guesses, assumption_free, effective_noise, epsilon_at, guess, total_variation
 from dpformer.audit.checks import Check, checks
-from dpformer.audit.observe import Mechanism, Watch, observe
+from dpformer.audit.observation import Mechanism, Watch, observe
 from dpformer.audit.result import Audit
 from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
 from dpformer.privacy.events import PoissonGaussian

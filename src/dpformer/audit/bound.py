@@ -22,7 +22,7 @@ import numpy as np
 from dpformer.privacy.accounting import compose, epsilon_of, first_interval, quiet
 from dpformer.privacy.events import PoissonGaussian
 
-RANGE = 64.0  # effective noise is looked for within this factor of the claim
+RANGE = 16.0  # effective noise is looked for within this factor of the claim
 PRECISION = 5e-4  # of the effective noise, relative; rounded up
 
 
@@ -64,14 +64,14 @@ def effective_noise(error: float, claimed: PoissonGaussian) -> float:
 
     if error >= 0.5:
         return math.inf
-    claim = math.log(claimed.noise_multiplier)
+    claim, stride = math.log(claimed.noise_multiplier), 0.1
     low = high = claim
     while not possible(low):
-        low, high = low - 0.25, low
+        low, high, stride = low - stride, low, 2 * stride
         if low < claim - math.log(RANGE):
             return math.exp(low)
     while high == low or possible(high):
-        low, high = high, high + 0.25
+        low, high, stride = high, high + stride, 2 * stride
         if high > claim + math.log(RANGE):
             return math.inf
     while high - low > PRECISION:

@@ -23,15 +23,16 @@ from dpformer.data import Dataset
 from dpformer.models import Batch
 
 WIDTH = 64  # columns of the table, as of an embedding
+SPARE = 16  # rows of the table that no canary owns: noise and nothing else
 LOUD = 1000.0  # s in units of C: clipping has to bring it down to C
 
 
 class CanaryTable(nn.Module):
-    """The model that canaries are trained into: a table of at least `count` coordinates, zero at the start."""
+    """The model that canaries are trained into: a table of `count` coordinates and spare ones, zero at the start."""
 
     def __init__(self, count: int, clip_norm: float) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.zeros(math.ceil(count / WIDTH), WIDTH))
+        self.table = nn.Parameter(torch.zeros(math.ceil(count / WIDTH) + SPARE, WIDTH))
         self.weight = LOUD * clip_norm / 2
 
     def forward(self, batch: Batch) -> Tensor:
@@ -45,5 +46,5 @@ class CanaryTable(nn.Module):
 
 def canary_data(members: Sequence[int] | np.ndarray, count: int) -> Dataset:
     """The data set of those canaries that take part: user u is canary `members[u]`, out of `count`."""
-    items = max(math.ceil(count / WIDTH), WIDTH)
+    items = max(math.ceil(count / WIDTH), WIDTH)  # a history holds a row and a column
     return Dataset.from_histories([divmod(int(j), WIDTH) for j in members], items, max_length=2)

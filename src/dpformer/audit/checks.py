@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.audit.observe import Observation
+from dpformer.audit.observation import Observation
 
 ALARM = 1e-6
 MOST = 2048  # steps, or coordinates, or users of which all pairs are looked at

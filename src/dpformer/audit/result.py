@@ -10,7 +10,7 @@ import numpy as np
 
 from dpformer.audit.bound import Guesses
 from dpformer.audit.checks import Check
-from dpformer.audit.observe import Mechanism
+from dpformer.audit.observation import Mechanism
 from dpformer.errors import DpformerError, MissingExtra
 from dpformer.files import replacing
 
