@@ -295,6 +295,19 @@ def test_a_state_of_another_mechanism_is_refused(change: dict) -> None:
         optimizer.load_state_dict(optimizer.inner.state_dict())
 
 
+def test_a_release_counts_even_if_the_inner_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = parameters((2,))
+    optimizer = private(weights)
+
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(optimizer.inner, "step", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step()
+    assert optimizer.steps == 1  # the gradient has been seen with its noise, which must not come again
+
+
 # What it tells.
 
 

@@ -86,8 +86,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
             self._check(parameter)
         for parameter, noise in zip(parameters, self._noise(parameters), strict=True):
             self._release(parameter, noise)
+        self.steps += 1  # what is released is counted, even if the inner step then fails
         self.inner.step()
-        self.steps += 1
         if self.noise_multiplier:
             self._ahead.prepare(self._address(parameters), self.steps, [p.numel() for p in parameters])
 
