@@ -34,13 +34,14 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
         ({"model": "bert"}, "model is 'bert'; it must be 'transformer'"),
         ({"recipe": "secret"}, "recipe is 'secret'; it must be one of default, paper"),
         ({"heads": 3}, "heads is 3; it must divide dim, which is 64"),
-        ({"model": "gru", "reattention": True}, "Re-Attention needs attention, a gru has none"),
+        ({"model": "gru", "reattention": True}, "Re-Attention needs attention, gru has none"),
         ({"catalog": "c.csv", "private_vocabulary": True, "delta": 0.1}, "choose one"),
         ({"private_vocabulary": True}, "give delta"),
         ({"frequency_share": 0.0}, "frequency_bias needs item frequencies"),
         ({"frequency_share": 0.0, "frequency_bias": False, "reattention": True}, "Re-Attention needs item frequencies"),
         ({"private_vocabulary": True, "delta": 0.1, "frequency_share": 0.5, "vocabulary_share": 0.5}, "lower them"),
         ({"seed": -1}, "seed is -1"),
+        ({"model": "counts", "epsilon": float("inf")}, "give a finite epsilon"),
     ],
 )
 def test_bad_choices_are_one_sentence(choices: dict[str, object], sentence: str) -> None:

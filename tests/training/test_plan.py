@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dpformer.errors import DpformerError
 from dpformer.privacy import Gaussian, epsilon_of
 from dpformer.training.config import Config
-from dpformer.training.plan import Plan, make_plan, other_events
+from dpformer.training.plan import COUNTS, Plan, make_plan, other_events
 
 
 def plan_of(users: int = 6040, **choices: object) -> Plan:
@@ -76,6 +76,14 @@ def test_a_plan_survives_json(plan: Plan) -> None:
     assert Plan.from_dict(plan.to_dict()) == plan
     bare = plan_of(epsilon=math.inf)
     assert Plan.from_dict(bare.to_dict()) == bare
+
+
+def test_counts_spend_the_budget_in_one_release() -> None:
+    plan = plan_of(model="counts")
+    assert plan.steps == 0 and plan.events == plan.others == (Gaussian(plan.noise_multiplier, label=COUNTS),)
+    assert plan.noise_multiplier == pytest.approx(0.774, rel=2e-3) and 4.99 < plan.epsilon <= 5
+    shared = plan_of(model="counts", private_vocabulary=True, delta=1 / 6040)
+    assert shared.noise_multiplier > plan.noise_multiplier and shared.epsilon <= 5
 
 
 def test_an_impossible_budget_is_one_sentence() -> None:

@@ -133,6 +133,19 @@ def test_recurrent_models(log: Path, tmp_path: Path, model: str) -> None:
     assert type(done.release.model).__name__ == model.upper()
 
 
+def test_counts_are_one_release(tmp_path: Path) -> None:
+    """No steps, no checkpoint; the whole budget in one event, and the statement does not speak of training."""
+    config = tiny_config(write_log(tmp_path / "log.csv", users=400), model="counts", seed=None)
+    done = train(config, tmp_path / "run")
+    (event,) = done.statement["events"]
+    assert event["label"] == "transition counts" and 3.9 < done.statement["epsilon"] <= 4
+    assert done.statement["private"] and done.statement["steps"] is None and done.statement["sampler"] is None
+    assert type(done.release.model).__name__ == "TransitionCounts" and done.release.frequencies is not None
+    assert done.release.model.scores([[0, 1]]).shape == (1, 20)
+    assert not any("took" in sentence for sentence in done.statement["words"])
+    assert resume(done.folder).statement == done.statement
+
+
 # Stopping and going on.
 
 

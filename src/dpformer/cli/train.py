@@ -54,15 +54,28 @@ def run_or_exit(what: Config | Path, out: Path | None = None) -> Any:
     """Trains by a config, or goes on with a run folder; stopped by Ctrl-C, it says so and exits with 130."""
     quiet_threads()
     from dpformer import training
+    from dpformer.training.distributed import restarted, start_team
+    from dpformer.training.run import started_before
 
+    team = start_team()
+    if team is not None and not team.leads:
+        team.follow()
+        raise typer.Exit
+    if isinstance(what, Config):
+        out = out or default_out(what)
+        if restarted() and started_before(what, out):
+            what = out
     try:
         if isinstance(what, Path):
-            return training.resume(what)
-        return training.train(what, out or default_out(what))
+            return training.resume(what, team)
+        return training.train(what, out or default_out(what), team)
     except training.Interrupted as stopped:
         typer.echo(f"dpformer: {stopped}", err=True)
     except KeyboardInterrupt:
         typer.echo("dpformer: stopped at once; what was saved before is whole", err=True)
+    finally:
+        if team is not None:
+            team.dismiss()
     raise typer.Exit(130)
 
 
@@ -108,32 +121,35 @@ def _print_plan(config: Config, users: int | None, items: int | None, as_json: b
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    noisy = facts["epsilon"] is not None
+    rows = [("users N", f"{facts['users']:,} (public)")]
+    if facts["steps"]:
+        rows.append(("expected batch B", f"{facts['expected_batch_size']:,}"))
+        rows.append(("sample rate q", f"{facts['sample_rate']:.5g}"))
+        rows.append(("steps T", f"{facts['steps']:,}"))
+    return [*rows, *_budget(facts), *_effort(facts)]
+
+
+def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    if facts["epsilon"] is None:
+        return [("NOT PRIVATE", "no clipping and no noise: epsilon is inf")]
     rows = [
-        ("users N", f"{facts['users']:,} (public)"),
-        ("expected batch B", f"{facts['expected_batch_size']:,}"),
-        ("sample rate q", f"{facts['sample_rate']:.5g}"),
-        ("steps T", f"{facts['steps']:,}"),
+        ("ε", f"{math.ceil(facts['epsilon'] * 1e3) / 1e3:g} (asked for: {facts['epsilon_target']:g})"),
+        ("δ", f"{facts['delta']:.3g}"),
     ]
-    if noisy:
-        rows += [
-            ("ε", f"{math.ceil(facts['epsilon'] * 1e3) / 1e3:g} (asked for: {facts['epsilon_target']:g})"),
-            ("δ", f"{facts['delta']:.3g}"),
-            ("noise multiplier σ", f"{facts['noise_multiplier']:g}"),
-            ("clip norm C", f"{facts['clip_norm']:g}"),
-        ]
-        rows += [
-            (f"for {event['label']}", f"noise multiplier {event['noise_multiplier']:g}") for event in facts["others"]
-        ]
-    if not facts["private"]:
-        rows.append(
-            ("NOT PRIVATE", "noise comes from a seed" if noisy else "no clipping and no noise (epsilon is inf)")
-        )
+    if facts["steps"]:
+        rows.append(("noise multiplier σ", f"{facts['noise_multiplier']:g}"))
+        rows.append(("clip norm C", f"{facts['clip_norm']:g}"))
+    rows += [(f"for {event['label']}", f"noise multiplier {event['noise_multiplier']:g}") for event in facts["others"]]
+    return rows if facts["private"] else [*rows, ("NOT PRIVATE", "noise comes from a seed")]
+
+
+def _effort(facts: dict[str, Any]) -> list[tuple[str, str]]:
     estimate = facts["estimate"]
+    if not facts["steps"]:
+        return [("time", "seconds")]
     if estimate is None:
-        return [*rows, ("time, memory", "not known: give --items, or --catalog")]
+        return [("time, memory", "not known: give --items, or --catalog")]
     return [
-        *rows,
         ("parameters", f"{estimate['parameters']:,}"),
         ("time", f"at most {estimate['seconds'] / 60:,.1f} min, if every user fills --max-length"),
         ("memory", f"about {estimate['memory'] / 2**30:.1f} GiB"),

@@ -118,7 +118,7 @@ def words(facts: dict[str, Any]) -> list[str]:
     for event in facts["events"]:
         if event["kind"] == "gaussian":
             sentences.append(
-                f"Besides, the data was touched for: {event['label'] or 'a release'} (noise multiplier "
+                f"The data was touched for: {event['label'] or 'a release'} (noise multiplier "
                 f"{event['noise_multiplier']:.4g}, alone ε = {event['epsilon_alone']:.3g}); the ε above includes it."
             )
     if not facts["private"]:

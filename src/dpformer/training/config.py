@@ -79,7 +79,9 @@ class Config(BaseModel):
     cache: Path | None = _choice("Data", None, "Folder in which prepared data is kept. It is private.")
 
     recipe: str = _choice("Model", "default", f"A named set of defaults: {', '.join(RECIPES)}.")
-    model: Literal["transformer", "gru", "lstm"] = _choice("Model", "transformer", "What is trained.")
+    model: Literal["transformer", "gru", "lstm", "counts"] = _choice(
+        "Model", "transformer", "transformer, gru, lstm; or counts: no network, one noisy release of transitions."
+    )
     dim: Count = _choice("Model", 64, "Width of embeddings and hidden states.")
     heads: Count = _choice("Model", 1, "Attention heads.")
     blocks: Count = _choice("Model", 2, "Transformer blocks.")
@@ -119,13 +121,15 @@ class Config(BaseModel):
 
     @property
     def needs_frequencies(self) -> bool:
-        return self.frequency_bias or bool(self.reattention)
+        return self.model != "counts" and (self.frequency_bias or bool(self.reattention))  # counts bring their own
 
     @model_validator(mode="after")
     def _check(self) -> Config:
         """What no single key can show. Messages are shown to users as they are."""
         if self.model != "transformer" and self.reattention:
-            raise ValueError(f"Re-Attention needs attention, a {self.model} has none: leave it out")
+            raise ValueError(f"Re-Attention needs attention, {self.model} has none: leave it out")
+        if self.model == "counts" and not self.private:
+            raise ValueError("epsilon is inf; counts are a release with noise: give a finite epsilon")
         if self.dim % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide dim, which is {self.dim}")
         if self.catalog is not None and self.private_vocabulary:
@@ -134,10 +138,11 @@ class Config(BaseModel):
             raise ValueError("private_vocabulary spends part of delta before the users are counted: give delta")
         if self.frequency_share + self.vocabulary_share * self.private_vocabulary >= 1:
             raise ValueError("frequency_share and vocabulary_share leave nothing for training: lower them")
-        if self.private and self.reattention and not self.frequency_share:
-            raise ValueError("Re-Attention needs item frequencies: give frequency_share above 0, or --no-re-attention")
-        if self.private and self.frequency_bias and not self.frequency_share:
-            raise ValueError("frequency_bias needs item frequencies: give frequency_share above 0, or switch it off")
+        if self.private and self.needs_frequencies and not self.frequency_share:
+            asker, fix = (
+                ("Re-Attention", "--no-re-attention") if self.reattention else ("frequency_bias", "switch it off")
+            )
+            raise ValueError(f"{asker} needs item frequencies: give frequency_share above 0, or {fix}")
         return self
 
     # From files and flags.

@@ -40,7 +40,9 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
     plan = make_plan(config, users)
     epsilon = plan.epsilon if plan.noise_multiplier else None
     facts = {**plan.to_dict(), "sample_rate": plan.sample_rate, "epsilon": epsilon}
-    return {**facts, "estimate": None if items is None else estimate(config, plan, items)}
+    if items is None or not plan.steps:  # counts take seconds
+        return {**facts, "estimate": None}
+    return {**facts, "estimate": estimate(config, plan, items)}
 
 
 def estimate(config: Config, plan: Plan, items: int) -> dict[str, Any]:

@@ -7,8 +7,8 @@ A step is a function of the state before it: the sampler and the noise have thei
 rate depends on the step alone, and dropout on (key, step, place of the micro-batch). So a run continues from any
 checkpoint to the same model, bit for bit.
 
-Several processes would each take a slice of the same global list of users in `_sum_gradients`, and add up `p.grad`
-before `optimizer.step`, which one of them feeds with noise; nothing else changes.
+Several processes share the micro-batches of a step, and `p.grad` is the sum of theirs (`distributed`); nothing else
+changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import copy
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from dpformer.training.optimizer import PrivateOptimizer
 from dpformer.training.plan import Plan
 from dpformer.training.schedule import average_weight, warmup_then_decay
 from dpformer.training.start import torch_seed
+
+if TYPE_CHECKING:
+    from dpformer.training.distributed import Team
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class Trainer:
     ) -> None:
         assert config.max_length is not None
         self.config, self.plan, self.dataset, self.model = config, plan, dataset, model
-        self.dropout = random.within("dropout")
+        # A key of its own, which other processes may have: it is derived from the run's secret and does not tell it.
+        self.dropout = SecureRandom("dropout", key=random.within("dropout").words(4, step=0).tobytes())
+        self.team: Team | None = None  # other processes
         self.step = 0
         self.tokens = config.micro_batch_tokens
         self.max_length = config.max_length
@@ -117,14 +122,19 @@ class Trainer:
                 mean.lerp_(p.detach(), weight)
 
     def _sum_gradients(self, users: np.ndarray) -> list[Part]:
-        """Adds the (clipped) gradients of the users, the longest first, to `p.grad`, a micro-batch at a time.
+        """Adds the (clipped) gradients of the users, the longest first, to `p.grad`."""
+        rows = cut(self.widths[users], self.tokens)
+        return self.add_rows(users, rows) if self.team is None else self.team.sum_gradients(self, users, rows)
+
+    def add_rows(self, users: np.ndarray, slices: list[slice]) -> list[Part]:
+        """Adds the gradients of some slices of the users to `p.grad`, a micro-batch each.
 
         A micro-batch that does not fit into memory is halved, and so are those of later steps. `p.grad` is put back
         first, so that no user counts twice.
         """
         self.model.train()
         parts: list[Part] = []
-        rows = deque(cut(self.widths[users], self.tokens))
+        rows = deque(slices)
         while rows:
             row = rows.popleft()
             before = [None if p.grad is None else p.grad.clone() for p in self.parameters]

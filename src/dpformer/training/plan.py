@@ -4,6 +4,8 @@
     T = ⌈epochs / q⌉  the number of batches, fixed in advance         (`steps`)
     σ                the least noise with which everything that touches the data is (ε, δ)-DP (`noise_multiplier`)
 
+Transition counts (`--model counts`) are no steps but one Gaussian release: T = 0, and σ is that release's.
+
 A share s of the budget for a release besides training is counted in the square of the Gaussian parameter: all of
 (ε, δ) in one Gaussian release would be noise z₁, and μ = 1/z adds up in squares, so share s gets z = z₁/√s. One
 hundredth for the frequencies makes σ about 0.5% larger.
@@ -20,6 +22,7 @@ from dpformer.privacy.calibration import calibrate
 from dpformer.privacy.events import Event, Gaussian, PoissonGaussian
 from dpformer.training.config import Config
 
+COUNTS = "transition counts"
 VOCABULARY_DELTA = 0.1  # of δ, for the threshold of a released vocabulary
 
 
@@ -54,7 +57,7 @@ class Plan:
     @property
     def events(self) -> tuple[Event, ...]:
         """Every touch of the data."""
-        return (*self.others, self.training)
+        return (*self.others, self.training) if self.steps else self.others
 
     @cached_property
     def epsilon(self) -> float:
@@ -108,18 +111,12 @@ def make_plan(config: Config, users: int) -> Plan:
     # Whole numbers throughout: epochs / q in floating point can be a step off.
     steps = -(-config.epochs * users // config.batch_size)
     others = other_events(config)
-    noise_multiplier = 0.0
-    if config.private:
-        try:
-            noise_multiplier = calibrate(
-                epsilon=config.epsilon,
-                delta=config.delta,
-                sample_rate=config.batch_size / users,
-                steps=steps,
-                others=others,
-            )
-        except ValueError as error:
-            raise DpformerError(str(error)) from None
+    if config.model == "counts":
+        steps, noise_multiplier = 0, _calibrate(config, 1.0, 1, others)
+        private = config.seed is None
+        others = (*others, Gaussian(noise_multiplier=noise_multiplier, label=COUNTS, private=private))
+    else:
+        noise_multiplier = _calibrate(config, config.batch_size / users, steps, others)
     return Plan(
         users=users,
         expected_batch_size=config.batch_size,
@@ -131,6 +128,18 @@ def make_plan(config: Config, users: int) -> Plan:
         others=others,
         private=config.private and config.seed is None,
     )
+
+
+def _calibrate(config: Config, sample_rate: float, steps: int, others: tuple[Event, ...]) -> float:
+    if not config.private:
+        return 0.0
+    assert config.delta is not None
+    try:
+        return calibrate(
+            epsilon=config.epsilon, delta=config.delta, sample_rate=sample_rate, steps=steps, others=others
+        )
+    except ValueError as error:
+        raise DpformerError(str(error)) from None
 
 
 def other_events(config: Config) -> tuple[Event, ...]:

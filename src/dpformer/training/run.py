@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from dpformer.errors import DpformerError
 from dpformer.evaluation import evaluate, hit, ndcg
 from dpformer.evaluation.evaluate import ScoreFunction
 from dpformer.models import SequenceModel
-from dpformer.privacy import SecureRandom
+from dpformer.models.counts import TransitionCounts
+from dpformer.privacy import Ledger, SecureRandom
 from dpformer.privacy.statement import statement
 from dpformer.training.checkpoint import check_data, load_checkpoint, save_checkpoint
 from dpformer.training.config import Config
@@ -31,7 +32,10 @@ from dpformer.training.loop import Trainer
 from dpformer.training.plan import Plan, make_plan
 from dpformer.training.progress import TrainingProgress
 from dpformer.training.release import Release, load_release, save_release
-from dpformer.training.start import build_model, item_frequencies, load_dataset
+from dpformer.training.start import build_model, item_frequencies, load_dataset, release_counts
+
+if TYPE_CHECKING:
+    from dpformer.training.distributed import Team
 
 
 class Interrupted(DpformerError):
@@ -52,8 +56,11 @@ class Run:
         return load_release(self.folder / "model.safetensors")
 
 
-def train(config: Config, out: str | Path) -> Run:
-    """Trains a model and writes the run folder `out`, which must not be there yet."""
+def train(config: Config, out: str | Path, team: Team | None = None) -> Run:
+    """Trains a model and writes the run folder `out`, which must not be there yet.
+
+    With a `team` of processes, this one leads it; the others are to call `team.follow()`.
+    """
     RunFolder(out).refuse_existing()
     random = SecureRandom("run", seed=config.seed)
     with _threads(config.threads) as threads:
@@ -62,10 +69,20 @@ def train(config: Config, out: str | Path) -> Run:
         plan = make_plan(config, dataset.num_users)
         folder = RunFolder.create(out, config.to_toml())
         with folder.lock():
-            return _Session(folder, config, plan, dataset, random).go()
+            return _Session(folder, config, plan, dataset, random, team=team).go()
 
 
-def resume(path: str | Path) -> Run:
+def started_before(config: Config, out: str | Path) -> bool:
+    """Whether `out` is a run of this very config: what a job that is started again finds."""
+    folder = RunFolder(out)
+    if not folder.config.is_file():
+        return False
+    saved = Config.make(folder.config)
+    given = {name: value.resolve() if isinstance(value, Path) else value for name, value in config}
+    return all(value is None or value == getattr(saved, name) for name, value in given.items())
+
+
+def resume(path: str | Path, team: Team | None = None) -> Run:
     """Goes on with an interrupted run to the model it would have made; a run that is done is left as it is."""
     folder = RunFolder.open(path)
     config = Config.make(folder.config)
@@ -80,7 +97,7 @@ def resume(path: str | Path) -> Run:
         if state is not None:
             check_data(folder.checkpoint, state["data"], dataset.hash)
         plan = make_plan(config, dataset.num_users) if state is None else Plan.from_dict(state["plan"])
-        return _Session(folder, config, plan, dataset, random, state).go()
+        return _Session(folder, config, plan, dataset, random, state, team).go()
 
 
 def finished(path: str | Path) -> Run:
@@ -102,28 +119,37 @@ class _Session:
         dataset: Dataset,
         random: SecureRandom,
         state: dict[str, Any] | None = None,
+        team: Team | None = None,
     ) -> None:
+        self.team = team
         self.folder, self.config, self.plan = folder, config, plan
         self.dataset, self.random, self.resumed = dataset, random, state
         self.frequencies = None if state is None else state["frequencies"]
 
     def go(self) -> Run:
         """Trains to the last step and releases."""
+        if self.config.model == "counts":  # seconds; nothing to save on the way
+            counts, self.frequencies, ledger = release_counts(self.config, self.plan, self.dataset)
+            self._remember_data()
+            Metrics(self.folder.metrics, 0).close()
+            return self._release(counts, ledger)
         with torch.random.fork_rng(devices=[]):
             trainer = self._trainer()
             self._train(trainer)
-            return self._release(trainer)
+            return self._release(trainer.released(), trainer.ledger)
 
     def _trainer(self) -> Trainer:
         if self.resumed is None:
             self.frequencies = item_frequencies(self.config, self.plan, self.dataset)
         model = build_model(self.config, self.plan, self.dataset.num_items, self.frequencies, self.random)
         trainer = Trainer(self.config, self.plan, self.dataset, model, self.random)
+        if self.team is not None:
+            self.team.enlist(self.config, self.plan, self.dataset.num_items, trainer)
         if self.resumed is not None:
             trainer.restore(self.resumed["trainer"])
             return trainer
         # Before the first step, so that no resumed run ever draws other noise for the same step.
-        self.folder.write_json(self.folder.data, {"hash": self.dataset.hash, "salt": self._salt().hex()})
+        self._remember_data()
         self._save(trainer)
         return trainer
 
@@ -158,6 +184,9 @@ class _Session:
         }
         save_checkpoint(self.folder.checkpoint, state, config=self.config.hash(), data=self.dataset.hash)
 
+    def _remember_data(self) -> None:
+        self.folder.write_json(self.folder.data, {"hash": self.dataset.hash, "salt": self._salt().hex()})
+
     def _salt(self) -> bytes:
         return self.random.within("salt of the hash of the data").words(4, step=0).tobytes()
 
@@ -180,9 +209,8 @@ class _Session:
 
     # The end.
 
-    def _release(self, trainer: Trainer) -> Run:
-        facts = self._statement(trainer)
-        model = trainer.released()
+    def _release(self, model: SequenceModel | TransitionCounts, ledger: Ledger) -> Run:
+        facts = self._statement(ledger)
         if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
             raise DpformerError("training has diverged: weights are not finite; lower --learning-rate and train again")
         save_release(
@@ -196,10 +224,10 @@ class _Session:
         self.folder.forget_secrets()
         return Run(self.folder.path, self.config, facts)
 
-    def _statement(self, trainer: Trainer) -> dict[str, Any]:
+    def _statement(self, ledger: Ledger) -> dict[str, Any]:
         data = hmac.new(self._salt(), self.dataset.hash.encode(), hashlib.sha256).hexdigest()
         return statement(
-            trainer.ledger,
+            ledger,
             delta=self.plan.delta,
             target=self.config.epsilon,
             clipping=self.config.clipping,

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from dpformer.data import Columns, Dataset, Filters, PrivateVocabulary, Vocabulary, prepare, read_catalog, synthetic
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
-from dpformer.privacy import SecureRandom, release_frequencies
+from dpformer.models.counts import TransitionCounts
+from dpformer.models.counts_release import release_transitions
+from dpformer.privacy import Ledger, SecureRandom, release_frequencies
 from dpformer.training.config import Config
-from dpformer.training.plan import VOCABULARY_DELTA, Plan, other_events
+from dpformer.training.plan import COUNTS, VOCABULARY_DELTA, Plan, other_events
 
 SYNTHETIC_USERS, SYNTHETIC_ITEMS = 6000, 400  # of the synthetic default: made up, so public
 
@@ -72,6 +74,15 @@ def item_frequencies(config: Config, plan: Plan, dataset: Dataset) -> Tensor | N
     pairs = np.unique(users * dataset.num_items + items)  # an item counts once a user
     counts = np.bincount(pairs % dataset.num_items, minlength=dataset.num_items)
     return torch.from_numpy(counts / dataset.num_users)
+
+
+def release_counts(config: Config, plan: Plan, dataset: Dataset) -> tuple[TransitionCounts, Tensor, Ledger]:
+    """The model that needs no steps: transition counts, all of them one release. With its frequencies and ledger."""
+    items, offsets = dataset.packed_train()
+    release = release_transitions(items, offsets, dataset.num_items, plan.noise_multiplier, seed=config.seed)
+    besides = [event for event in plan.others if event.label != COUNTS]
+    frequencies = torch.from_numpy(release.frequencies.p)
+    return TransitionCounts.from_release(release), frequencies, Ledger([*besides, release.event])
 
 
 def build_model(
