@@ -59,22 +59,26 @@ class Content:
     no_accuracy: str = ""
     by_popularity: Figure | None = None
     examples: list[Example] = field(default_factory=list)
+    given: bool = False  # the examples come from whoever makes the page
 
 
 def gather(run: Run, *, histories: Sequence[Sequence[Any]] | None = None, public: bool = False) -> Content:
     """Reads, measures and draws. `public` keeps to what the guarantee covers, and does not read the data at all."""
     release = run.release
     chosen = _made_up(release) if histories is None else [("Given", release.index(history)) for history in histories]
+    given = histories is not None
     examples = [_example(release, name, history) for name, history in chosen]
     tail = _tail(release, run.statement)
     if public:
-        return Content(run, True, tail=tail, examples=examples)
+        return Content(run, True, tail=tail, examples=examples, given=given)
     training = _training(_metrics(run.folder / "metrics.jsonl"), run.statement)
     try:
         measured = measure(run)
     except DpformerError as error:  # the page is about the model; its data may have moved
-        return Content(run, False, training, tail, None, str(error), None, examples)
-    return Content(run, False, training, tail, measured.to_dict((10,)), "", _by_popularity(measured, release), examples)
+        return Content(run, False, training, tail, None, str(error), None, examples, given)
+    return Content(
+        run, False, training, tail, measured.to_dict((10,)), "", _by_popularity(measured, release), examples, given
+    )
 
 
 # Training: exact statistics of the data, not covered.

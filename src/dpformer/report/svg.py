@@ -176,5 +176,6 @@ def _text(x: float, y: float, text: str, anchor: str, kind: str) -> str:
 
 
 def _svg(parts: Sequence[str], label: str, width: float = WIDTH, height: float = HEIGHT) -> Markup:
-    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+    limit = f' style="max-width:{width}px"' if width != WIDTH else ""
+    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}"{limit}>'
     return Markup(head + "".join(parts) + "</svg>")  # all texts above are escaped

@@ -38,6 +38,7 @@ MODELS = {  # class → module: all that a file can name. Arguments and tensors 
     "Transformer": "dpformer.models.transformer",
     "GRU": "dpformer.models.recurrent",
     "LSTM": "dpformer.models.recurrent",
+    "TransitionCounts": "dpformer.models.counts",
 }
 Id: TypeAlias = "str | int"
 
@@ -189,6 +190,8 @@ def _load(file: Any) -> Release:
     _check_finite(state)
     _check_kinds(model, state)
     model.load_state_dict(state, assign=True)
+    if hasattr(model, "check_state"):  # tensors that are indices have to lead somewhere
+        model.check_state()
     frequencies = None
     if "frequencies" in others:
         frequencies = _check_frequencies(tensors["frequencies"], num_items).numpy()

@@ -1,0 +1,167 @@
+"""The ONNX file gives the model's own answers, holds the embedding once, and is not written otherwise."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+from dpformer.errors import DpformerError, MissingExtra
+from dpformer.export import export_onnx
+from dpformer.export import onnx as module
+from dpformer.export.int8 import quantize, restore, rounded
+from dpformer.export.loss import measure_loss
+from dpformer.export.onnx import padded, session
+from dpformer.models import GRU, LSTM, SequenceModel, Transformer
+from dpformer.training.release import Release
+
+M, LONGEST, DIM = 60, 9, 12
+KINDS = ("transformer", "re-attention", "literal", "gru", "lstm", "not shared")
+
+
+def made(kind: str) -> Release:
+    torch.manual_seed(0)
+    common: dict[str, Any] = {"dim": DIM}
+    model: SequenceModel
+    if kind in ("gru", "lstm"):
+        model = {"gru": GRU, "lstm": LSTM}[kind](M, LONGEST, **common)
+    elif kind == "not shared":
+        model = Transformer(M, LONGEST, shared=False, norm="pre", activation="gelu", **common)
+    else:
+        variant: Any = {"transformer": False, "re-attention": True, "literal": "literal"}[kind]
+        model = Transformer(M, LONGEST, heads=3, reattention=variant, **common)
+    with torch.no_grad():
+        for parameter in model.parameters():  # far from the small initial values, where attention does nothing
+            parameter.mul_(2)
+    frequencies = torch.rand(M)
+    model.set_frequencies(frequencies)
+    if isinstance(model, Transformer):
+        model.set_privacy(1.0, 50, frequencies)
+    names = [f"i{n}" if n % 2 else n for n in range(M)]
+    return Release(model.eval(), names, [f"T{n}" for n in range(M)], {"headline": "ε"})
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Release, Any]]:
+    """A release and ONNX Runtime with its file."""
+    folder = tmp_path_factory.mktemp("onnx")
+    return {kind: (made(kind), session(_export(made(kind), folder / f"{kind}.onnx"))) for kind in KINDS}
+
+
+def _export(release: Release, path: Path, **options: Any) -> Path:
+    facts = export_onnx(release, path, k=7, **options)
+    assert facts.bytes == path.stat().st_size and facts.largest_difference < 1e-4 and facts.checked > 20
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(histories=st.lists(st.lists(st.integers(0, M - 1), max_size=LONGEST + 4), min_size=1, max_size=5))
+def test_any_batch_and_length_gives_the_models_own_list(
+    exported: dict[str, tuple[Release, Any]], kind: str, histories: list[list[int]]
+) -> None:
+    release, runtime = exported[kind]
+    arrays = [np.array(history, dtype=np.int64) for history in histories]
+    items, scores = runtime.run(["items", "scores"], {"history": padded(arrays)})
+    for row, best in enumerate(release.recommend(arrays, 7)):
+        assert np.allclose([entry["score"] for entry in best], scores[row], atol=1e-4, rtol=1e-4)
+        assert not set(items[row]) & set(histories[row])
+        gaps = np.diff([entry["score"] for entry in best])
+        if (gaps < -1e-3).all():
+            assert [release.vocabulary[item] for item in items[row]] == [entry["item_id"] for entry in best]
+
+
+def test_more_pads_change_nothing(exported: dict[str, tuple[Release, Any]]) -> None:
+    for _, runtime in exported.values():
+        history = np.array([[3, 1, 4, -1], [5, -1, -1, -1]])
+        wider = np.pad(history, ((0, 0), (0, 30)), constant_values=-1)
+        (narrow,), (wide,) = (runtime.run(["items"], {"history": h}) for h in (history, wider))
+        assert (narrow == wide).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("int8", [False, True])
+def test_one_file_and_one_embedding(kind: str, int8: bool, tmp_path: Path) -> None:
+    release = made(kind)
+    model = onnx.load(_export(release, tmp_path / "m.onnx", int8=int8), load_external_data=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    constants = [a.t for node in model.graph.node for a in node.attribute if a.name == "value"]
+    size = [
+        array.size for array in (*tensors.values(), *map(numpy_helper.to_array, constants)) if array.size >= M * DIM
+    ]
+    assert size == [M * DIM] * (2 if kind == "not shared" else 1), "the shared embedding is there once"
+    kinds = {array.dtype for array in tensors.values() if array.size >= M * DIM}
+    assert kinds == {np.dtype("int8" if int8 else "float32")}
+    (history,) = model.graph.input
+    assert [d.dim_param for d in history.type.tensor_type.shape.dim] == ["batch", "length"]
+    about = {entry.key: json.loads(entry.value) for entry in model.metadata_props}
+    assert about["dpformer.vocabulary"] == release.vocabulary and about["dpformer.titles"][3] == "T3"
+
+
+def test_a_file_that_disagrees_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, other, convert = made("gru"), made("gru"), module._convert
+    with torch.no_grad():
+        other.model.items.weight[5] += 0.01
+    monkeypatch.setattr(module, "_convert", lambda model, *rest: convert(other.model, *rest))
+    with pytest.raises(DpformerError, match="nothing was written"):
+        export_onnx(release, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for k in (0, -1, M + 1):
+        with pytest.raises(DpformerError, match=f"k is {k}; it must be between 1 and {M}"):
+            export_onnx(made("gru"), tmp_path / "m.onnx", k=k)
+    with pytest.raises(DpformerError, match="cannot be written"):
+        export_onnx(made("gru"), tmp_path / "nowhere" / "m.onnx")
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'dpformer\[export\]'"):
+        export_onnx(made("gru"), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(0, 1), st.integers(0, 999))
+@settings(max_examples=40, deadline=None)
+def test_int8_is_off_by_half_a_step_at_most(rows: int, columns: int, axis: int, seed: int) -> None:
+    weight = np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
+    weight[0] = 0
+    codes, scales = quantize(weight, axis)
+    again = restore(codes, scales, axis)
+    step = scales[:, None] if axis == 0 else scales[None, :]
+    assert codes.dtype == np.int8 and (np.abs(again - weight) <= step * 0.5001).all()
+    assert np.allclose(restore(*quantize(again, axis), axis), again, rtol=1e-6), "rounding twice is rounding once"
+
+
+def test_rounding_leaves_the_model_itself_alone() -> None:
+    release = made("re-attention")
+    before = {name: tensor.clone() for name, tensor in release.model.state_dict().items()}
+    coarse = rounded(release.model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in release.model.state_dict().items())
+    assert not torch.equal(coarse.items.weight, release.model.items.weight)
+
+
+def test_the_loss_of_int8_is_that_of_the_written_file(tmp_path: Path) -> None:
+    from dpformer.data import Dataset
+
+    release, rng = made("transformer"), np.random.default_rng(0)
+    dataset = Dataset.from_histories([rng.integers(0, M, rng.integers(1, 12)) for _ in range(40)], M)
+    path = _export(release, tmp_path / "m.onnx")
+    assert abs(measure_loss(path, release, dataset, 7)["loss"]) < 1e-9, "in float32 nothing is lost"
+    users, targets = dataset.held_out()
+    gains = []
+    for user, target in zip(users, targets, strict=True):  # the slow way
+        entries = release.recommend([dataset.test_history(int(user))], 7)[0]
+        names = [release.vocabulary.index(entry["item_id"]) for entry in entries]
+        gains.append(1 / np.log2(names.index(target) + 2) if target in names else 0.0)
+    facts = measure_loss(path, release, dataset, 7)
+    assert facts["ndcg"] == pytest.approx(np.mean(gains)) and facts["users"] == len(users)
+    with torch.no_grad():
+        release.model.items.weight.neg_()  # now the file is another model than the release
+    assert measure_loss(path, release, dataset, 7)["loss"] != 0

@@ -1,0 +1,71 @@
+"""Small finished runs, made once a session, and the command line as a test calls it."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dpformer.cli import app
+from dpformer.errors import DpformerError
+from dpformer.training import Config, train
+from tests.training.logs import write_log
+from tests.training.memo import remember
+
+ITEMS = 20
+EVIL = "<script>alert('i0')</script>"  # the title of item i0
+CHOICES: dict[str, Any] = {
+    "epsilon": 4.0,
+    "batch_size": 20,
+    "epochs": 4,
+    "dim": 8,
+    "blocks": 1,
+    "max_length": 6,
+    "threads": 1,
+    "evaluate_every": 2,
+}
+_made: dict[str, Path] = {}
+
+
+def tiny_run(factory: pytest.TempPathFactory, **changes: Any) -> Path:
+    """A run folder on a small log with titled items; the same one for the same choices. Do not write to it."""
+    key = repr(sorted(changes.items()))
+    if key not in _made:
+        folder = factory.mktemp("runs")
+        log, catalog = write_log(folder / "log.csv"), write_catalog(folder / "catalog.csv")
+        with pytest.MonkeyPatch.context() as patch:
+            remember(patch.setattr)
+            train(Config.make(file=log, catalog=catalog, **{**CHOICES, **changes}), folder / "run")
+        _made[key] = folder / "run"
+    return _made[key]
+
+
+def write_catalog(path: Path) -> Path:
+    titles = [EVIL, *(f"Title {item}" for item in range(1, ITEMS))]
+    path.write_text("item_id,title\n" + "".join(f"i{item},{title}\n" for item, title in enumerate(titles)))
+    return path
+
+
+def copied(run: Path, tmp_path: Path) -> Path:
+    """A copy of a run that a test may spoil."""
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def invoke(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def printed(*arguments: Any) -> str:
+    """What a command that succeeds prints."""
+    result = invoke(*arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def refused(*arguments: Any) -> str:
+    """The sentence that `main` prints before it exits with 2."""
+    result = invoke(*arguments)
+    assert isinstance(result.exception, DpformerError), (result.output, result.exception)
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
