@@ -9,10 +9,11 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from dpformer.clipping.arrivals import Arrivals
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.factors import ClipFunction
 from dpformer.clipping.gate import Gate
-from dpformer.clipping.norms import ParameterUses, by_parameter
+from dpformer.clipping.norms import ParameterUses
 from dpformer.clipping.proof import prove
 from dpformer.clipping.rows import Packed
 from dpformer.clipping.rules import RULES
@@ -95,18 +96,16 @@ class PhantomClipping:
             return torch.zeros(0, dtype=losses.dtype, device=losses.device)
         layout = frozenset(tap.layout(users) for tap in self._gate.taps)
         unproven = self.proof_users > 0 and layout not in self._proven
-        self._collect(losses, retain_graph=unproven)
-        taps = [tap for tap in self._gate.taps if tap.grad is not None]
-        pairs = [pair for tap in taps for pair in tap.uses(users)]
-        groups = by_parameter(pairs, set(self._gate.names))
-        norms = self._norms(groups, losses)
+        arrivals = Arrivals(self._gate.taps, set(self._gate.names), losses, forget=not unproven)
+        self._collect(losses, arrivals, retain_graph=unproven)
+        norms = arrivals.squared.sqrt()
         if unproven:
-            prove(losses, norms, taps, groups, self._gate.sink, self.proof_users)
+            prove(losses, norms, self._gate.taps, arrivals.groups, self._gate.sink, self.proof_users)
             self._proven.add(layout)
-        self._add_clipped_sum(groups, losses.detach(), norms, clip)
+        self._add_clipped_sum(arrivals.groups, losses.detach(), norms, clip)
         return norms
 
-    def _collect(self, losses: Tensor, retain_graph: bool) -> None:
+    def _collect(self, losses: Tensor, arrivals: Arrivals, retain_graph: bool) -> None:
         """The one backward pass: brings the gradient of Σ losses to every tap."""
         if not losses.requires_grad:
             if self._gate.names:
@@ -114,18 +113,15 @@ class PhantomClipping:
                     "the losses do not depend on any trainable parameter; compute them inside `with clipping:`"
                 )
             return
-        gate = self._gate
-        arrived: dict[int, Tensor] = {}
-        guards = [p.register_hook(self._outside) for p in gate.trainable]
-        gate.sink.append(arrived)
+        guards = [p.register_hook(self._outside) for p in self._gate.trainable]
+        self._gate.sink.append(arrivals)
         try:
             torch.autograd.backward(losses.sum(), retain_graph=retain_graph)
         finally:
-            gate.sink.pop()
+            self._gate.sink.pop()
             for guard in guards:
                 guard.remove()
-        for tap in gate.taps:
-            tap.grad = arrived.get(id(tap))
+        arrivals.finish()
 
     @staticmethod
     def _outside(_: Tensor) -> None:
@@ -133,13 +129,6 @@ class PhantomClipping:
             "a trainable parameter reached the losses without passing the engine: it was used outside "
             "`with clipping:` or in compiled code; run the whole forward pass inside the context"
         )
-
-    def _norms(self, groups: list[ParameterUses], losses: Tensor) -> Tensor:
-        dtype = torch.promote_types(losses.dtype, torch.float32)
-        squared = torch.zeros(len(losses), dtype=dtype, device=losses.device)
-        for group in groups:
-            squared += group.squared_norms(len(losses))
-        return squared.sqrt()
 
     def _add_clipped_sum(self, groups: list[ParameterUses], losses: Tensor, norms: Tensor, clip: ClipFunction) -> None:
         finite = torch.isfinite(norms) & torch.isfinite(losses)

@@ -56,7 +56,7 @@ class Gate(TorchFunctionMode):
         self.frozen: set[int] = set()  # parameters without gradient
         self.buffers: set[int] = set()
         self.taps: list[Tap] = []
-        self.sink: list[dict[int, Tensor]] = []
+        self.sink: list[Callable[[Tap, Tensor], None]] = []
         self.packed: Packed | None = None
         self.token = torch.zeros((), requires_grad=True)
 

@@ -94,7 +94,7 @@ class ParameterUses:
             return gram
         written = written_out(uses)
         if b - a == users:
-            self.written = written
+            self.written, self.sources = written, []
         return torch.linalg.vector_norm(written.reshape(b - a, -1), dim=1).square()
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
@@ -109,7 +109,9 @@ class ParameterUses:
         return out
 
     def keep(self, users: Tensor) -> None:
-        self.written = None
+        """Forgets every user that is not kept."""
+        if self.written is not None:
+            self.written = self.written.masked_fill(~users.reshape(-1, *[1] * (self.written.ndim - 1)), 0)
         for source in self.sources:
             source.keep(users)
 

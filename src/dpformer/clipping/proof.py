@@ -9,7 +9,7 @@ layout appears that was not seen before (a size that happens to equal the number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def prove(
     norms: Tensor,
     taps: Sequence[Tap],
     groups: Sequence[ParameterUses],
-    sink: list[dict[int, Tensor]],
+    sink: list[Callable[[Tap, Tensor], None]],
     users: int,
 ) -> None:
     """Raises unless a few users' gradients agree with autograd. The graph of `losses` must still be there."""
@@ -44,13 +44,14 @@ def _prove_user(
     norms: Tensor,
     taps: Sequence[Tap],
     groups: Sequence[ParameterUses],
-    sink: list[dict[int, Tensor]],
+    sink: list[Callable[[Tap, Tensor], None]],
 ) -> None:
-    sink.append({})
+    arrived: dict[int, Tensor] = {}
+    sink.append(lambda tap, grad: arrived.__setitem__(id(tap), grad))
     try:
         torch.autograd.backward(losses[user], retain_graph=True)
     finally:
-        arrived = sink.pop()
+        sink.pop()
     truth = autograd_gradients(taps, arrived)
     one = torch.zeros_like(norms)
     one[user] = 1

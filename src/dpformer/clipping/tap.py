@@ -47,7 +47,7 @@ class Tap:
     build: Build  # gradient at the tap → uses, once the number of users is known
     shape: tuple[int, ...]  # of the tensor whose first dimension counts the rows
     packed: Packed | None
-    sink: list[dict[int, Tensor]]  # shared with the engine: its last entry takes the gradients
+    sink: list[Callable[[Tap, Tensor], None]]  # shared with the engine: the last one takes the gradients
     grad: Tensor | None = field(default=None)
 
     def layout(self, users: int) -> tuple[Any, ...]:
@@ -68,7 +68,12 @@ class Tap:
 
     def receive(self, grad: Tensor) -> None:
         if self.sink:
-            self.sink[-1][id(self)] = grad
+            self.sink[-1](self, grad)
+
+    def forget(self) -> None:
+        """Lets go of activations and gradients once the norms are known."""
+        self.grad = None
+        self.build = self.paired = _forgotten
 
     def watch(self, out: Tensor, token: Tensor) -> Tensor:
         """Returns `out` with the tap on it."""
@@ -76,6 +81,10 @@ class Tap:
             out.register_hook(self.receive)
             return out
         return _Begin.apply(token, self, [out])
+
+
+def _forgotten(*_: Any) -> Any:
+    raise AssertionError("this tap has been settled")
 
 
 class _Begin(torch.autograd.Function):
