@@ -36,7 +36,7 @@ def tiny_run(factory: pytest.TempPathFactory, **changes: Any) -> Path:
         log, catalog = write_log(folder / "log.csv"), write_catalog(folder / "catalog.csv")
         with pytest.MonkeyPatch.context() as patch:
             remember(patch.setattr)
-            train(Config.make(file=log, catalog=catalog, **{**CHOICES, **changes}), folder / "run")
+            train(Config.make(**{"file": log, "catalog": catalog, **CHOICES, **changes}), folder / "run")
         _made[key] = folder / "run"
     return _made[key]
 

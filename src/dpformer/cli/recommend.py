@@ -69,7 +69,12 @@ def _print(lines: list[dict[str, Any]], titles: bool) -> None:
 
 def split_ids(text: str) -> list[str]:
     """Ids between commas; quotes keep a comma inside an id."""
-    (fields,) = csv.reader([text], skipinitialspace=True) if text.strip() else ([],)
+    if not text.strip():
+        return []
+    try:
+        (fields,) = csv.reader([text], skipinitialspace=True)
+    except (csv.Error, ValueError) as error:
+        raise DpformerError(f"{text!r} is not a list of ids with commas between: {error}") from None
     return fields
 
 
@@ -93,18 +98,21 @@ def _read(path: Path | None) -> list[tuple[str, list[Any]]]:
 def _json_histories(path: Path) -> list[tuple[str, list[Any]]]:
     """JSON lines of histories; none if the first line is an interaction."""
     found: list[tuple[str, list[Any]]] = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.isspace():
-                continue
-            row = _json(line, path, number)
-            if number == 1 and isinstance(row, dict) and "history" not in row:
-                return []
-            items = row.get("history") if isinstance(row, dict) else row
-            if not isinstance(items, list):
-                raise DpformerError(f'{path}, line {number} has no list of items under "history"')
-            name = row.get("user_id") if isinstance(row, dict) else None
-            found.append((str(number if name is None else name), items))
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DpformerError(f"{path} is not UTF-8: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        row = _json(line, path, number)
+        if not found and isinstance(row, dict) and "history" not in row:
+            return []
+        items = row.get("history") if isinstance(row, dict) else row
+        if not isinstance(items, list):
+            raise DpformerError(f'{path}, line {number} has no list of items under "history"')
+        name = row.get("user_id") if isinstance(row, dict) else None
+        found.append((str(number if name is None else name), items))
     return found
 
 

@@ -1,0 +1,54 @@
+"""`dpformer export`: a file that serves, and what int8 costs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.runs import copied, printed, refused, tiny_run
+
+
+@pytest.fixture
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run(tmp_path_factory)
+
+
+@pytest.mark.parametrize("choices", [{}, {"model": "gru"}])
+def test_the_file_answers_like_recommend(
+    choices: dict[str, str], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    run, path = tiny_run(tmp_path_factory, **choices), tmp_path / "m.onnx"
+    facts = json.loads(printed("export", run, path, "-k", 5, "--json"))
+    assert facts["bytes"] == path.stat().st_size and facts["checked"] > 0 and not facts["int8"]
+    runtime = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    ids = json.loads(runtime.get_modelmeta().custom_metadata_map["dpformer.vocabulary"])
+    items, scores = runtime.run(None, {"history": np.array([[ids.index("i3"), ids.index("i7")]])})
+    line = json.loads(printed("recommend", run, "--history", "i3,i7", "-k", 5, "--json"))
+    assert [ids[item] for item in items[0]] == [entry["item_id"] for entry in line["recommendations"]]
+    assert np.allclose(scores[0], [entry["score"] for entry in line["recommendations"]], atol=1e-4)
+
+
+def test_int8_says_what_it_costs(run: Path, tmp_path: Path) -> None:
+    facts = json.loads(printed("export", run, tmp_path / "m.onnx", "--int8", "--json"))
+    loss = facts["int8_loss"]
+    assert loss["loss"] == pytest.approx(loss["ndcg"] - loss["ndcg_int8"]) and loss["users"] > 0
+    assert loss["covered"] is False
+    assert "int8 takes NDCG@10 from" in printed("export", run, tmp_path / "m.onnx", "--int8")
+    alone = printed("export", run / "model.safetensors", tmp_path / "m.onnx", "--int8")
+    assert "could not be measured" in alone and (tmp_path / "m.onnx").exists()
+
+
+def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    assert "k is 0" in refused("export", run, out / "m.onnx", "-k", 0)
+    assert "k is 21; it must be between 1 and 20" in refused("export", run, out / "m.onnx", "-k", 21)
+    assert "does not exist" in refused("export", tmp_path / "nowhere", out / "m.onnx")
+    assert "cannot be written" in refused("export", run, out / "nowhere" / "m.onnx")
+    assert "cannot be written" in refused("export", run, out)
+    spoiled = copied(run, tmp_path)
+    (spoiled / "model.safetensors").write_bytes(b"PK\x03\x04")
+    assert "not a whole model" in refused("export", spoiled, out / "m.onnx")
+    assert not list(out.iterdir())

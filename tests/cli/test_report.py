@@ -1,0 +1,37 @@
+"""`dpformer report`, also as a program: a sentence on stderr, exit code 2."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import copied, printed, refused, tiny_run
+
+
+@pytest.fixture
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run(tmp_path_factory)
+
+
+def test_it_writes_the_page_and_says_where(run: Path, tmp_path: Path) -> None:
+    folder = copied(run, tmp_path)
+    path = Path(printed("report", folder).strip())
+    assert path == folder / "report.html" and "Privacy Facts" in path.read_text()
+    public = Path(printed("report", folder, "--public", "--out", tmp_path / "p.html", "--history", "i1,i2").strip())
+    assert "Training loss" not in public.read_text() and "given by whoever" in public.read_text()
+
+
+def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
+    assert "not a run folder" in refused("report", tmp_path)
+    assert "cannot be written" in refused("report", run, "--out", tmp_path / "nowhere" / "page.html")
+    assert "'zzz'" in refused("report", run, "--out", tmp_path / "page.html", "--history", "zzz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_as_a_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dpformer", "report", "nowhere"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("dpformer: nowhere") and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())

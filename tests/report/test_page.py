@@ -1,0 +1,183 @@
+"""The report: complete, offline, escaped, and honest about what the guarantee covers."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpformer.data import Dataset
+from dpformer.errors import DpformerError
+from dpformer.report import write_report
+from dpformer.report.content import attack_bound, gather, popularity_fifth
+from dpformer.report.page import _percent, _up
+from dpformer.training import finished
+from tests.runs import EVIL, copied, tiny_run
+
+VOID = {"meta", "line", "rect", "circle", "polyline", "br"}
+
+
+class Page(HTMLParser):
+    """Text, attributes, and whether every element is closed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(html)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run(tmp_path_factory)
+
+
+def words(page: Path) -> str:
+    return re.sub(r"\s+", " ", " ".join(Page(page.read_text()).text))
+
+
+def test_the_page_says_it_all(run: Path, tmp_path: Path) -> None:
+    page = write_report(run, out=tmp_path / "page.html")
+    text, facts = words(page), json.loads((run / "privacy.json").read_text())
+    assert facts["private"]
+    for sentence in (facts["headline"], *facts["words"], *facts["data"], *facts["not_covered"]):
+        assert sentence in text
+    for part in ("Privacy Facts", _up(facts["epsilon"]), "NDCG@10", "HIT@10", "MRR", "Training loss", "Gradient norms"):
+        assert part in text
+    for part in (
+        "Budget spent",
+        "HIT@10 by popularity of the item",
+        "The long tail",
+        "With Re-Attention",
+        "learning_rate",
+    ):
+        assert part in text
+    assert "Title 3" in text and "log.csv" in text and str(run.parent) not in page.read_text(), "no path of a machine"
+
+
+def test_it_loads_nothing_and_runs_nothing(run: Path, tmp_path: Path) -> None:
+    html = write_report(run, out=tmp_path / "page.html").read_text()
+    page = Page(html)
+    assert not page.tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert "://" not in html and "@import" not in html and "url(" not in html
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
+    assert EVIL not in html and "&lt;script&gt;" in html, "a title is text"
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+
+
+def test_everything_outside_the_guarantee_is_marked(run: Path, tmp_path: Path) -> None:
+    html = write_report(run, out=tmp_path / "page.html").read_text()
+    sections = re.findall(r"<h2>\s*(.*?)</h2>", html, re.DOTALL)
+    marks = {re.sub(r"<.*", "", s, flags=re.DOTALL).strip(): re.findall(r'badge (\w+)"', s) for s in sections}
+    assert marks["Accuracy"] == marks["Training"] == ["out"]
+    assert marks["The long tail"] == marks["Example histories"] == ["ok"]
+    assert "Keep this page as private as the data" in html
+
+
+def test_the_public_page_never_touches_the_data(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiled = copied(run, tmp_path)
+    (spoiled / "metrics.jsonl").unlink()
+    monkeypatch.setattr(Dataset, "__post_init__", lambda self: pytest.fail("data was read"))
+    text = words(write_report(spoiled, public=True))
+    for private in ("Accuracy", "NDCG@10", "Training loss", "Gradient norms", "not covered by the guarantee "):
+        assert private not in text
+    assert "Privacy Facts" in text and "The long tail" in text
+
+
+def test_the_tail_and_examples_come_from_the_release_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = finished(run)
+    frequencies = opened.release.frequencies
+    assert frequencies is not None
+    content = gather(opened, public=True)
+    popular = [opened.release.title(int(item)) for item in np.argsort(-frequencies, kind="stable")[:6]]
+    assert content.examples[1].items == popular, "popular by the noisy release, not by counts"
+    assert content.tail is not None and "never from raw counts" in content.tail.note
+
+
+def test_histories_can_be_given_and_are_not_called_covered(run: Path, tmp_path: Path) -> None:
+    page = write_report(run, out=tmp_path / "page.html", histories=[["i3", "i4"], []], public=True)
+    text = words(page)
+    assert "given by whoever made this page" in text and "Title 4" in text
+    assert not re.search(r"Example histories\s*<span", page.read_text())
+    with pytest.raises(DpformerError, match="'nobody'"):
+        write_report(run, out=tmp_path / "other.html", histories=[["nobody"]])
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_data_that_has_moved_costs_the_accuracy_alone(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    spoiled = copied(tiny_run(tmp_path_factory), tmp_path)
+    config = spoiled / "config.toml"
+    config.write_text(re.sub(r'file = ".*"', f'file = "{tmp_path / "gone.csv"}"', config.read_text()))
+    text = words(write_report(spoiled))
+    assert "Not measured:" in text and "gone.csv does not exist" in text and "Training loss" in text
+
+
+def test_a_run_without_privacy_says_so_in_red(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    html = write_report(tiny_run(tmp_path_factory, epsilon=math.inf), out=tmp_path / "page.html").read_text()
+    assert "Not private." in html and "∞" in html and "covered by the guarantee</span>" not in html
+    assert "in at most" not in html and 'class="badge bad"' in html and "Exact: this run is not private." in html
+    seeded = write_report(tiny_run(tmp_path_factory, seed=1), out=tmp_path / "seeded.html").read_text()
+    assert "Void: noise came from a seed" in seeded and "covered by the guarantee</span>" not in seeded
+
+
+@pytest.mark.parametrize("model", ["gru", "lstm"])
+def test_models_without_attention(model: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    page = write_report(tiny_run(tmp_path_factory, model=model), out=tmp_path / "page.html")
+    assert model.upper() in words(page) and "With Re-Attention" not in words(page)
+
+
+def test_a_bad_folder_is_one_sentence(run: Path, tmp_path: Path) -> None:
+    for spoil, says in (
+        (lambda path: (path / "metrics.jsonl").write_text("{"), "metrics.jsonl cannot be read"),
+        (lambda path: (path / "privacy.json").unlink(), "not finished"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"junk"), "not a whole model"),
+        (lambda path: (path / "config.toml").unlink(), "not a run folder"),
+    ):
+        folder = copied(run, tmp_path / says.replace(" ", "-"))
+        spoil(folder)
+        with pytest.raises(DpformerError, match=says) as error:
+            write_report(folder)
+        assert "\n" not in str(error.value) and not (folder / "report.html").exists()
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
+def test_fifths_go_by_frequency_and_keep_equals_together(values: list[float]) -> None:
+    p = np.array(values)
+    fifth = popularity_fifth(p)
+    assert fifth.min() == 0 and fifth.max() <= 4
+    for item in range(len(p)):
+        assert fifth[item] == 5 * (p > p[item]).sum() // len(p)
+
+
+def test_the_bound_on_a_guess_is_met_by_randomised_response() -> None:
+    """The mechanism that attains (ε, δ): it shows the secret with probability δ, and lies e^ε times less than not."""
+    for epsilon, delta in ((0.0, 0.0), (1.0, 0.0), (1.0, 0.1), (5.0, 1e-5), (50.0, 1e-9)):
+        shown = delta
+        honest = (1 - delta) / (1 + math.exp(-epsilon))
+        assert attack_bound(epsilon, delta) == pytest.approx(shown + honest)
+
+
+def test_numbers_are_rounded_to_the_safe_side() -> None:
+    assert _percent(0.98201) == "98.3%" and _percent(0.9996646) == "99.97%" and _percent(0.9999999) == "99.99999%"
+    assert _up(4.9991) == "5" and _up(4.2) == "4.2" and _up(7.99864) == "7.999"
