@@ -24,6 +24,7 @@ class SequenceModel(nn.Module):
     Initialisation, for training under noise. E ~ N(0, 0.02²) and ‖h‖ ≤ √d, so every logit starts within a few tenths of
     the bias: the model starts at popularity (or uniform) instead of spending budget on unlearning random preferences.
     The same small numbers would vanish as an input, so rows are multiplied by √d on the way in, as in Vaswani et al.
+    (NDCG@10 on the synthetic data, post-norm, σ 1.6, B 512, 120 steps, one seed: 21.8%, and 20.5% without √d).
     """
 
     bias: Tensor

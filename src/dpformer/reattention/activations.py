@@ -59,27 +59,28 @@ def gelu(x: Gaussian, *, approximation: Literal["exact", "relu"] = "exact", mean
     if approximation != "exact":
         raise ValueError(f"approximation is {approximation!r}; it must be 'exact' or 'relu'")
     v = x.var
-    h = (x.mean / (1 + v).sqrt()).clamp(-_FAR, _FAR)
+    one_v = 1 + v
+    h = (x.mean * one_v.rsqrt()).clamp(-_FAR, _FAR)
     a = (1 + 2 * v).rsqrt()
-    cdf, density = _cdf(h), _density(h)
-    h_density, far_cdf = h * density, _cdf(a * h)
-    wobble = _variance_of_cdf(h, a, v)
-    ratio = v / (1 + v)
-    both = a / (2 * math.pi) * torch.exp(-h.square() * ((1 + v) / (1 + 2 * v)))
-    cross = h_density * far_cdf / (1 + v) + ratio * both
-    inner = cdf.square() + wobble + 2 * h_density * (far_cdf - cdf) + 2 * cross - ratio * density.square()
-    var = ((1 + v) * (h.square() * wobble) + v * inner).clamp(min=0)
+    cdf, density, square = _cdf(h), _density(h), h.square()
+    h_density, far_cdf, ratio = h * density, _cdf(a * h), v / one_v
+    wobble = _variance_of_cdf(square, a, v)
+    both = torch.exp(square * a.square() * -one_v) * (a / (2 * math.pi))
+    cross = torch.addcmul(h_density * far_cdf / one_v, ratio, both)  # E[X Φ(X) φ(X)]
+    inner = cdf.square() + wobble + 2 * (h_density * (far_cdf - cdf) + cross) - ratio * density.square()
+    var = torch.addcmul(one_v * (square * wobble), v, inner).clamp(min=0)
     if mean is None:
-        mean = x.mean * cdf + ratio * (1 + v).sqrt() * density
+        mean = x.mean * cdf + ratio * one_v.sqrt() * density
     return Gaussian(mean, var)
 
 
-def _variance_of_cdf(h: Tensor, a: Tensor, v: Tensor) -> Tensor:
+def _variance_of_cdf(h_square: Tensor, a: Tensor, v: Tensor) -> Tensor:
     """(1/π) ∫_a^1 exp(−h²(1+t²)/2)/(1+t²) dt; the range shrinks with v, so small variances keep all their digits."""
     nodes, weights = np.polynomial.legendre.leggauss(6)
-    half, exponent = v * a.square() / (1 + a), -0.5 * h.square()  # half of 1 − a = (1 − a²)/(1 + a)
-    middle, total = a + half, torch.zeros_like(h)
+    half, exponent = v * a.square() / (1 + a), h_square * -0.5  # half of 1 − a = (1 − a²)/(1 + a)
+    middle, one, total = a + half, torch.ones_like(a), torch.zeros_like(h_square)
     for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
-        bend = 1 + torch.add(middle, half, alpha=node).square()
+        t = torch.add(middle, half, alpha=node)
+        bend = torch.addcmul(one, t, t)
         total = torch.add(total, torch.exp(exponent * bend) / bend, alpha=weight)
-    return total * half / math.pi
+    return total * half * (1 / math.pi)

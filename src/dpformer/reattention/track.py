@@ -33,7 +33,7 @@ class Tracked(NamedTuple):
         return Gaussian(self.mean.detach(), self.var)
 
 
-TILE = 1024  # positions
+TILE = 512  # positions
 
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Gaussian]]] = {
     "relu": (F.relu, activations.relu),
