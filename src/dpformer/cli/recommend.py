@@ -99,7 +99,7 @@ def _json_histories(path: Path) -> list[tuple[str, list[Any]]]:
     """JSON lines of histories; none if the first line is an interaction."""
     found: list[tuple[str, list[Any]]] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise DpformerError(f"{path} is not UTF-8: {error}") from None
     for number, line in enumerate(lines, start=1):

@@ -86,7 +86,7 @@ def gather(run: Run, *, histories: Sequence[Sequence[Any]] | None = None, public
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
         records = [json.loads(line) for line in lines if line.strip()]
         if not all(isinstance(record, dict) and "step" in record for record in records):
             raise ValueError("a line is not the record of a step")
