@@ -4,7 +4,16 @@ import sys
 
 import typer
 
+from dpformer.cli.audit import audit
+from dpformer.cli.calibrate import calibrate
 from dpformer.cli.data import data
+from dpformer.cli.demo import demo
+from dpformer.cli.evaluate import evaluate
+from dpformer.cli.export import export
+from dpformer.cli.moments import moments
+from dpformer.cli.recommend import recommend
+from dpformer.cli.report import report
+from dpformer.cli.train import train, with_choices
 from dpformer.errors import DpformerError
 
 app = typer.Typer(
@@ -15,7 +24,16 @@ app = typer.Typer(
     add_completion=False,
 )
 app.callback()(lambda: None)  # also with one subcommand, its name has to be given
+app.command()(calibrate)
 app.command()(data)
+app.command()(with_choices(train))
+app.command()(evaluate)
+app.command()(recommend)
+app.command()(export)
+app.command()(report)
+app.command()(moments)
+app.command()(audit)
+app.command()(demo)
 
 
 def main() -> None:
