@@ -19,7 +19,7 @@ def demo(
     folder = out or next(path for path in _names(Path("runs/demo")) if not path.exists())
     typer.echo(
         f"6,000 made-up users, 400 items. Training a Transformer with Re-Attention at ε = {epsilon:g} into {folder}.\n"
-        "Nobody's history can be told from the model: each step bounds what a user can add, and drowns it in noise."
+        "Each step bounds what one user can add, and hides it in noise."
     )
     run = run_or_exit(config, folder)
     from dpformer.report import write_report
@@ -39,22 +39,23 @@ def _print(statement: dict[str, Any], accuracy: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from dpformer.privacy.statement import round_up
+
     table = Table(title="Next item, full ranking, seen items masked", title_justify="left")
     table.add_column("")
-    for name in ("NDCG@10", "HIT@10"):
+    for name in ("NDCG@10", "HIT@10", "ε", "δ"):
         table.add_column(name, justify="right")
-    table.add_column("privacy")
-    budget = f"ε = {statement['epsilon']:.3f}, δ = {statement['delta']:.2e}" if statement["private"] else "none"
-    for name, key, privacy in (
+    budget = (round_up(statement["epsilon"]), f"{statement['delta']:.2g}") if statement["private"] else ("none", "")
+    for name, key, cells in (
         ("Transformer with Re-Attention", "model", budget),
-        ("popularity", "popularity", "none: exact counts"),
+        ("popularity, exact counts", "popularity", ("none", "")),
     ):
         metrics = accuracy["metrics"][key]["masked"]
-        table.add_row(name, _percent(metrics["ndcg@10"]), _percent(metrics["hit@10"]), privacy)
+        table.add_row(name, _percent(metrics["ndcg@10"]), _percent(metrics["hit@10"]), *cells)
     console = Console()
     console.print(table)
     console.print(statement["headline"], style="bold", highlight=False, markup=False)
 
 
 def _percent(metric: dict[str, float]) -> str:
-    return f"{100 * metric['value']:.1f}% ({100 * metric['low']:.1f}…{100 * metric['high']:.1f})"
+    return f"{100 * metric['value']:.1f}%"

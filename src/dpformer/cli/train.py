@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import math
 import os
 import types
 import typing
@@ -132,8 +131,10 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["epsilon"] is None:
         return [("NOT PRIVATE", "no clipping and no noise: epsilon is inf")]
+    from dpformer.privacy.statement import round_up
+
     rows = [
-        ("ε", f"{math.ceil(facts['epsilon'] * 1e3) / 1e3:g} (asked for: {facts['epsilon_target']:g})"),
+        ("ε", f"{round_up(facts['epsilon'])} (asked for: {facts['epsilon_target']:g})"),
         ("δ", f"{facts['delta']:.3g}"),
     ]
     if facts["steps"]:

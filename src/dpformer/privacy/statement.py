@@ -92,7 +92,7 @@ def headline(facts: dict[str, Any]) -> str:
     """One sentence on top of everything."""
     if facts["epsilon"] is None:
         return "NOT PRIVATE: trained without clipping and without noise; nothing is promised about any user."
-    budget = f"ε = {_figures(facts['epsilon'])}, δ = {facts['delta']:.3g}"
+    budget = f"ε = {round_up(facts['epsilon'])}, δ = {facts['delta']:.3g}"
     if not facts["private"]:
         return f"NOT PRIVATE: noise for {budget} was drawn from a seed, which anybody can repeat; a run for tests."
     return f"User-level differential privacy with {budget}, for adding or removing one user with the whole history."
@@ -130,6 +130,6 @@ def _with_cost(event: Event, delta: float) -> dict[str, Any]:
     return {**event.to_dict(), "epsilon_alone": epsilon_of([event], delta)}
 
 
-def _figures(epsilon: float) -> str:
+def round_up(epsilon: float) -> str:
     """ε to three decimals, rounded up: never less than what was spent."""
-    return f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
+    return f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:.3f}".rstrip("0").rstrip(".")
