@@ -136,11 +136,11 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division."""
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         place = "cpu" if gradient.device.type == "mps" else gradient.device  # MPS has no float64
-        total = gradient.to(place, torch.float64)
+        total = gradient.to(place, torch.float64, copy=True)  # changed in place from here: tables can be large
         if noise is not None:
             grid = public_grid(self.noise_std)
-            total = torch.round((total + self.noise_std * noise.to(place)) / grid) * grid
-        released = (total / self.expected_batch_size).to(parameter)
+            total.add_(noise.to(place), alpha=self.noise_std).div_(grid).round_().mul_(grid)
+        released = total.div_(self.expected_batch_size).to(parameter)
         if parameter.grad is None:
             parameter.grad = released
         else:
