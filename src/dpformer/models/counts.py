@@ -88,7 +88,7 @@ class TransitionCounts(nn.Module):
         if offsets is None:
             rows = [np.asarray(history) for history in histories]
             offsets = np.cumsum([0, *map(len, rows)])
-            histories = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+            histories = np.concatenate([row for row in rows if len(row)] or [np.zeros(0, np.int64)])
         release = release_transitions(np.asarray(histories), offsets, num_items, noise_multiplier, seed=seed)
         ledger.add(release.event)
         return cls.from_release(release)

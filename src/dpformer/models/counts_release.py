@@ -34,7 +34,6 @@ from dpformer.privacy.sparse import noisy_above
 
 LABEL = "transition counts"
 MOST_NOISE = 2**25  # cells without data that may pass the first round, in expectation: bounds memory
-SIEVE = 2**24  # searching is dear: a table of remainders throws out most pairs that are not in play
 SLACK = 1 + 1e-9  # on every deviation: the event's noise multiplier is never more than what was added
 
 
@@ -178,10 +177,10 @@ def _count(
     counts = np.zeros(len(survivors) * (2 if directed else 1))
     if not len(survivors):
         return counts
-    sieve = np.zeros(SIEVE, dtype=bool)
-    sieve[survivors % SIEVE] = True
+    sieve = np.zeros(min(32 * len(survivors), 2**26), dtype=bool)  # searching is dear, and most pairs are not in play
+    sieve[survivors % len(sieve)] = True
     for pairs in pairs_of_users(items, offsets, places):
-        pairs = pairs.kept(np.flatnonzero(sieve[pairs.unordered_cells() % SIEVE]))  # most are not in play
+        pairs = pairs.kept(np.flatnonzero(sieve[pairs.unordered_cells() % len(sieve)]))
         cells, inside = surviving_cells(pairs, survivors, directed)
         _, cells, values = scaled(inside.users, cells, inside.weights)
         counts += np.bincount(cells, weights=values, minlength=len(counts))

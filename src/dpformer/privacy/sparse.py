@@ -23,7 +23,7 @@ from dpformer.privacy.arguments import positive, whole
 from dpformer.privacy.randomness import SecureRandom, public_grid
 
 OCCUPIED, GAPS, TAIL = 0, 1, 2  # streams of one step of the generator
-DRAWN_AT_ONCE = 2**20  # even, since a block of the generator is two words
+MOST_AT_ONCE = 2**20  # draws
 
 
 def tail(x: float) -> float:
@@ -77,11 +77,12 @@ def _successes(trials: int, p: float, random: SecureRandom, step: int) -> np.nda
         return np.zeros(0, np.int64)
     found: list[np.ndarray] = []
     last, start = -1, 0
+    draws = 2 * min(int(0.6 * p * trials) + 16, MOST_AT_ONCE // 2)  # even: a block of the generator is two words
     while last < trials:
-        uniform = _uniform(random.words(DRAWN_AT_ONCE, step=step, stream=GAPS, start=start))
+        uniform = _uniform(random.words(draws, step=step, stream=GAPS, start=start))
         gaps = np.minimum(np.floor(np.log(uniform) / math.log1p(-p)), trials)  # the cap: sums stay within int64
         found.append(last + np.cumsum(gaps.astype(np.int64) + 1))
-        last, start = int(found[-1][-1]), start + DRAWN_AT_ONCE
+        last, start = int(found[-1][-1]), start + draws
     positions = np.concatenate(found) if found else np.zeros(0, np.int64)
     return positions[: np.searchsorted(positions, trials)]
 
