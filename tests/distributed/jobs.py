@@ -1,0 +1,103 @@
+"""Jobs of several processes for tests: forked from a server that has imported everything once, joined on loopback."""
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from dpformer.errors import DpformerError
+from dpformer.training.config import Config
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        "torch",
+        "torch.distributed",
+        "dpformer.training.run",
+        "dpformer.training.distributed",
+        "tests.training.memo",
+        "dpformer.cli.train",
+        "dp_accounting",
+    ]
+)
+
+
+def start(size: int, target: Callable[..., None], *args: Any) -> list[ForkServerProcess]:
+    """The processes of a job, each running `target(*args)` with its rank in the environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [_context.Process(target=_enter, args=(rank, size, port, target, *args)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def finish(processes: list[ForkServerProcess], seconds: float = 120) -> list[int | None]:
+    """Their exit codes; a process that does not end is an error."""
+    until = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.1, until - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert None not in codes, f"a process hangs: {codes}"
+    return codes
+
+
+def _enter(rank: int, size: int, port: int, target: Callable[..., None], *args: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    try:
+        target(*args)
+    except DpformerError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(2)
+
+
+def train(config: Config, out: Path, known: dict[Any, float]) -> None:
+    """What `dpformer train` does, or `--resume` if the folder is there. `known`: answers of the accountant."""
+    import typer
+
+    from dpformer.cli.train import run_or_exit
+    from tests.training.memo import _known, remember
+
+    remember()
+    _known.update(known)
+    try:
+        run_or_exit(out if out.exists() else config, out)
+    except typer.Exit as end:
+        os._exit(end.exit_code)
+
+
+def train_with_little_memory(config: Config, out: Path, known: dict[Any, float]) -> None:
+    """On process 1, micro-batches of more than two users do not fit."""
+    from dpformer.clipping import PhantomClipping
+
+    if os.environ["RANK"] == "1":
+        backward = PhantomClipping.backward
+
+        def fragile(self: PhantomClipping, losses: Any, clip: Any) -> Any:
+            norms = backward(self, losses, clip)
+            if len(losses) > 2:
+                raise MemoryError("out of memory")
+            return norms
+
+        PhantomClipping.backward = fragile  # type: ignore[method-assign]
+    train(config, out, known)
+
+
+def wait_for_steps(out: Path, steps: int, seconds: float = 60) -> None:
+    """Until the run has taken some steps."""
+    until = time.monotonic() + seconds
+    metrics = out / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < steps:
+        assert time.monotonic() < until, "the job does not start"
+        time.sleep(0.01)

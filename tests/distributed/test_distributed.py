@@ -1,0 +1,98 @@
+"""Several processes make the model that one makes, add noise once, and stop and resume cleanly."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpformer import training
+from dpformer.training import Config
+from tests.distributed import jobs
+from tests.distributed.conftest import config_of
+from tests.training.memo import _known
+
+
+def model_of(out: Path) -> dict[str, torch.Tensor]:
+    return {name: t.double() for name, t in load_file(out / "model.safetensors").items() if t.is_floating_point()}
+
+
+def assert_same(ours: Path, theirs: Path, atol: float = 1e-6) -> None:
+    a, b = model_of(ours), model_of(theirs)
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=atol)
+
+
+def metrics(out: Path, *names: str) -> list[list[Any]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [[line[name] for name in names] for line in lines]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_model_of_one_process(log: Path, tmp_path: Path, size: int) -> None:
+    """Sampling, dropout, clipping, noise, Adam: anything done twice, left out or drawn anew would show."""
+    # One user a batch on average: a third of the batches are empty, and most shares.
+    for name, changes in {"small": {"batch_size": 1, "epochs": 1}, "large": {"batch_size": 30}}.items():
+        config = config_of(log, **changes)
+        alone, together = tmp_path / f"{name}-alone", tmp_path / f"{name}-together"
+        training.train(config, alone)
+        assert jobs.finish(jobs.start(size, jobs.train, config, together, _known)) == [0] * size
+        assert_same(together, alone)
+        assert metrics(together, "step", "users", "skipped_users") == metrics(alone, "step", "users", "skipped_users")
+        assert json.loads((together / "privacy.json").read_text()) == json.loads((alone / "privacy.json").read_text())
+        if name == "small":
+            assert [0] in metrics(alone, "users")
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_killed_and_resumed(log: Path, tmp_path: Path, killed: int) -> None:
+    """kill -9 of the leader or of another: all end by themselves, and the resumed job makes the same model."""
+    config = config_of(log, epochs=12, batch_size=20)
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    training.train(config, alone)
+    processes = jobs.start(3, jobs.train, config, together, _known)
+    jobs.wait_for_steps(together, 5)
+    os.kill(processes[killed].pid or 0, signal.SIGKILL)
+    codes = jobs.finish(processes)
+    assert codes == [-signal.SIGKILL if rank == killed else 2 for rank in range(3)]
+    assert not (together / "privacy.json").exists()
+    assert jobs.finish(jobs.start(2, jobs.train, config, together, _known)) == [0, 0]
+    assert_same(together, alone)
+    assert metrics(together, "step", "users") == metrics(alone, "step", "users")
+
+
+def test_stopped_politely(config: Config, tmp_path: Path) -> None:
+    """SIGTERM to all, as torchrun sends it: the leader finishes its step, saves and sends the others home."""
+    config = config.but(epochs=12, checkpoint_seconds=1e6)
+    processes = jobs.start(2, jobs.train, config, tmp_path / "run", _known)
+    jobs.wait_for_steps(tmp_path / "run", 3)
+    for process in reversed(processes):
+        process.terminate()
+    assert jobs.finish(processes) == [130, 0]
+    step = len(metrics(tmp_path / "run", "step"))
+    training.resume(tmp_path / "run")  # alone
+    training.train(config, tmp_path / "alone")
+    assert 3 <= step < len(metrics(tmp_path / "alone", "step"))
+    assert_same(tmp_path / "run", tmp_path / "alone")
+
+
+def test_memory_that_runs_out_in_one_process(log: Path, tmp_path: Path) -> None:
+    """All go on with smaller micro-batches: cut differently, users would be lost or counted twice."""
+    config = config_of(log, dropout=0.0, batch_size=30, micro_batch_tokens=40)
+    training.train(config, tmp_path / "alone")
+    assert jobs.finish(jobs.start(2, jobs.train_with_little_memory, config, tmp_path / "together", _known)) == [0, 0]
+    assert_same(tmp_path / "together", tmp_path / "alone", atol=1e-5)
+    tokens = [t for (t,) in metrics(tmp_path / "together", "micro_batch_tokens")]
+    assert max(tokens) < 40
+
+
+def test_an_error_of_the_leader_ends_all(log: Path, tmp_path: Path) -> None:
+    config = config_of(log)
+    (tmp_path / "run").write_text("not a folder")
+    codes = jobs.finish(jobs.start(2, jobs.train, config, tmp_path / "run", _known))
+    assert codes == [2, 0]
