@@ -58,6 +58,13 @@ def test_certified_and_not_wasteful(epsilon: float, exponent: float, q: float, s
     assert 0.99 * epsilon < epsilon_of([PoissonGaussian(sigma, q, steps)], delta) <= epsilon
 
 
+def test_a_search_that_ends_too_low_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is returned is certified by the accountant, whatever the search found."""
+    monkeypatch.setattr("dpformer.privacy.calibration._search", lambda spent, epsilon, guess, stride: 3.25)
+    sigma = calibrate(epsilon=5, delta=1 / 6040, sample_rate=1024 / 6040, steps=590)
+    assert sigma > 3.29 and epsilon_of([PoissonGaussian(sigma, 1024 / 6040, 590)], 1 / 6040) <= 5
+
+
 def test_extreme_deltas_are_calibrated_by_rdp() -> None:
     sigma = calibrate(epsilon=1, delta=1e-30, sample_rate=0.01, steps=1000)
     assert 0.99 < epsilon_of([PoissonGaussian(sigma, 0.01, 1000)], 1e-30) <= 1

@@ -107,12 +107,13 @@ def _bracket(
 
 
 def _certify(spent: Callable[[float], float], epsilon: float, sigma: float) -> float:
-    """The first of σ, σ·(1 + 10⁻⁴), … (rounded up) whose certified ε is within the budget."""
-    for growth in range(200):
-        candidate = _round_up(sigma * (1 + 1e-4 * growth**1.5))
-        if spent(candidate) <= epsilon:
-            return candidate
-    raise ArithmeticError(f"no noise multiplier near {sigma:g} could be certified for epsilon={epsilon:g}")
+    """σ rounded up, or as little more as it takes for the certified ε to be within the budget."""
+    for _ in range(100):
+        sigma = _round_up(sigma)
+        if (value := spent(sigma)) <= epsilon:
+            return sigma
+        sigma *= min(max(math.sqrt(value / epsilon), 1 + TOLERANCE), 1.1)
+    raise ArithmeticError(f"no noise multiplier up to {sigma:g} could be certified for epsilon={epsilon:g}")
 
 
 def _round_up(value: float) -> float:
