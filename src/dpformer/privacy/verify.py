@@ -1,0 +1,354 @@
+"""`verify`: whether a run folder holds together: statement, ledger, config, data, and what the released file contains.
+
+The statement is made a second time, from its ledger and the config, and compared word by word; the ledger is compared
+with what the config asks for, calibrated again; the model file is opened and everything in it has to be explained by
+the statement. So a number changed in one place does not go unnoticed. There is no signature: who rewrites config,
+statement and model consistently can claim anything, and only the owner of the data could tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dpformer.data import Dataset, data_statement
+from dpformer.errors import DpformerError
+from dpformer.privacy.events import Event
+from dpformer.privacy.statement import headline, statement, words
+from dpformer.training.checkpoint import load_checkpoint
+from dpformer.training.config import Config
+from dpformer.training.folder import RunFolder
+from dpformer.training.plan import Plan, make_plan
+from dpformer.training.release import Release, load_release
+
+CLOSE = 1e-9  # relative; what accounting and calibration make is compared to 10⁻³ if another version made it
+METADATA = {"headline", "private", "epsilon", "delta", "versions"}
+HEADER = {"format", "model", "arguments", "metadata", "sha256"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: right, wrong, or (None) not to be looked at here."""
+
+    name: str
+    ok: bool | None
+    detail: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All findings about a run."""
+
+    headline: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(finding.ok is not False for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "headline": self.headline,
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+
+def verify(run: str | Path, *, dataset: Dataset | None = None) -> Verification:
+    """Checks a finished run; nothing in the folder is changed.
+
+    Args:
+        run: the run folder.
+        dataset: the data of the run prepared again, to compare hash, number of users and vocabulary.
+    """
+    folder = RunFolder.open(run)
+    if not folder.done:
+        return _verify_unfinished(folder)
+    facts = folder.read_json(folder.statement)
+    try:
+        checker = _Checker(folder, Config.make(folder.config), facts, dataset)
+        findings = tuple(_sentence(check) for check in checker.checks())
+    except DpformerError as error:
+        findings = (Finding("config", False, str(error)),)
+    return Verification(str(facts.get("headline", "")), findings)
+
+
+def _sentence(check: Callable[[], Finding]) -> Finding:
+    """A check's finding; what a tampered file makes it trip over is a finding too."""
+    try:
+        return check()
+    except (DpformerError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        name = getattr(check, "__name__", "check").strip("_").replace("_", " ")
+        return Finding(name, False, " ".join(f"{type(error).__name__}: {error}".split())[:300])
+
+
+class _Checker:
+    def __init__(self, folder: RunFolder, config: Config, facts: dict[str, Any], dataset: Dataset | None) -> None:
+        self.folder, self.config, self.facts, self.dataset = folder, config, facts, dataset
+        accountant = version("dp-accounting"), version("dpformer")
+        made_by = facts.get("versions", {}).get("dp-accounting"), facts.get("versions", {}).get("dpformer")
+        self.close = CLOSE if accountant == made_by else 1e-3
+
+    def checks(self) -> Iterator[Callable[[], Finding]]:
+        yield self._statement
+        yield self._ledger
+        yield self._config_hash
+        yield self._steps_taken
+        yield self._model_file
+        yield self._model_metadata
+        yield self._buffers
+        yield self._frequencies
+        yield self._secrets
+        yield self._data_hash
+        yield self._data_facts
+
+    # The statement and its ledger.
+
+    def _events(self) -> list[Event]:
+        events = []
+        for described in self.facts["events"]:
+            event = dict(described)
+            event.pop("epsilon_alone")
+            events.append(Event.from_dict(event))
+        return events
+
+    def _statement(self) -> Finding:
+        """Made again from the ledger and the config, it must be the same, ε included."""
+        facts, config = self.facts, self.config
+        again = statement(
+            self._events() if config.private else self._plan.events,
+            delta=config.delta if config.delta is not None else math.nan,
+            target=config.epsilon,
+            clipping=config.clipping,
+            clip_norm=config.clip_norm,
+            expected_batch_size=config.batch_size or 0,
+            users=facts["users"],
+            seeded=config.seed is not None,
+            data=facts["data"],
+            hashes=facts["hashes"],
+        )
+        again["versions"] = facts["versions"]
+        again["headline"], again["words"] = headline(facts), words(facts)  # in the statement's own digits
+        wrong = sorted(
+            name
+            for name in facts.keys() | again.keys()
+            if not self._same(facts.get(name, _NOTHING), again.get(name, _NOTHING))
+        )
+        if wrong:
+            name = wrong[0]
+            return Finding(
+                "statement",
+                False,
+                f"{name} is {_short(facts.get(name))}, but ledger and config give {_short(again.get(name))}"
+                + (f" (and {', '.join(wrong[1:])})" if wrong[1:] else ""),
+            )
+        spent = "not private" if facts["epsilon"] is None else f"ε = {again['epsilon']:.6g} from the ledger"
+        return Finding("statement", True, f"made again, it says the same; {spent}")
+
+    def _same(self, found: Any, expected: Any) -> bool:
+        return _same(found, expected, self.close)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return make_plan(self.config, self.facts["users"])
+
+    def _ledger(self) -> Finding:
+        """The events are those that the config asks for, with the noise that calibration gives."""
+        if not self.config.private:
+            return Finding("ledger", self.facts["events"] == [] or False, "no noise, no events")
+        planned, found = list(self._plan.events), self._events()
+        if [event.label for event in planned] != [event.label for event in found]:
+            return Finding("ledger", False, f"it holds {_labels(found)}, the config asks for {_labels(planned)}")
+        for event, due in zip(found, planned, strict=True):
+            expected, seen = due.to_dict(), event.to_dict()
+            for name in expected.keys() | seen.keys():
+                if not self._same(seen.get(name), expected.get(name)):
+                    return Finding(
+                        "ledger",
+                        False,
+                        f"{name} of {event.label} is {seen.get(name)!r}, planned was {expected.get(name)!r}",
+                    )
+        return Finding("ledger", True, f"σ, q, T and C are those of the config ({_labels(found)})")
+
+    def _config_hash(self) -> Finding:
+        same = self.facts["hashes"].get("config") == self.config.hash()
+        return Finding("hash of config.toml", same, "" if same else "config.toml is not the one of the statement")
+
+    def _steps_taken(self) -> Finding:
+        """metrics.jsonl has a line a step: no more may have been taken than are accounted for."""
+        if not self.folder.metrics.exists():
+            return Finding("steps taken", None, "metrics.jsonl is not here")
+        lines = [json.loads(line) for line in self.folder.metrics.read_text(encoding="utf-8").splitlines()]
+        taken = [line["step"] for line in lines if "loss" in line]
+        claimed = self.facts["steps"] or 0
+        if self.facts["epsilon"] is None:
+            return Finding("steps taken", True, f"{len(taken):,}, none of them private")
+        right = taken == list(range(1, claimed + 1))
+        return Finding("steps taken", right, f"{len(taken):,} in metrics.jsonl, {claimed:,} accounted for")
+
+    # The released file.
+
+    def _release(self) -> Release:
+        return load_release(self.folder.model)
+
+    def _model_file(self) -> Finding:
+        """Tensors of the model, vocabulary, titles, frequencies, and one header: nothing else."""
+        try:
+            with safe_open(self.folder.model, framework="pt") as file:
+                header, names = file.metadata() or {}, set(file.keys())
+        except (SafetensorError, OSError) as error:
+            return Finding("model file", False, " ".join(str(error).split()))
+        allowed = {"vocabulary", "titles", "frequencies"}
+        extra = sorted(name for name in names if not name.startswith("model.") and name not in allowed)
+        extra += sorted(f"header {name}" for name in header.keys() - {"dpformer"})
+        extra += sorted(f"header entry {name}" for name in json.loads(header["dpformer"]).keys() - HEADER)
+        release = self._release()  # refuses what is not exactly the state of the model it names
+        if release.titles is not None and self.config.catalog is None:
+            extra.append("titles (no public catalogue was given)")
+        if extra:
+            return Finding("model file", False, f"holds what the statement does not cover: {', '.join(extra)}")
+        return Finding("model file", True, f"{len(names)} tensors, all of the model, its vocabulary and frequencies")
+
+    def _model_metadata(self) -> Finding:
+        found = self._release().metadata
+        extra = sorted(found.keys() - METADATA)
+        if extra:
+            return Finding(
+                "metadata of the model", False, f"holds {', '.join(extra)}, which the statement does not cover"
+            )
+        wrong = sorted(name for name in METADATA if found.get(name) != self.facts.get(name))
+        return Finding(
+            "metadata of the model", not wrong, f"differs from the statement in {', '.join(wrong)}" if wrong else ""
+        )
+
+    def _buffers(self) -> Finding:
+        """What is in the model without having been trained must follow from what was released with noise."""
+        if self.config.model == "counts":
+            return Finding("constants of the model", None, "a model of counts has none")
+        from dpformer.privacy.randomness import SecureRandom
+        from dpformer.training.start import build_model
+
+        release = self._release()
+        frequencies = None if release.frequencies is None else torch.from_numpy(release.frequencies)
+        with torch.random.fork_rng(devices=[]):
+            again = build_model(self.config, self._plan, len(release.vocabulary), frequencies, SecureRandom(seed=0))
+        found = dict(release.model.named_buffers())
+        wrong = [
+            name
+            for name, buffer in again.named_buffers()
+            if name not in found or not torch.allclose(found[name], buffer, rtol=1e-4, atol=1e-6, equal_nan=True)
+        ]
+        if wrong:
+            return Finding("constants of the model", False, f"{', '.join(wrong)} do not follow from what was released")
+        return Finding("constants of the model", True, "follow from the released frequencies and the plan")
+
+    def _frequencies(self) -> Finding:
+        """Frequencies are covered if an event paid for them, and noisy: counts of users are whole numbers."""
+        frequencies = self._release().frequencies
+        if frequencies is None:
+            return Finding("frequencies", True, "none released")
+        if not self.config.private:
+            return Finding("frequencies", None, "exact: the run is not private")
+        if not any(event.label in ("frequencies", "transition counts") for event in self._events()):
+            return Finding("frequencies", False, "released, but the ledger holds no event for them")
+        counts = frequencies * self.facts["users"]
+        whole = np.abs(counts - np.round(counts)) < 1e-6
+        if float(whole[counts > 1.5].mean() if (counts > 1.5).any() else 0) > 0.5:
+            return Finding("frequencies", False, "look like exact counts of users")
+        return Finding("frequencies", True, "noisy, and accounted for")
+
+    def _secrets(self) -> Finding:
+        if self.folder.checkpoint.exists():
+            return Finding("secrets", False, "checkpoint/ still holds the keys of a run that is done: delete it")
+        private = [path for path in (self.folder.private, self.folder.metrics) if path.exists()]
+        readable = [path.name for path in private if stat.S_IMODE(path.stat().st_mode) & 0o077]
+        if readable:
+            return Finding("secrets", False, f"others can read {', '.join(readable)}, not covered by the guarantee")
+        return Finding("secrets", True, "no keys left; what is not covered is readable by its owner alone")
+
+    # The data.
+
+    def _data_hash(self) -> Finding:
+        """The hash in the statement is of the data in checkpoint/data.json under its salt, and of the data given."""
+        if not self.folder.data.exists():
+            return Finding("hash of the data", None, "checkpoint/data.json, which holds the salt, is not here")
+        secret = self.folder.read_json(self.folder.data)
+        salted = hmac.new(bytes.fromhex(secret["salt"]), secret["hash"].encode(), hashlib.sha256).hexdigest()
+        if salted not in self.facts["hashes"].values():
+            return Finding("hash of the data", False, "the statement is of other data than checkpoint/data.json")
+        if self.dataset is None:
+            return Finding("hash of the data", True, "as in checkpoint/; the data itself was not read")
+        same = hmac.compare_digest(self.dataset.hash, secret["hash"])
+        return Finding("hash of the data", same, "data and split are the same" if same else "the data is another now")
+
+    def _data_facts(self) -> Finding:
+        if self.dataset is None:
+            return Finding("facts on the data", None, "the data was not read")
+        if self.dataset.num_users != self.facts["users"]:
+            return Finding("facts on the data", False, f"{self.dataset.num_users:,} users, not {self.facts['users']:,}")
+        if [str(name) for name in self._release().vocabulary] != list(self.dataset.vocabulary.ids):
+            return Finding("facts on the data", False, "the vocabulary of the model is not that of the data")
+        described = self.config.private_vocabulary or data_statement(self.dataset.description) == self.facts["data"]
+        return Finding("facts on the data", described, "" if described else "its sentences do not describe this data")
+
+
+def _verify_unfinished(folder: RunFolder) -> Verification:
+    """The checkpoint of an unfinished run: its plan is that of the config, and every step is counted."""
+    config = Config.make(folder.config)
+    headline = "unfinished: nothing has been released"
+    if not folder.checkpoint.exists():
+        return Verification(headline, (Finding("checkpoint", None, "none: no step was taken"),))
+    state = load_checkpoint(folder.checkpoint, config=config.hash())
+    plan, trainer = Plan.from_dict(state["plan"]), state["trainer"]
+    due, optimizer = make_plan(config, plan.users), trainer["optimizer"]
+    pairs = {
+        "plan": (plan.to_dict(), due.to_dict()),
+        "noise multiplier": (optimizer["noise_multiplier"], due.noise_multiplier),
+        "clip norm": (optimizer["clip_norm"], due.clip_norm),
+        "sample rate": (trainer["batches"]["sample_rate"], due.sample_rate),
+        "steps counted": (optimizer["steps"], trainer["step"]),
+    }
+    findings = [
+        Finding(name, _same(seen, wanted), "" if _same(seen, wanted) else f"is {_short(seen)}, not {_short(wanted)}")
+        for name, (seen, wanted) in pairs.items()
+    ]
+    return Verification(f"{headline}; {trainer['step']:,} of {plan.steps:,} steps taken", tuple(findings))
+
+
+_NOTHING = object()
+
+
+def _same(found: Any, expected: Any, close: float = CLOSE) -> bool:
+    """Equal; numbers only nearly."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(_same(found[name], expected[name], close) for name in found)
+    if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(_same(*pair, close) for pair in zip(found, expected, strict=True))
+    if type(found) is float and type(expected) is float:
+        return math.isclose(found, expected, rel_tol=close)
+    return bool(type(found) is type(expected) and found == expected)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _labels(events: list[Event]) -> str:
+    return ", ".join(event.label for event in events) or "nothing"

@@ -1,0 +1,306 @@
+"""`dpformer verify`: a run as it was made passes, and whatever is changed in it afterwards is found."""
+
+import functools
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from dpformer.cli import app
+from dpformer.privacy import statement as statement_module
+from dpformer.privacy import verify as verify_module
+from dpformer.privacy.accounting import epsilon_of
+from dpformer.privacy.verify import Verification, verify
+from dpformer.training import Config, load_dataset, load_release, save_release, train
+from dpformer.training.loop import Trainer
+from dpformer.training.plan import make_plan
+from tests.training.conftest import tiny_config
+from tests.training.logs import write_log
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _remembered() -> Iterator[None]:
+    """Calibration and accounting are functions of their arguments; each is asked for the same ones again and again."""
+    plan, epsilon = functools.lru_cache(make_plan), functools.lru_cache(epsilon_of)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify_module, "make_plan", plan)
+        patch.setattr(statement_module, "epsilon_of", lambda events, delta: epsilon(tuple(events), delta))
+        yield
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verified")
+    return train(tiny_config(write_log(folder / "log.csv"), seed=None, epochs=2), folder / "run").folder
+
+
+@pytest.fixture
+def run(done: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(done, tmp_path / "run")
+
+
+def wrong(result: Verification) -> set[str]:
+    return {finding.name for finding in result.findings if finding.ok is False}
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    facts = json.loads(path.read_text())
+    change(facts)
+    path.write_text(json.dumps(facts))
+
+
+def test_a_run_as_it_was_made(run: Path) -> None:
+    result = verify(run, dataset=load_dataset(Config.make(run / "config.toml")))
+    assert result.passed and wrong(result) == set()
+    assert all(finding.ok for finding in result.findings), "everything was looked at"
+    assert result.headline.startswith("User-level differential privacy")
+
+
+def test_nothing_in_the_folder_changes(run: Path) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    verify(run)
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+OTHER: dict[str, Any] = {
+    "format": 2,
+    "private": False,
+    "epsilon": 1.0,
+    "epsilon_target": 1.0,
+    "delta": 1e-9,
+    "unit": "event",
+    "adjacency": "replace one user",
+    "users": 6000,
+    "accountant": "by hand",
+    "sampler": "shuffling",
+    "sample_rate": 0.1,
+    "steps": 3,
+    "expected_batch_size": 10,
+    "noise_multiplier": 9.0,
+    "clipping": "clip",
+    "clip_norm": 0.1,
+    "events": [],
+    "random_source": "coins",
+    "not_covered": [],
+    "headline": "User-level differential privacy with ε = 0.1, δ = 1e-09, for everybody.",
+    "words": ["All is well."],
+    "versions": {},
+}
+
+
+@pytest.mark.parametrize("name", sorted(OTHER))
+def test_every_changed_field_of_the_statement_is_found(run: Path, name: str) -> None:
+    edit(run / "privacy.json", lambda facts: facts.update({name: OTHER[name]}))
+    assert wrong(verify(run)), name
+
+
+def test_changed_sentences_and_hashes_are_found(run: Path) -> None:
+    dataset = load_dataset(Config.make(run / "config.toml"))
+    edit(run / "privacy.json", lambda facts: facts["data"].pop())
+    assert wrong(verify(run, dataset=dataset)) == {"facts on the data"}
+    edit(run / "privacy.json", lambda facts: facts["hashes"].update(dict.fromkeys(facts["hashes"], "0" * 64)))
+    assert {"hash of config.toml", "hash of the data"} <= wrong(verify(run))
+
+
+def test_missing_and_additional_fields_are_found(run: Path) -> None:
+    edit(run / "privacy.json", lambda facts: facts.update(raw_counts=[1, 2, 3]))
+    assert wrong(verify(run)) == {"statement"}
+    edit(run / "privacy.json", lambda facts: (facts.pop("raw_counts"), facts.pop("not_covered")))
+    assert wrong(verify(run)) == {"statement"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("noise_multiplier", 9.0), ("sample_rate", 0.01), ("steps", 1), ("private", False), ("label", "x"), ("kind", "y")],
+)
+def test_a_changed_ledger_is_found(run: Path, name: str, value: Any) -> None:
+    edit(run / "privacy.json", lambda facts: facts["events"][-1].update({name: value}))
+    assert "ledger" in wrong(verify(run))
+
+
+def test_an_event_left_out_is_found_even_if_epsilon_is_made_to_fit(run: Path) -> None:
+    """The ledger without the frequencies, with the ε that it then has, and all words rewritten."""
+    from dpformer.privacy.events import Event
+    from dpformer.privacy.statement import statement
+
+    facts = json.loads((run / "privacy.json").read_text())
+    config = Config.make(run / "config.toml")
+    event = {name: value for name, value in facts["events"][-1].items() if name != "epsilon_alone"}
+    forged = statement(
+        [Event.from_dict(event)],
+        delta=facts["delta"],
+        target=config.epsilon,
+        clipping=config.clipping,
+        clip_norm=config.clip_norm,
+        expected_batch_size=facts["expected_batch_size"],
+        users=facts["users"],
+        seeded=False,
+        data=facts["data"],
+        hashes=facts["hashes"],
+    )
+    assert forged["epsilon"] < facts["epsilon"]
+    (run / "privacy.json").write_text(json.dumps(forged))
+    assert wrong(verify(run)) == {"ledger", "metadata of the model", "frequencies"}
+
+
+@pytest.mark.parametrize("line", ["epochs = 3", "clip_norm = 0.5", "batch_size = 10", "epsilon = 9.0", "seed = 3"])
+def test_a_changed_config_is_found(run: Path, line: str) -> None:
+    config, name = run / "config.toml", line.split()[0]
+    kept = [old for old in config.read_text().splitlines() if not old.startswith(f"{name} =")]
+    config.write_text("\n".join([line, *kept]))
+    assert "hash of config.toml" in wrong(verify(run))
+
+
+def test_more_steps_than_accounted_for_are_found(run: Path) -> None:
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 7, "loss": 1.0}\n')
+    assert wrong(verify(run)) == {"steps taken"}
+    metrics.unlink()
+    assert verify(run).passed, "it may be left out of what is published"
+
+
+# The released file.
+
+
+def rewrite(path: Path, tensors: dict[str, torch.Tensor] | None = None, header: dict[str, str] | None = None) -> None:
+    with safe_open(path, framework="pt") as file:
+        kept = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    save_file({**kept, **(tensors or {})}, path, {**metadata, **(header or {})})
+
+
+def test_a_tensor_too_many_is_found(run: Path) -> None:
+    rewrite(run / "model.safetensors", {"raw_counts": torch.arange(4.0)})
+    assert "model file" in wrong(verify(run))
+
+
+def test_a_header_too_many_is_found(run: Path) -> None:
+    rewrite(run / "model.safetensors", header={"users": "u1,u2,u3"})
+    assert wrong(verify(run)) == {"model file"}
+
+
+def saved_again(run: Path, **changes: Any) -> Path:
+    """The model written by the library itself, with other contents: its own digest is right."""
+    release = load_release(run / "model.safetensors")
+    given: dict[str, Any] = {
+        "vocabulary": release.vocabulary,
+        "titles": release.titles,
+        "metadata": release.metadata,
+        "frequencies": release.frequencies,
+    }
+    change = changes.pop("change", None)
+    if change is not None:
+        change(release.model)
+    save_release(run / "model.safetensors", release.model, **{**given, **changes})
+    return run
+
+
+def test_the_model_written_again_passes(run: Path) -> None:
+    assert verify(saved_again(run)).passed
+
+
+def test_user_ids_in_the_metadata_are_found(run: Path) -> None:
+    metadata = {**load_release(run / "model.safetensors").metadata, "users": ["u1", "u2"]}
+    assert wrong(verify(saved_again(run, metadata=metadata))) == {"metadata of the model"}
+
+
+def test_another_epsilon_in_the_metadata_is_found(run: Path) -> None:
+    metadata = {**load_release(run / "model.safetensors").metadata, "epsilon": 0.1}
+    assert wrong(verify(saved_again(run, metadata=metadata))) == {"metadata of the model"}
+
+
+def test_titles_without_a_public_catalogue_are_found(run: Path) -> None:
+    titles = ["private note"] * len(load_release(run / "model.safetensors").vocabulary)
+    assert wrong(verify(saved_again(run, titles=titles))) == {"model file"}
+
+
+def test_raw_counts_as_frequencies_are_found(run: Path) -> None:
+    items = len(load_release(run / "model.safetensors").vocabulary)
+    counts = np.random.default_rng(0).integers(2, 50, items)
+    assert {"frequencies", "constants of the model"} <= wrong(verify(saved_again(run, frequencies=counts / 60)))
+
+
+def test_raw_counts_in_the_bias_are_found(run: Path) -> None:
+    result = verify(saved_again(run, change=lambda model: model.bias.copy_(torch.arange(float(len(model.bias))))))
+    assert wrong(result) == {"constants of the model"}
+
+
+def test_another_vocabulary_is_found(run: Path) -> None:
+    items = len(load_release(run / "model.safetensors").vocabulary)
+    dataset = load_dataset(Config.make(run / "config.toml"))
+    result = verify(saved_again(run, vocabulary=[f"user {n}" for n in range(items)]), dataset=dataset)
+    assert wrong(result) == {"facts on the data"}
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\x80\x04N."])
+def test_a_file_that_is_no_model_is_a_finding(run: Path, content: bytes) -> None:
+    (run / "model.safetensors").write_bytes(content)
+    assert "model file" in wrong(verify(run))
+
+
+def test_keys_that_were_left_behind_are_found(run: Path) -> None:
+    (run / "checkpoint" / "state.safetensors").write_bytes(b"keys")
+    assert wrong(verify(run)) == {"secrets"}
+
+
+def test_private_files_that_others_can_read_are_found(run: Path) -> None:
+    (run / "metrics.jsonl").chmod(0o644)
+    assert wrong(verify(run)) == {"secrets"}
+
+
+# Other data, other runs.
+
+
+def test_other_data_is_found(run: Path, tmp_path: Path) -> None:
+    other = load_dataset(tiny_config(write_log(tmp_path / "other.csv", seed=1)))
+    assert "hash of the data" in wrong(verify(run, dataset=other))
+
+
+def test_a_run_without_privacy_and_a_seeded_one_say_what_they_are(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.csv")
+    for name, changes in (("open", {"epsilon": math.inf}), ("seeded", {"seed": 3})):
+        folder = train(tiny_config(log, epochs=1, **changes), tmp_path / name).folder
+        result = verify(folder)
+        assert result.passed, wrong(result)
+        assert result.headline.startswith("NOT PRIVATE")
+        edit(folder / "privacy.json", lambda facts: facts.update(private=True))
+        assert "statement" in wrong(verify(folder))
+
+
+def test_an_unfinished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Trainer) -> dict[str, Any]:
+        raise InterruptedError
+
+    config = tiny_config(write_log(tmp_path / "log.csv"))
+    monkeypatch.setattr(Trainer, "advance", stop)
+    with pytest.raises(InterruptedError):
+        train(config, tmp_path / "run")
+    result = verify(tmp_path / "run")
+    assert result.passed and result.headline == "unfinished: nothing has been released; 0 of 12 steps taken"
+    assert {finding.name for finding in result.findings} >= {"plan", "noise multiplier", "steps counted"}
+
+
+def test_the_command(run: Path) -> None:
+    result = CliRunner().invoke(app, ["verify", str(run)])
+    assert result.exit_code == 0 and "Everything that was looked at holds." in result.output, result.output
+    edit(run / "privacy.json", lambda facts: facts.update(epsilon=0.1))
+    result = CliRunner().invoke(app, ["verify", str(run), "--json", "--no-read-data"])
+    assert result.exit_code == 1 and json.loads(result.stdout)["passed"] is False
+
+
+def test_the_command_with_a_private_vocabulary(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.csv", users=600, items=4)
+    choices = {"private_vocabulary": True, "delta": 1e-3, "epsilon": 20.0, "vocabulary_share": 0.3}
+    folder = train(tiny_config(log, epochs=1, **choices), tmp_path / "run").folder
+    result = CliRunner().invoke(app, ["verify", str(folder), "--json"])
+    assert result.exit_code == 0, result.output
+    assert all(finding["ok"] for finding in json.loads(result.stdout)["findings"])
