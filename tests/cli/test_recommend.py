@@ -32,6 +32,14 @@ def test_a_table_for_people(run: Path) -> None:
     assert "rank" in text and "title" in text and "Title" in text
 
 
+def test_titles_can_come_later(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "titles.csv").write_text("item_id,title\n" + "".join(f"i{n},New {n}\n" for n in range(10)))
+    text = printed("recommend", run, "--history", "", "-k", 20, "--json", "--catalog", tmp_path / "titles.csv")
+    titles = {entry["item_id"]: entry["title"] for entry in json.loads(text)["recommendations"]}
+    assert titles["i3"] == "New 3" and titles["i12"] == "i12"
+    assert "does not exist" in refused("recommend", run, "--history", "i1", "--catalog", tmp_path / "nowhere.csv")
+
+
 def test_the_model_file_alone_is_enough(run: Path) -> None:
     one, other = (printed("recommend", path, "--history", "i1", "--json") for path in (run, run / "model.safetensors"))
     assert one == other

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.report import write_report
-from dpformer.report.content import attack_bound, gather, popularity_fifth
+from dpformer.report.content import attack_bound, gather, popularity_group
 from dpformer.report.page import _percent, _up
 from dpformer.training import finished
 from tests.runs import EVIL, copied, tiny_run
@@ -161,13 +161,15 @@ def test_a_bad_folder_is_one_sentence(run: Path, tmp_path: Path) -> None:
         assert "\n" not in str(error.value) and not (folder / "report.html").exists()
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
-def test_fifths_go_by_frequency_and_keep_equals_together(values: list[float]) -> None:
+@given(st.lists(st.sampled_from([0.01, 0.02, 0.1, 0.2, 0.3, 0.5, 0.9]), min_size=1, max_size=60))
+def test_groups_go_by_frequency_and_keep_equals_together(values: list[float]) -> None:
     p = np.array(values)
-    fifth = popularity_fifth(p)
-    assert fifth.min() == 0 and fifth.max() <= 4
-    for item in range(len(p)):
-        assert fifth[item] == 5 * (p > p[item]).sum() // len(p)
+    group = popularity_group(p)
+    lost = values.count(min(values)) > 1
+    clear = [value for value in values if not (lost and value == min(values))]
+    for item, value in enumerate(values):
+        more = sum(other > value for other in clear)
+        assert group[item] == (4 if value not in clear else 4 * more // len(clear))
 
 
 def test_the_bound_on_a_guess_is_met_by_randomised_response() -> None:

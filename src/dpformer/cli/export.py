@@ -56,6 +56,7 @@ def _words(facts: dict[str, Any]) -> str:
     elif loss:
         lines.append(
             f"int8 takes NDCG@{loss['k']} from {loss['ndcg']:.4f} to {loss['ndcg_int8']:.4f}, a loss of "
-            f"{loss['loss']:.4f}, over {loss['users']:,} users' held-out items (not covered by the guarantee)"
+            f"{round(loss['loss'], 4) + 0:.4f}, over the held-out items of {loss['users']:,} users (not covered by the "
+            "guarantee)"
         )
     return "\n".join(lines)

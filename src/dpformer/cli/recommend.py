@@ -23,6 +23,9 @@ def recommend(
     ] = None,
     history: Annotated[str | None, typer.Option(help="Item ids with commas between, oldest first.")] = None,
     k: Annotated[int, typer.Option("-k", help="Items to recommend.")] = 10,
+    catalog: Annotated[
+        Path | None, typer.Option(help="File of items with titles.  [default: those of training]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, one a history.")] = False,
 ) -> None:
     """Recommend items for histories, none of which needs to be in the training data; seen items are left out."""
@@ -30,9 +33,12 @@ def recommend(
         raise DpformerError(f"k is {k}; it must be 1 or more")
     if (history is None) == (file is None):
         raise DpformerError("give one of --history a,b,c and a file of histories")
+    from dpformer.data import read_catalog
     from dpformer.training.release import load_release, model_file
 
     release = load_release(model_file(run))
+    if catalog is not None:
+        release = release.titled(read_catalog(catalog))
     histories = [("", split_ids(history))] if history is not None else _read(file)
     numbers = [(name, release.index(items)) for name, items in histories]  # all known, before any is answered
     lines = _answers(release, numbers, k)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpformer.training.release import Release
     from dpformer.training.run import Run
 
-FIFTHS = ("most popular", "2nd", "3rd", "4th", "rarest")
+GROUPS = ("1st quarter", "2nd", "3rd", "4th", "in the noise")
 EXAMPLE_LENGTH = 8
 
 
@@ -119,7 +119,12 @@ def _training(records: list[dict[str, Any]], statement: dict[str, Any]) -> list[
     if x:
         chart = line_chart([Line(x, spent, "ε")], x_label="step", y_label="ε spent", from_zero=True)
         figures.append(
-            Figure("Budget spent", chart, [("ε, an upper bound", "c1")], "Public: it depends on the plan alone.")
+            Figure(
+                "Budget spent",
+                chart,
+                [("ε, an upper bound", "c1")],
+                "Public: it depends on the plan alone. On the way a quick upper bound, at the end exact.",
+            )
         )
     if tested:
         x = [record["step"] for record in tested]
@@ -164,6 +169,8 @@ def _tail(release: Release, statement: dict[str, Any]) -> Figure | None:
     event = next((e for e in statement["events"] if e.get("label") == "frequencies"), None)
     head = p[: max(1, len(p) // 10)].sum() / p.sum()
     note = f"The most popular tenth of the items has {head:.0%} of all that was released. "
+    if lost := int((popularity_group(release.frequencies) == 4).sum()):
+        note += f"{lost:,} items are lost in the noise and share one value. "
     if event is not None:
         note += (
             f"Drawn from the noisy release (noise multiplier {event['noise_multiplier']:.3g}), never from raw counts."
@@ -173,34 +180,35 @@ def _tail(release: Release, statement: dict[str, Any]) -> Figure | None:
     return Figure("Share of users who have an item", chart, [("released share of users", "c1")], note)
 
 
-def popularity_fifth(frequencies: np.ndarray) -> np.ndarray:
-    """0 … 4 for each item, (M,): fifths of the items from the most popular; items of equal frequency stay together."""
-    ordered = np.sort(-frequencies)
-    more_popular = np.searchsorted(ordered, -frequencies, side="left")  # items that are strictly more popular
-    return 5 * more_popular // len(frequencies)
+def popularity_group(frequencies: np.ndarray) -> np.ndarray:
+    """0 … 3 for quarters of the items from the most popular, 4 for items that the release cannot tell apart, (M,).
+
+    Those share the smallest frequency: a noisy release is floored where noise is all there is.
+    """
+    noise = frequencies == frequencies.min()
+    if noise.sum() == 1:
+        noise[:] = False
+    clear = frequencies[~noise]
+    more_popular = np.searchsorted(np.sort(-clear), -frequencies, side="left")  # clear items that are strictly more so
+    return np.where(noise, 4, 4 * more_popular // max(1, len(clear)))
 
 
 def _by_popularity(measured: Accuracy, release: Release) -> Figure | None:
     if release.frequencies is None:
         return None
-    fifth = popularity_fifth(release.frequencies)[measured.model.targets]
+    group = popularity_group(release.frequencies)[measured.model.targets]
     groups, shares = [], []
-    for number, name in enumerate(FIFTHS):
-        chosen = torch.from_numpy(np.flatnonzero(fifth == number))
+    for number, name in enumerate(GROUPS):
+        chosen = torch.from_numpy(np.flatnonzero(group == number))
         if len(chosen):
             ranks = (measured.model.masked[chosen], measured.popularity.masked[chosen])
-            groups.append(
-                Group(
-                    name.removesuffix(" popular"),
-                    [(float(hit(r, 10)), *bootstrap(lambda s: hit(s, 10), r)) for r in ranks],
-                )
-            )
-            shares.append(f"{len(chosen) / len(fifth):.0%} {name}")
-    chart = dot_chart(
-        groups, ("model", "popularity"), x_label="fifth of the items, by released frequency", y_label="HIT@10"
-    )
+            label = name.removesuffix(" quarter").removeprefix("in the ")
+            groups.append(Group(label, [(float(hit(r, 10)), *bootstrap(lambda s: hit(s, 10), r)) for r in ranks]))
+            shares.append(f"{len(chosen) / len(group):.0%} {name}")
+    chart = dot_chart(groups, ("model", "popularity"), x_label="items by released frequency", y_label="HIT@10")
     note = (
-        f"Where the held-out items are: {', '.join(shares)}. Items whose noisy frequency is at the floor stay together."
+        "Quarters of the items that the release can tell apart, from the most popular; the rest is in the noise. "
+        f"Where the held-out items are: {', '.join(shares)}."
     )
     return Figure("HIT@10 by popularity of the item", chart, [("model", "c1"), ("popularity", "c2")], note)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -81,6 +81,11 @@ class Release:
     def title(self, item: int) -> str:
         """An item's title, or its id where there is none."""
         return (self.titles[item] if self.titles is not None else "") or str(self.vocabulary[item])
+
+    def titled(self, catalog: Vocabulary) -> Release:
+        """The same with the titles of a catalogue; an item it lacks keeps its id."""
+        titles = {name: catalog.title(number) for number, name in enumerate(catalog.ids)}
+        return replace(self, titles=[titles.get(name := id_text(item), name) for item in self.vocabulary])
 
     def recommend(self, histories: Sequence[np.ndarray], k: int = 10) -> list[list[dict[str, Any]]]:
         """For each history, of item numbers (`index`), the k best items that are not in it, or as many as there are.
@@ -191,7 +196,7 @@ def _load(file: Any) -> Release:
     _check_kinds(model, state)
     model.load_state_dict(state, assign=True)
     if hasattr(model, "check_state"):  # tensors that are indices have to lead somewhere
-        model.check_state()
+        cast(Any, model).check_state()
     frequencies = None
     if "frequencies" in others:
         frequencies = _check_frequencies(tensors["frequencies"], num_items).numpy()
