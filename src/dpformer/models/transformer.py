@@ -87,9 +87,8 @@ class Transformer(SequenceModel):
             for _ in range(blocks)
         )
         self.last_norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
-        if (
-            reattention
-        ):  # part of the weights: saved, loaded, exported; NaN until set_privacy, so that it cannot go unset
+        if reattention:
+            # Part of the weights: saved, loaded, exported. NaN until set_privacy, so that it cannot go unset unseen.
             self.register_buffer("item_error", torch.full((num_items,), math.nan))
             self.register_buffer("weight_error", torch.tensor(math.nan))
 
@@ -102,9 +101,8 @@ class Transformer(SequenceModel):
 
     def _input(self, items: Tensor) -> tuple[Tracked, Tensor | None]:
         """√d·E[items] + P with its variance (B, L, 1): all coordinates of a row are equally noisy."""
-        # Positions are written out for each user, so that each user's share of their gradient is its own.
         places = torch.arange(items.shape[1], device=items.device)
-        mean = self.embed(items) + self.positions(places)  # (B, L, d)
+        mean = self.embed(items) + self.positions(places)  # (B, L, d) + (L, d)
         if not self.reattention:
             return Tracked(mean, None), None
         if not recording() and bool(self.weight_error.isnan()):
