@@ -31,12 +31,36 @@ def evaluate(
     from dpformer.training import finished
 
     opened = finished(run)
+    if opened.config.task == "lm":
+        _language(opened, data, as_json)
+        return
     facts = measure(opened, data, split=split).to_dict(ks, samples=samples)
     facts = {"run": str(run), "headline": opened.statement["headline"], **facts}
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
         _print(facts)
+
+
+def _language(run: Any, data: Path | None, as_json: bool) -> None:
+    """The loss of a language model on the text held out from it, or on that of another file."""
+    from dpformer.data.text import TextDataset
+    from dpformer.evaluation.language import language_loss
+    from dpformer.training.start import load_dataset
+
+    dataset = load_dataset(run.config if data is None else run.config.but(file=data))
+    assert isinstance(dataset, TextDataset)
+    found = language_loss(run.release.model, dataset.held_out_text, dataset.held_out_characters).to_dict()
+    note = "Measured on held-out text: the guarantee does not cover these numbers, keep them as private as the data."
+    if as_json:
+        facts = {"headline": run.statement["headline"], "covered": False, "note": note, "metrics": found}
+        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        return
+    typer.echo(run.statement["headline"])
+    typer.echo(f"loss                {found['loss']:.4f} nats a token")
+    typer.echo(f"bits per character  {found['bits_per_character']:.4f}")
+    typer.echo(f"perplexity          {found['perplexity']:.3f}")
+    typer.echo(f"{found['tokens']:,} tokens of held-out text. {note}")
 
 
 def _print(facts: dict[str, Any]) -> None:

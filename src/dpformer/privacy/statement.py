@@ -12,9 +12,9 @@ from typing import Any
 
 from dpformer.privacy.accounting import epsilon_of
 from dpformer.privacy.events import Event, PoissonGaussian
+from dpformer.privacy.units import USER, UnitOfPrivacy, unit_of
 
 FORMAT = 1
-ADJACENCY = "add or remove one user with the whole history"
 NOT_COVERED = (
     "The training loss, gradient norms, batch sizes and counts in metrics.jsonl, and curves drawn from them, are exact "
     "statistics of the data: keep them as private as the data.",
@@ -39,6 +39,7 @@ def statement(
     seeded: bool,
     data: Sequence[str],
     hashes: dict[str, str],
+    unit: UnitOfPrivacy = USER,
 ) -> dict[str, Any]:
     """The statement of a run.
 
@@ -53,6 +54,7 @@ def statement(
         seeded: random numbers came from a seed, so nothing is promised.
         data: sentences on filters, vocabulary, sequences, split; nothing counted.
         hashes: of the config, and of the data under a secret salt.
+        unit: what one sample is, and what is protected.
     """
     ledger = list(events)
     noisy = math.isfinite(target)
@@ -67,8 +69,8 @@ def statement(
         "epsilon": epsilon if noisy else None,
         "epsilon_target": target if noisy else None,
         "delta": delta if noisy else None,
-        "unit": "user",
-        "adjacency": ADJACENCY,
+        "unit": unit.name,
+        "adjacency": unit.adjacency,
         "users": users,
         "accountant": "privacy loss distributions (dp-accounting), all events composed jointly" if noisy else None,
         "sampler": "Poisson" if training is not None else None,
@@ -91,29 +93,33 @@ def statement(
 def headline(facts: dict[str, Any]) -> str:
     """One sentence on top of everything."""
     if facts["epsilon"] is None:
-        return "NOT PRIVATE: trained without clipping and without noise; nothing is promised about any user."
+        return (
+            f"NOT PRIVATE: trained without clipping and without noise; nothing is promised about any {facts['unit']}."
+        )
     budget = f"ε = {round_up(facts['epsilon'])}, δ = {facts['delta']:.3g}"
     if not facts["private"]:
         return f"NOT PRIVATE: noise for {budget} was drawn from a seed, which anybody can repeat; a run for tests."
-    return f"User-level differential privacy with {budget}, for adding or removing one user with the whole history."
+    unit = unit_of(facts["unit"])
+    return f"{unit.name.capitalize()}-level differential privacy with {budget}, for adding or removing {unit.whole}."
 
 
 def words(facts: dict[str, Any]) -> list[str]:
     """The statement for a reader without mathematics, a sentence or two a point."""
     if facts["epsilon"] is None:
         return [facts.get("headline") or headline(facts)]
-    factor = math.exp(facts["epsilon"])
+    factor, unit = math.exp(facts["epsilon"]), unit_of(facts["unit"])
     sentences = [
-        "One user is one person's whole history in the data.",
+        unit.meaning,
         "Whatever is done with the released model, now or later, its outcome has nearly the same probability whether "
-        f"or not a given user's history was used: the two probabilities differ by a factor of at most {factor:.3g} "
+        f"or not {unit.given} was used: the two probabilities differ by a factor of at most {factor:.3g} "
         f"(e to the power ε), apart from an event of probability at most {facts['delta']:.2g} (δ).",
     ]
     if facts["steps"]:
         sentences.append(
-            f"Training took {facts['steps']:,} steps. In each, every user took part independently with probability "
-            f"{facts['sample_rate']:.4g}; what one user could add was bounded by {facts['clip_norm']:g}, and random "
-            f"noise of deviation {facts['noise_multiplier'] * facts['clip_norm']:.4g} was added to the sum."
+            f"Training took {facts['steps']:,} steps. In each, every {unit.name} took part independently with "
+            f"probability {facts['sample_rate']:.4g}; what one {unit.name} could add was bounded by "
+            f"{facts['clip_norm']:g}, and random noise of "
+            f"deviation {facts['noise_multiplier'] * facts['clip_norm']:.4g} was added to the sum."
         )
     for event in facts["events"]:
         if event["kind"] == "gaussian":

@@ -47,6 +47,8 @@ class Accuracy:
 
 def measure(run: Run, data: str | Path | None = None, *, split: str = "test") -> Accuracy:
     """Ranks the held-out items of the run's own data, or of another log, by the released model and by popularity."""
+    if run.config.task == "lm":
+        raise DpformerError(f"{run.folder} is a language model, which ranks nothing: use dpformer evaluate")
     release, dataset = run.release, held_out_data(run, data)
     if split == "validation" and not dataset.validation:
         raise DpformerError("the run held out no validation items; train it with --validation, or use --split test")

@@ -29,6 +29,10 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Section = Literal["Data", "Model", "Privacy", "Training"]
+_OF_LOGS = (
+    "item_column", "timestamp_column", "rating_column", "min_rating", "min_user_actions", "min_item_actions", "catalog",
+    "drop_unknown_items", "private_vocabulary", "validation", "cache",
+)  # fmt: skip
 
 # A recipe is a named set of defaults. "paper": Delving into Differentially Private Transformer (ICML 2024).
 RECIPES: dict[str, dict[str, Any]] = {
@@ -52,6 +56,17 @@ RECIPES: dict[str, dict[str, Any]] = {
         "average": False,
     },
 }
+# The paper's language model, of characters (TinyShakespeare); smaller sizes by flags.
+RECIPES["paper-lm"] = {
+    **RECIPES["paper"],
+    "task": "lm",
+    "max_length": 256,
+    "dim": 384,
+    "heads": 6,
+    "blocks": 6,
+    "batch_size": None,
+    "learning_rate": 1e-3,
+}
 
 
 def _choice(section: Section, default: Any, text: str) -> Any:
@@ -64,6 +79,14 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     file: Path | None = _choice("Data", None, "The log to train on; without one, the synthetic default.")
+    task: Literal["recommend", "lm"] = _choice("Data", "recommend", "recommend: items of users; lm: text.")
+    unit: Literal["chunk", "line", "document", "author"] | None = _choice(
+        "Data", None, "Text: what is protected: chunk, line, document or author."
+    )
+    characters: str | None = _choice(
+        "Data", None, "Text: ascii, latin, greek, cyrillic, or Unicode ranges such as U+000A,U+0020-U+007E (ascii)."
+    )
+    tokenizer: Path | None = _choice("Data", None, "Text: a public tokenizer.json, instead of characters.")
     user_column: str | None = _choice("Data", None, "Column of user ids.")
     item_column: str | None = _choice("Data", None, "Column of item ids.")
     timestamp_column: str | None = _choice("Data", None, "Column of timestamps.")
@@ -120,6 +143,10 @@ class Config(BaseModel):
         return math.isfinite(self.epsilon)
 
     @property
+    def default_length(self) -> int:
+        return 256 if self.task == "lm" else 50 if self.file is None else 200
+
+    @property
     def needs_frequencies(self) -> bool:
         return self.model != "counts" and (self.frequency_bias or bool(self.reattention))  # counts bring their own
 
@@ -130,6 +157,7 @@ class Config(BaseModel):
             raise ValueError(f"Re-Attention needs attention, {self.model} has none: leave it out")
         if self.model == "counts" and not self.private:
             raise ValueError("epsilon is inf; counts are a release with noise: give a finite epsilon")
+        self._check_task()
         if self.dim % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide dim, which is {self.dim}")
         if self.catalog is not None and self.private_vocabulary:
@@ -144,6 +172,24 @@ class Config(BaseModel):
             )
             raise ValueError(f"{asker} needs item frequencies: give frequency_share above 0, or {fix}")
         return self
+
+    def _check_task(self) -> None:
+        if self.task == "recommend":
+            given = [name for name in ("unit", "characters", "tokenizer") if getattr(self, name) is not None]
+            if given:
+                raise ValueError(f"{given[0]} is for text: give --task lm, or leave it out")
+            return
+        if self.file is None:
+            raise ValueError("--task lm needs a file of text")
+        if self.unit is None:
+            raise ValueError("say what is protected: give --unit chunk, line, document or author")
+        if self.characters is not None and self.tokenizer is not None:
+            raise ValueError("characters and tokenizer are both given: choose one")
+        if self.model == "counts":
+            raise ValueError("counts are for items of users; text needs --model transformer, gru or lstm")
+        for name in _OF_LOGS:
+            if getattr(self, name) != Config.model_fields[name].default:
+                raise ValueError(f"{name} is for logs of items, not for text: leave it out")
 
     # From files and flags.
 
@@ -179,7 +225,8 @@ class Config(BaseModel):
             file=self.file and self.file.resolve(),
             catalog=self.catalog and self.catalog.resolve(),
             cache=self.cache and self.cache.resolve(),
-            max_length=self.max_length or (50 if self.file is None else 200),
+            tokenizer=self.tokenizer and self.tokenizer.resolve(),
+            max_length=self.max_length or self.default_length,
             epochs=self.epochs or (10 if self.file is None else 100),
             reattention=needed,
             delta=self.delta or 1 / users,

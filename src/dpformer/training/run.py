@@ -18,13 +18,16 @@ import numpy as np
 import torch
 
 from dpformer.data import Dataset, data_statement
+from dpformer.data.text import TextDataset, text_statement
 from dpformer.errors import DpformerError
 from dpformer.evaluation import evaluate, hit, ndcg
 from dpformer.evaluation.evaluate import ScoreFunction
+from dpformer.evaluation.language import language_loss
 from dpformer.models import SequenceModel
 from dpformer.models.counts import TransitionCounts
 from dpformer.privacy import Ledger, SecureRandom
 from dpformer.privacy.statement import statement
+from dpformer.privacy.units import unit_of
 from dpformer.training.checkpoint import check_data, load_checkpoint, save_checkpoint
 from dpformer.training.config import Config
 from dpformer.training.folder import Metrics, RunFolder
@@ -200,6 +203,12 @@ class _Session:
         return epoch // every > before // every or trainer.step == self.plan.steps
 
     def _evaluate(self, trainer: Trainer) -> dict[str, Any]:
+        if isinstance(self.dataset, TextDataset):
+            found = language_loss(
+                trainer.released(), self.dataset.held_out_text, self.dataset.held_out_characters
+            ).to_dict()
+            epoch = round(trainer.step * self.plan.sample_rate, 4)
+            return {"step": trainer.step, "epoch": epoch, "split": "held-out text", "text": found, "covered": False}
         split = "validation" if self.config.validation else "test"
         result = evaluate(_in_parts(trainer.released()), self.dataset, split=split)
         record = {"step": trainer.step, "epoch": round(trainer.step * self.plan.sample_rate, 4), "split": split}
@@ -218,11 +227,19 @@ class _Session:
             model,
             vocabulary=self.dataset.vocabulary,
             frequencies=self.frequencies,
-            metadata={name: facts[name] for name in ("headline", "private", "epsilon", "delta", "versions")},
+            metadata={
+                **{name: facts[name] for name in ("headline", "private", "epsilon", "delta", "versions")},
+                **self._about_text(),
+            },
         )
         self.folder.write_json(self.folder.statement, facts)
         self.folder.forget_secrets()
         return Run(self.folder.path, self.config, facts)
+
+    def _about_text(self) -> dict[str, Any]:
+        if not isinstance(self.dataset, TextDataset) or self.dataset.tokens is None:
+            return {}
+        return {"text": {"unit": self.config.unit, "tokenizer": self.dataset.tokens.to_json()}}
 
     def _statement(self, ledger: Ledger) -> dict[str, Any]:
         data = hmac.new(self._salt(), self.dataset.hash.encode(), hashlib.sha256).hexdigest()
@@ -235,7 +252,8 @@ class _Session:
             expected_batch_size=self.plan.expected_batch_size,
             users=self.plan.users,
             seeded=not self.random.private,
-            data=data_statement(self.dataset.description),
+            data=(data_statement if self.config.unit is None else text_statement)(self.dataset.description),
+            unit=unit_of(self.config.unit or "user"),
             hashes={"config": self.config.hash(), "data (salted; the salt is in checkpoint/)": data},
         )
 
@@ -280,6 +298,12 @@ def _threads(wanted: int | None) -> Iterator[int]:
 
 
 def _line(record: dict[str, Any]) -> str:
+    if "text" in record:
+        found = record["text"]
+        return (
+            f"epoch {record['epoch']:g}: {found['loss']:.4f} nats a token, {found['bits_per_character']:.4f} bits a "
+            f"character, perplexity {found['perplexity']:.2f} on held-out text (not covered by ε)"
+        )
     masked = record["masked"]
     return (
         f"epoch {record['epoch']:g}: ndcg@10 {masked['ndcg@10']:.4f}  hit@10 {masked['hit@10']:.4f} "

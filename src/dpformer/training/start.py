@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from dpformer.data import Columns, Dataset, Filters, PrivateVocabulary, Vocabulary, prepare, read_catalog, synthetic
+from dpformer.data.text import TextDataset, read_text
+from dpformer.data.tokens import Tokens
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.counts_release import release_transitions
@@ -29,7 +31,9 @@ def load_dataset(config: Config, random: SecureRandom | None = None, vocabulary:
         random: of the run; needed to release a private vocabulary, the same one again on resume.
         vocabulary: of a model that is there already; items outside it are left out.
     """
-    max_length = config.max_length or (50 if config.file is None else 200)
+    max_length = config.max_length or config.default_length
+    if config.task == "lm":
+        return _load_text(config, max_length)
     if config.file is None:
         return synthetic(0, SYNTHETIC_USERS, SYNTHETIC_ITEMS, max_length=max_length, validation=config.validation)
     private = _private_vocabulary(config) if vocabulary is None else None
@@ -45,6 +49,13 @@ def load_dataset(config: Config, random: SecureRandom | None = None, vocabulary:
         cache=None if private is not None else config.cache,  # a release belongs to one run and its key
         normal=_normal(random) if private is not None and random is not None else None,
     )
+
+
+def _load_text(config: Config, max_length: int) -> TextDataset:
+    assert config.file is not None and config.unit is not None
+    given = config.tokenizer
+    tokens = Tokens.of_file(given) if given is not None else Tokens.of_characters(config.characters or "ascii")
+    return read_text(config.file, unit=config.unit, tokens=tokens, max_length=max_length, id_column=config.user_column)
 
 
 def _normal(random: SecureRandom) -> Callable[[int], np.ndarray]:
