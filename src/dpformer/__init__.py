@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dpformer import audit, clipping, data, evaluation, models, privacy, reattention, report, training
+    from dpformer import data, evaluation, models, reattention
     from dpformer.clipping import PhantomClipping, UnsupportedUse, clip, normalize, softmax_loss
     from dpformer.privacy import Ledger, PoissonBatches, calibrate, release_frequencies
     from dpformer.training import PrivateOptimizer
