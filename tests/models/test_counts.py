@@ -295,7 +295,7 @@ def test_model_is_its_formulas(seed: int, histories: list[list[int]]) -> None:
     claims = np.zeros((len(histories), 8))
     for row, history in zip(claims, histories, strict=True):
         latest = history[::-1][:20]
-        weights = 0.8 ** np.arange(len(latest))
+        weights = 0.75 ** np.arange(len(latest))
         for item, weight in zip(latest, weights / max(weights.sum(), 1e-9), strict=True):
             row += weight * table[item]
     np.testing.assert_allclose(model.scores(histories).numpy(), np.log(claims + 0.01 * popularity), atol=1e-4)

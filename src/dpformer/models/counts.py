@@ -8,7 +8,7 @@ post-processing of it, by rules fixed beforehand, so it costs no privacy:
   is what the release itself shows of direction: mean (D² − sd²) over mean (S² − sd²) of clear pairs. Data without order
   give η ≈ 0 and symmetric counts. Then C_ab = (Ŝ + D̂)/2 and C_ba = (Ŝ − D̂)/2.
 - *Chances.* T_ab = C_ab / (Σ_b C_ab + 30): a row of few counts is little trusted.
-- *Claims.* After a history that ends in x_20, …, x_1 (the latest): c_b = Σ_k α_k T_{x_k b}, α_k ∝ 0.8^k, Σ α_k = 1.
+- *Claims.* After a history that ends in x_20, …, x_1 (the latest): c_b = Σ_k α_k T_{x_k b}, α_k ∝ 0.75^k, Σ α_k = 1.
 - *Ranking*, `scores`: ln(c_b + 0.01·q_b), q the released popularity, which orders what the counts say nothing of.
 - *Probability*, `prior_logits`, for a network that is to learn the rest: ln P,
 
@@ -37,7 +37,7 @@ from dpformer.privacy.ledger import Ledger
 THRESHOLD = 1.5  # deviations taken off every total
 CLEAR = 3.0  # deviations above which a pair tells of direction
 ROW_PRIOR = 30.0  # counts a row must have to be half trusted
-LATEST, FORGETTING = 20, 0.8
+LATEST, FORGETTING = 20, 0.75
 TRUST = 0.8  # λ
 HINT = 0.01  # of popularity in a ranking
 
