@@ -138,6 +138,7 @@ def test_a_run_without_privacy_says_so_in_red(tmp_path_factory: pytest.TempPathF
     assert "Not private." in html and "∞" in html and "covered by the guarantee</span>" not in html
     assert "in at most" not in html and 'class="badge bad"' in html and "Exact: this run is not private." in html
     seeded = write_report(tiny_run(tmp_path_factory, seed=1), out=tmp_path / "seeded.html").read_text()
+    assert "Protects <b>nobody</b>" in html and "Protects <b>nobody</b>" in seeded
     assert "Void: noise came from a seed" in seeded and "covered by the guarantee</span>" not in seeded
 
 

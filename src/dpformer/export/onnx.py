@@ -161,7 +161,7 @@ def masked_scores(model: Any, histories: Sequence[np.ndarray]) -> Tensor:
     """What the graph computes, by the model itself: (B, M), −∞ for what is in the history."""
     scores: Tensor = model.scores(histories)
     for row, history in zip(scores, histories, strict=True):
-        row[torch.from_numpy(np.asarray(history, dtype=np.int64))] = -torch.inf
+        row[torch.from_numpy(np.array(history, dtype=np.int64))] = -torch.inf
     return scores
 
 

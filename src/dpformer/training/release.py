@@ -97,7 +97,7 @@ class Release:
         if not bool(torch.isfinite(scores).all()):
             raise NonFiniteScores("the model's scores are not finite: it has diverged in training")
         for row, history in zip(scores, histories, strict=True):
-            row[torch.from_numpy(np.asarray(history, dtype=np.int64))] = -torch.inf
+            row[torch.from_numpy(np.array(history, dtype=np.int64))] = -torch.inf
         values, items = scores.topk(min(k, len(self.vocabulary)))
         return [
             [self._entry(item, value) for item, value in zip(*row, strict=True) if value > -torch.inf]
