@@ -774,3 +774,27 @@ class CellByHand(nn.Module):
         for t in range(x.shape[1]):
             h = torch.tanh(self.w(torch.cat([h, self.e(x[:, t])], -1)))
         return per_user(h)
+
+
+# -- the paper's own model --------------------------------------------------------------------------------------------
+
+
+@problem(padded)
+class ReAttention(nn.Module):
+    """The Transformer with variances tracked beside its activations: they carry no gradient, norms stay exact."""
+
+    variant: bool | str = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = dp.models.Transformer(V, T, dim=D, heads=2, blocks=2, dropout=0.0, reattention=self.variant)
+        self.body.set_privacy(1.5, 20, torch.linspace(0.01, 0.9, V))
+
+    def forward(self, x: Tensor) -> Tensor:
+        targets = torch.where(x[:, 1:] == 0, -1, x[:, 1:])
+        return self.body(dp.models.Batch(x[:, :-1], targets, (x[:, :-1] > 0).sum(1)))
+
+
+@problem(padded)
+class ReAttentionLiteral(ReAttention):
+    variant = "literal"
