@@ -10,10 +10,13 @@ from dpformer.cli.data import data
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
 from dpformer.cli.export import export
+from dpformer.cli.generate import generate
 from dpformer.cli.moments import moments
 from dpformer.cli.recommend import recommend
 from dpformer.cli.report import report
 from dpformer.cli.train import train, with_choices
+from dpformer.cli.tune import tune
+from dpformer.cli.verify import verify
 from dpformer.errors import DpformerError
 
 app = typer.Typer(
@@ -29,10 +32,13 @@ app.command()(data)
 app.command()(with_choices(train))
 app.command()(evaluate)
 app.command()(recommend)
+app.command()(generate)
 app.command()(export)
 app.command()(report)
 app.command()(moments)
 app.command()(audit)
+app.command()(verify)
+app.command()(with_choices(tune))
 app.command()(demo)
 
 
