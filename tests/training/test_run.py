@@ -168,6 +168,19 @@ def test_a_crash_changes_nothing(
     assert records(again.folder) == records(whole.folder)
 
 
+def test_a_private_run_never_draws_other_noise_for_a_step_it_took(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a seed too: a second draw for the same step would be a second release that nobody accounted for."""
+    crash_after(monkeypatch, 5)
+    with pytest.raises(Crash):
+        train(tiny_config(log, seed=None), tmp_path / "run")
+    taken = records(tmp_path / "run")
+    monkeypatch.undo()
+    resume(tmp_path / "run")
+    assert len(taken) == 5 and records(tmp_path / "run")[:5] == taken, "loss and norms show batch, mask and weights"
+
+
 def test_kill_minus_nine_at_random_moments(log: Path, tmp_path: Path) -> None:
     """DPFORMER_KILLS=500 makes it a soak test."""
     config = tiny_config(log, checkpoint_seconds=0.0, epochs=8)
