@@ -197,6 +197,18 @@ def test_kill_minus_nine_at_random_moments(log: Path, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "broken" / "checkpoint").iterdir()] == ["data.json"]
 
 
+def test_keys_that_outlived_the_run_are_deleted_on_resume(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the statement and the deletion of the keys."""
+    monkeypatch.setattr(RunFolder, "forget_secrets", lambda self: None)
+    done = train(tiny, tmp_path / "run")
+    assert (done.folder / "checkpoint" / "state.safetensors").exists()
+    monkeypatch.undo()
+    assert resume(done.folder).statement == done.statement
+    assert not (done.folder / "checkpoint" / "state.safetensors").exists()
+
+
 def test_a_request_to_stop_saves_and_says_how_to_go_on(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +273,16 @@ def test_bad_data_leaves_no_folder(tiny: Config, log: Path, tmp_path: Path) -> N
     with pytest.raises(DpformerError):
         train(tiny, tmp_path / "runs" / "run")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_to(done: run.Run) -> None:
+    done.folder.chmod(0o500)
+    try:
+        with pytest.raises(DpformerError, match="cannot be written to"), RunFolder(done.folder).lock():
+            pass
+    finally:
+        done.folder.chmod(0o755)
 
 
 def test_two_processes_cannot_share_a_run(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,11 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keeps other processes out; the system lets go of it when this one ends, however it ends."""
-        with (self.path / ".lock").open("w") as file:
+        try:
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise DpformerError(f"{self.path} cannot be written to: {error.strerror}") from None
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -91,6 +91,7 @@ def resume(path: str | Path, team: Team | None = None) -> Run:
     config = Config.make(folder.config)
     with folder.lock(), _threads(config.threads):
         if folder.done:
+            folder.forget_secrets()  # it may have been killed just before
             return finished(folder.path)
         random, state = SecureRandom("run", seed=config.seed), None
         if folder.checkpoint.exists():  # else it was stopped before the first step: nothing was released
