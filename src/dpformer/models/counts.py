@@ -132,13 +132,21 @@ class TransitionCounts(nn.Module):
             items: (B, L) int64, right-padded with 0.
             lengths: (B,) int64; positions beyond mean nothing.
         """
-        batch, longest = items.shape
-        inside = torch.arange(longest, device=items.device) < lengths[:, None]
-        padded = torch.cat([items.new_full((batch, LATEST - 1), -1), torch.where(inside, items, -1)], dim=1)
-        latest = padded.unfold(1, LATEST, 1).flip(-1)  # (B, L, LATEST), the latest first
-        claims = TRUST * self._claims(latest.reshape(-1, LATEST))
-        rest = 1 - claims.sum(1, keepdim=True)
-        return claims.addcmul_(rest, self.popularity).log_().view(batch, longest, self.num_items)
+        inside = torch.arange(items.shape[1], device=items.device) < lengths[:, None]
+        items = torch.where(inside, items, -1)
+        logits = self.popularity.new_empty(*items.shape, self.num_items)
+        running, weight = self.popularity.new_zeros(len(items), self.num_items), 0.0
+        ones = running.new_ones(len(items))
+        for t in range(items.shape[1]):  # one row of T enters the sum, one leaves it: L steps instead of L·LATEST
+            running, weight = running * FORGETTING, weight * FORGETTING + 1
+            self._add_rows(running, items[:, t], ones)
+            if t >= LATEST:
+                weight -= FORGETTING**LATEST
+                self._add_rows(running, items[:, t - LATEST], ones * -(FORGETTING**LATEST))
+            claims = TRUST / weight * running.clamp(min=0)
+            rest = 1 - claims.sum(1, keepdim=True)
+            logits[:, t] = claims.addcmul_(rest, self.popularity).log_()
+        return logits
 
     def _claims(self, latest: Tensor) -> Tensor:
         """c (R, M) after each row of (R, LATEST) items, the latest first and -1 for none."""
