@@ -101,3 +101,64 @@ def wait_for_steps(out: Path, steps: int, seconds: float = 60) -> None:
     while not metrics.exists() or len(metrics.read_text().splitlines()) < steps:
         assert time.monotonic() < until, "the job does not start"
         time.sleep(0.01)
+
+
+def own_loop(out: Path, seed_key: bytes | None = None) -> None:
+    """A training loop of one's own, on one process or several; the first one writes the weights."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+
+    import dpformer as dp
+    from dpformer.training.distributed import add_up_gradients, shared_key
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    key = shared_key()
+    keys: list[Any] = [None] * size
+    dist.all_gather_object(keys, key)
+    assert len(set(keys)) == 1 and len(key) == 32
+    key = seed_key or key
+    torch.manual_seed(0)
+    data, labels = torch.randn(40, 5), torch.randint(0, 3, (40,))
+    model = torch.nn.Linear(5, 3)
+    clipping = dp.PhantomClipping(model)
+    optimizer = dp.PrivateOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=1.0, clip_norm=0.5, expected_batch_size=2, key=key
+    )
+    for users in dp.PoissonBatches(40, sample_rate=0.05, steps=12, key=key):
+        mine = users[rank::size]
+        if len(mine):
+            with clipping:
+                losses = F.cross_entropy(model(data[mine]), labels[mine], reduction="none")
+            clipping.backward(losses, dp.clip(0.5))
+        add_up_gradients(model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    weights: list[Any] = [None] * size
+    dist.all_gather_object(weights, model.weight.detach())
+    assert all(torch.equal(weights[0], other) for other in weights), "the processes have drifted apart"
+    if rank == 0:
+        torch.save(model.state_dict(), out)
+
+
+def wrapped_models() -> None:
+    """FSDP2 and DDP are refused by name."""
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import dpformer as dp
+
+    dist.init_process_group("gloo")
+    with pytest.raises(dp.UnsupportedUse, match="DistributedDataParallel would never see the clipped sums"):
+        dp.PhantomClipping(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2)))
+    model = torch.nn.Linear(4, 2)
+    before = dp.PhantomClipping(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    with pytest.raises(dp.UnsupportedUse, match="parameter 'weight' is sharded over processes"):
+        dp.PhantomClipping(model)
+    with pytest.raises(dp.UnsupportedUse), before:  # sharded only afterwards
+        before.backward(model(torch.randn(3, 4)).sum(1), dp.clip(1.0))

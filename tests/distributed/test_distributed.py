@@ -96,3 +96,16 @@ def test_an_error_of_the_leader_ends_all(log: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("not a folder")
     codes = jobs.finish(jobs.start(2, jobs.train, config, tmp_path / "run", _known))
     assert codes == [2, 0]
+
+
+def test_a_loop_of_ones_own(tmp_path: Path) -> None:
+    key = bytes(range(32))
+    for size in (1, 2, 3):
+        assert jobs.finish(jobs.start(size, jobs.own_loop, tmp_path / f"{size}.pt", key)) == [0] * size
+    weights = [torch.load(tmp_path / f"{size}.pt", weights_only=True)["weight"] for size in (1, 2, 3)]
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights[2], weights[0], rtol=0, atol=1e-6)
+
+
+def test_wrapped_models_are_refused() -> None:
+    assert jobs.finish(jobs.start(2, jobs.wrapped_models)) == [0, 0]

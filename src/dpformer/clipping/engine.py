@@ -45,6 +45,7 @@ class PhantomClipping:
     """
 
     def __init__(self, model: nn.Module, *, proof_users: int = 2) -> None:
+        refuse_distributed(model)
         self.model = model
         self.proof_users = proof_users
         self.skipped_users = 0
@@ -161,3 +162,16 @@ class PhantomClipping:
             parameter.grad += group.weighted_sum(factors).to(parameter.dtype)
         # What one user can change in this sum: the optimiser refuses to add noise for less.
         parameter.grad.sensitivity = bound  # type: ignore[attr-defined]
+
+
+def refuse_distributed(model: nn.Module) -> None:
+    """Wrappers that move parameters or gradients between processes in the backward pass, which is not theirs here."""
+    fix = "give the plain model, and add up `p.grad` over processes with dpformer.training.distributed.add_up_gradients"
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        raise UnsupportedUse(f"DistributedDataParallel would never see the clipped sums, so never add them up; {fix}")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and getattr(parameter, "placements", None) is not None:  # a DTensor
+            raise UnsupportedUse(
+                f"parameter '{name}' is sharded over processes (fully_shard), but a user's norm is over "
+                f"all of it; {fix}"
+            )

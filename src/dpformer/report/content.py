@@ -97,7 +97,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
 
 def _training(records: list[dict[str, Any]], statement: dict[str, Any]) -> list[Figure]:
     steps = [record for record in records if "split" not in record]
-    tested = [record for record in records if "split" in record]
+    tested = [record for record in records if "masked" in record]  # text has a loss only
     figures = []
     x, loss = _column(steps, "loss")
     if x:
