@@ -94,6 +94,7 @@ def _convert(model: Any, k: int, release: Release, int8: bool) -> bytes:
             output_names=["items", "scores"],
             dynamic_axes={"history": sizes, "items": {0: "batch"}, "scores": {0: "batch"}},
             opset_version=OPSET,
+            do_constant_folding=False,  # it would store squares of weights beside them; a runtime folds as it loads
             dynamo=False,
         )
     proto = onnx.load_from_string(file.getvalue())
