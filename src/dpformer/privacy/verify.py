@@ -33,6 +33,7 @@ from dpformer.training.config import Config
 from dpformer.training.folder import RunFolder
 from dpformer.training.plan import Plan, make_plan
 from dpformer.training.release import Release, load_release
+from dpformer.training.tune import repeated_epsilon, restated
 
 CLOSE = 1e-9  # relative; what accounting and calibration make is compared to 10⁻³ if another version made it
 METADATA = {"headline", "private", "epsilon", "delta", "versions"}
@@ -144,7 +145,10 @@ class _Checker:
             hashes=facts["hashes"],
         )
         again["versions"] = facts["versions"]
-        again["headline"], again["words"] = headline(facts), words(facts)  # in the statement's own digits
+        if "tuning" in facts:
+            again = restated(again, self._tuning())
+        else:
+            again["headline"], again["words"] = headline(facts), words(facts)  # in the statement's own digits
         wrong = sorted(
             name
             for name in facts.keys() | again.keys()
@@ -160,6 +164,14 @@ class _Checker:
             )
         spent = "not private" if facts["epsilon"] is None else f"ε = {again['epsilon']:.6g} from the ledger"
         return Finding("statement", True, f"made again, it says the same; {spent}")
+
+    def _tuning(self) -> dict[str, Any]:
+        """The search whose winner this is, with its ε worked out again."""
+        tuning = self.facts["tuning"]
+        events = tuple(Event.from_dict(event) for event in tuning["events"])
+        if list(events[:-1]) != self._events() or events[-1].label != "score":
+            raise ValueError("the repetitions of tuning are not this run and its score")
+        return {**tuning, "epsilon": repeated_epsilon(events, tuning["mean_runs"], tuning["delta"])}
 
     def _same(self, found: Any, expected: Any) -> bool:
         return _same(found, expected, self.close)

@@ -1,0 +1,140 @@
+"""Kills a run with SIGKILL at random moments, hundreds of times, and looks whether anything was lost or under-counted.
+
+    python -m benchmarks.soak --runs 10 --kills 40 --seed 0
+
+Each run is first made whole, then again with the same seed while it is killed `--kills` times, after random times:
+while it reads the data, releases frequencies, steps, writes a checkpoint, or writes the release. At the end model, statement
+and metrics must be those of the whole run, byte for byte, and `dpformer verify` must pass.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpformer.privacy.verify import verify
+from dpformer.training import Config, resume, train
+from dpformer.training import run as _imported  # noqa: F401
+
+
+def write_log(path: Path, users: int = 60, items: int = 20, seed: int = 0) -> Path:
+    """A small log: users walk through the items in order."""
+    rng = random.Random(seed)
+    lines = ["user_id,item_id,timestamp"]
+    for user in range(users):
+        start = rng.randrange(items)
+        lines += [f"u{user},i{(start + t) % items},{t}" for t in range(rng.randrange(1, 10))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def config_of(log: Path, seed: int) -> Config:
+    return Config.make(
+        file=log, epsilon=4.0, batch_size=20, epochs=24, dim=8, blocks=1, max_length=6, seed=seed, threads=1,
+        micro_batch_tokens=40, checkpoint_seconds=0.0, average=bool(seed % 2), evaluate_every=12 * (seed % 3),
+    )  # fmt: skip
+
+
+def child(config: Config, out: Path) -> int:
+    """Starts or resumes the run in a process of its own; returns its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        torch.set_num_threads(1)
+        if out.exists():
+            resume(out)
+        else:
+            train(config, out)
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def wait(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def kill_until_done(config: Config, out: Path, kills: int, longest: float, rng: random.Random) -> dict[str, int]:
+    """Kills up to `kills` processes; fails if one of them ends by itself with an error."""
+    seen = {"kills": 0, "before the folder": 0, "before a checkpoint": 0, "while training": 0, "at the end": 0}
+    while not (out / "privacy.json").exists():
+        pid = child(config, out)
+        if seen["kills"] < kills:
+            time.sleep(rng.uniform(0, longest))
+            os.kill(pid, signal.SIGKILL)
+        code = wait(pid)
+        if code not in (0, -signal.SIGKILL):
+            raise SystemExit(f"a resumed process failed with exit code {code}")
+        if code == -signal.SIGKILL:
+            seen["kills"] += 1
+            seen[stage(out)] += 1
+    return seen
+
+
+def stage(out: Path) -> str:
+    """Where a killed run stands, by what it left."""
+    if not out.exists():
+        return "before the folder"
+    if not (out / "checkpoint" / "state.safetensors").exists():
+        return "at the end" if (out / "model.safetensors").exists() else "before a checkpoint"
+    return "at the end" if (out / "model.safetensors").exists() else "while training"
+
+
+def same(whole: Path, broken: Path) -> list[str]:
+    """The names of what differs."""
+    different = [
+        name
+        for name in ("model.safetensors", "privacy.json", "config.toml")
+        if (whole / name).read_bytes() != (broken / name).read_bytes()
+    ]
+    records = [[_without_time(line) for line in (run / "metrics.jsonl").open()] for run in (whole, broken)]
+    return different + (["metrics.jsonl"] if records[0] != records[1] else [])
+
+
+def _without_time(line: str) -> dict[str, Any]:
+    return {name: value for name, value in json.loads(line).items() if name != "seconds"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after this time")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rng, total, began, runs = random.Random(arguments.seed), {}, time.monotonic(), 0
+    for seed in range(arguments.runs):
+        if time.monotonic() - began > 60 * arguments.minutes:
+            break
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            config = config_of(write_log(folder / "log.csv", seed=seed), seed)
+            started = time.monotonic()
+            if wait(child(config, folder / "whole")):
+                raise SystemExit("the run without kills failed")
+            seen = kill_until_done(config, folder / "broken", arguments.kills, 0.4 * (time.monotonic() - started), rng)
+            different = same(folder / "whole", folder / "broken")
+            if different:
+                raise SystemExit(f"run {seed}: {', '.join(different)} differ after {seen['kills']} kills")
+            result = verify(folder / "broken")
+            if not result.passed:
+                raise SystemExit(f"run {seed}: does not verify: {result.to_dict()}")
+        runs += 1
+        total = {name: total.get(name, 0) + count for name, count in seen.items()}
+        print(json.dumps({"run": seed, **seen}), flush=True)
+    print(json.dumps({"runs": runs, **total, "lost": 0, "seconds": round(time.monotonic() - began)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""`dpformer tune FILE --try NAME=A,B`: the best of a random number of private runs, at a stated total ε."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpformer.errors import DpformerError
+from dpformer.training.config import Config
+
+
+def tune(
+    choices: dict[str, Any],
+    tries: Annotated[
+        list[str] | None,
+        typer.Option("--try", help="NAME=A,B,…: values to try; may be repeated.", rich_help_panel="Tuning"),
+    ] = None,
+    mean_runs: Annotated[float, typer.Option(help="Runs on average.", rich_help_panel="Tuning")] = 10.0,
+    out: Annotated[Path | None, typer.Option(help="The run folder to make.", rich_help_panel="Run")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of choices.", rich_help_panel="Run")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what it would cost; give --users.", rich_help_panel="Run")
+    ] = False,
+    users: Annotated[int | None, typer.Option(min=2, help="For --dry-run.", rich_help_panel="Run")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Run")] = False,
+) -> None:
+    """Tune settings within a privacy budget: --epsilon is of one run; the ε of the whole search is stated.
+
+    A random number of runs is made, each scored with noise on validation items, and only the best one is kept.
+    """
+    from dpformer.cli.train import default_out, quiet_threads
+
+    quiet_threads()
+    from dpformer.training import tune as tuning
+
+    chosen = Config.make(config, **{name: value for name, value in choices.items() if value is not None})
+    values = dict(_parse(text) for text in tries or [])
+    if dry_run:
+        if users is None:
+            raise DpformerError("--dry-run reads no data: give --users")
+        _print(tuning.plan_tuning(chosen, values, mean_runs, users), as_json)
+        return
+    target = out or default_out(chosen).with_name(f"{default_out(chosen).name}-tuned")
+    facts = tuning.tune(
+        chosen, values, target, mean_runs=mean_runs, announce=lambda plan: None if as_json else _print(plan, False)
+    )
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(f"{facts['headline']}\nmodel      {target / 'model.safetensors'}")
+
+
+def _parse(text: str) -> tuple[str, list[Any]]:
+    name, _, values = text.partition("=")
+    if not name or not values:
+        raise DpformerError(f"--try is {text!r}; it must be NAME=A,B, such as learning_rate=1e-3,3e-3")
+    return name.replace("-", "_"), [_value(value) for value in values.split(",")]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _print(plan: Any, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(plan.to_dict(), indent=2, ensure_ascii=False))
+        return
+    typer.echo(
+        f"{len(plan.candidates)} candidates, {plan.mean_runs:g} runs on average; the search as a whole costs "
+        f"ε = {plan.epsilon:.3f} at δ = {plan.delta:.3g}"
+    )

@@ -1,0 +1,237 @@
+"""Tuning that is paid for: a random number of runs, a noisy score each, and only the best one is ever seen.
+
+Trying settings on the data and keeping the best leaks through the choice: ten runs of ε = 5 cost 23.7 if all are seen.
+If the *number* of runs is drawn from the logarithmic law, P(K = k) ∝ (1 − γ)^k / k, every score is itself private, and
+nothing but the winner leaves this function, the cost is far less (Papernot and Steinke 2022, by Rényi accounting;
+`RepeatAndSelectDpEvent`): about 7.7, 8.9 or 9.9 for 3, 10 or 30 runs on average.
+
+One repetition is: choose a candidate at random, train it, score it on held-out validation items with noise. All
+candidates must cost the same, so only settings that accounting does not see can be tuned. How often it was repeated is
+not told: given K, the guarantee would be another.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpformer.errors import DpformerError
+from dpformer.privacy.accounting import quiet
+from dpformer.privacy.events import Event, Gaussian
+from dpformer.privacy.randomness import SecureRandom
+from dpformer.privacy.statement import headline, words
+from dpformer.training.config import Config
+from dpformer.training.folder import RunFolder
+from dpformer.training.plan import make_plan
+from dpformer.training.release import load_release, save_release
+
+SCORE_NOISE = 20.0  # in units of one user's contribution to the score
+TUNABLE = (
+    "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention_variant", "reattention_scale", "clipping",
+    "clip_norm", "learning_rate", "weight_decay", "warmup", "average",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What will be tried, and what that costs in all. Everything here is public."""
+
+    candidates: tuple[dict[str, Any], ...]
+    mean_runs: float
+    events: tuple[Event, ...]  # of one repetition, the score included
+    delta: float
+    epsilon: float  # of the whole search
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "candidates": list(self.candidates),
+            "mean_runs": self.mean_runs,
+            "law": "logarithmic",
+            "events": [event.to_dict() for event in self.events],
+            "delta": self.delta,
+            "epsilon": self.epsilon,
+        }
+
+
+def plan_tuning(config: Config, choices: dict[str, list[Any]], mean_runs: float, users: int) -> Tuning:
+    """What a search over all combinations of `choices` costs; refuses what could not be accounted for honestly."""
+    _refuse(config, choices, mean_runs)
+    candidates = tuple(dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
+    configs = [config.but(**candidate) for candidate in candidates]  # each is checked; none changes what it costs
+    plan = make_plan(configs[0].resolve(users=users, threads=1), users)
+    events = (*plan.events, Gaussian(SCORE_NOISE, label="score"))
+    return Tuning(candidates, mean_runs, events, plan.delta, repeated_epsilon(events, mean_runs, plan.delta))
+
+
+def repeated_epsilon(events: tuple[Event, ...], mean_runs: float, delta: float) -> float:
+    """ε of selecting the best of a random number of repetitions, by RDP."""
+    from dp_accounting import dp_event, rdp
+
+    once = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(event.once(), event.repeats) for event in events])
+    with quiet():
+        accountant = rdp.RdpAccountant()
+        accountant.compose(dp_event.RepeatAndSelectDpEvent(once, mean_runs, 0.0))
+        epsilon = float(accountant.get_epsilon(delta))
+    if not epsilon >= 0:
+        raise ArithmeticError(f"the accountant has no answer ({epsilon}) for {mean_runs} runs")
+    return epsilon
+
+
+def logarithmic_gamma(mean: float) -> float:
+    """γ of the logarithmic law with this mean: (1/γ − 1) / ln(1/γ)."""
+    low, high = 1e-12, 1 - 1e-9
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        if (1 / middle - 1) / math.log(1 / middle) > mean:
+            low = middle
+        else:
+            high = middle
+    return high  # never more runs than accounted for
+
+
+def draw_runs(mean: float, uniform: float) -> int:
+    """K from the logarithmic law, by inversion of a uniform number in [0, 1)."""
+    gamma = logarithmic_gamma(mean)
+    k, term = 1, (1 - gamma) / math.log(1 / gamma)
+    while uniform >= term and k < 1_000_000:
+        uniform -= term
+        term *= (1 - gamma) * k / (k + 1)
+        k += 1
+    return k
+
+
+Trial = Callable[[Config, Path], float]  # trains into a folder and returns the noisy score
+
+
+def tune(
+    config: Config,
+    choices: dict[str, list[Any]],
+    out: str | Path,
+    *,
+    mean_runs: float = 10.0,
+    trial: Trial | None = None,
+    announce: Callable[[Tuning], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Tunes and keeps the winner in the run folder `out`; returns its statement, which states the ε of the search.
+
+    Args:
+        config: all other settings; its `epsilon` is that of one run.
+        choices: setting → values to try, in all combinations.
+        out: the run folder to make.
+        mean_runs: how many runs on average.
+        trial: trains and scores one candidate; by default `dpformer.training.train` and a noisy NDCG@10.
+        announce: is told the plan before any data is touched for it.
+    """
+    folder = RunFolder(out)
+    folder.refuse_existing()
+    config = config.but(validation=True)
+    _refuse(config, choices, mean_runs)
+    from dpformer.training.start import load_dataset
+
+    tuning = plan_tuning(config, choices, mean_runs, load_dataset(config).num_users)
+    announce(tuning)
+    random = SecureRandom("tuning")
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    workshop = Path(tempfile.mkdtemp(prefix=f".{folder.path.name}.", suffix=".tuning", dir=folder.path.parent))
+    try:
+        best = _search(config, tuning, workshop, random, trial or train_and_score)
+        facts = _restate(best, tuning)
+        best.rename(folder.path)
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)  # losers, and everything about them
+    return facts
+
+
+def _search(config: Config, tuning: Tuning, workshop: Path, random: SecureRandom, trial: Trial) -> Path:
+    runs = draw_runs(tuning.mean_runs, int(random.words(1, step=0)[0]) / 2**64)
+    best, highest = None, -math.inf
+    for number in range(runs):
+        pick = int(random.words(1, step=1 + number)[0] % np.uint64(len(tuning.candidates)))
+        folder = workshop / str(number)
+        score = trial(config.but(**tuning.candidates[pick]), folder)
+        loser = folder
+        if best is None or score > highest:
+            loser, best, highest = best or workshop / "none", folder, score
+        shutil.rmtree(loser, ignore_errors=True)  # nobody ever sees it
+    assert best is not None
+    return best
+
+
+def train_and_score(config: Config, out: Path) -> float:
+    """Trains one candidate; its score is NDCG@10 on validation items, with noise."""
+    from dpformer.evaluation import evaluate
+    from dpformer.privacy.metrics import release_metrics
+    from dpformer.training.run import train
+    from dpformer.training.start import load_dataset
+
+    run = train(config, out)
+    model = run.release.model
+
+    def score(histories: list[np.ndarray]) -> Any:
+        import torch
+
+        return torch.cat([model.scores(histories[at : at + 256]) for at in range(0, len(histories), 256)])
+
+    found = evaluate(score, load_dataset(run.config), split="validation")
+    return release_metrics(found.masked, SCORE_NOISE, label="score").values["ndcg@10"]
+
+
+def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
+    """The statement of a winner: ε is that of the whole search, and says so."""
+    changed = {**facts, "epsilon": tuning["epsilon"], "epsilon_one_run": facts["epsilon"], "tuning": tuning}
+    changed["accountant"] = "Rényi differential privacy (dp-accounting), repeated a random number of times and selected"
+    sentence = (
+        f"Settings were tuned on the same data: {tuning['mean_runs']:g} runs on average, their number drawn at random, "
+        f"scored with noise, and only the best one kept. The ε above is of all of it; one run alone has "
+        f"ε = {facts['epsilon']:.4g}."
+    )
+    return {**changed, "headline": headline(changed), "words": [*words(changed), sentence]}
+
+
+def _restate(run: Path, tuning: Tuning) -> dict[str, Any]:
+    """Writes the statement of the winner, and its metadata, with the ε of the search."""
+    folder = RunFolder(run)
+    facts = restated(folder.read_json(folder.statement), tuning.to_dict())
+    release = load_release(folder.model)
+    metadata = {**release.metadata, **{name: facts[name] for name in ("headline", "epsilon")}}
+    save_release(
+        folder.model,
+        release.model,
+        vocabulary=release.vocabulary,
+        titles=release.titles,
+        metadata=metadata,
+        frequencies=release.frequencies,
+    )
+    folder.write_json(folder.statement, facts)
+    return facts
+
+
+def _refuse(config: Config, choices: dict[str, list[Any]], mean_runs: float) -> None:
+    """What would make the stated ε a lie."""
+    if not config.private:
+        raise DpformerError("epsilon is inf: tuning without privacy needs no accounting; compare runs yourself")
+    if config.seed is not None:
+        raise DpformerError("tuning with a seed is not private: whoever knows it can repeat the search; leave it out")
+    if config.evaluate_every:
+        raise DpformerError("evaluate_every shows exact metrics of every run; leave it out, scores are noisy here")
+    if config.private_vocabulary:
+        raise DpformerError(
+            "a private vocabulary spends δ in every run, for which there is no bound here: give a catalog"
+        )
+    if config.model == "counts":
+        raise DpformerError("counts have no settings to tune")
+    if not (math.isfinite(mean_runs) and mean_runs > 1):
+        raise DpformerError(f"mean_runs is {mean_runs:g}; it must be above 1")
+    if not choices or not all(choices.values()):
+        raise DpformerError("there is nothing to try: give a setting with its values, such as learning_rate=1e-3,3e-3")
+    for name in choices:
+        if name not in TUNABLE:
+            raise DpformerError(f"{name} cannot be tuned: only {', '.join(TUNABLE)} leave the cost of a run as it is")

@@ -1,0 +1,205 @@
+"""`dpformer tune`: the law of the number of runs, what is kept, what is stated, what is refused."""
+
+import functools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dpformer.cli import app
+from dpformer.errors import DpformerError
+from dpformer.privacy import Gaussian, PoissonGaussian
+from dpformer.privacy import verify as verify_module
+from dpformer.privacy.metrics import release_metrics, user_values
+from dpformer.privacy.verify import verify
+from dpformer.training import Config, train
+from dpformer.training import run as run_module
+from dpformer.training import tune as tuning
+from dpformer.training.plan import make_plan
+from dpformer.training.tune import draw_runs, logarithmic_gamma, plan_tuning, repeated_epsilon, tune
+from tests.training.conftest import tiny_config
+from tests.training.logs import write_log
+
+# Noisy metrics.
+
+
+def test_one_user_adds_at_most_one() -> None:
+    values = user_values(torch.arange(1, 40), 10) / math.sqrt(3)
+    assert np.linalg.norm(values, axis=1).max() <= 1 + 1e-12
+    assert values[0] == pytest.approx(np.ones(3) / math.sqrt(3)) and values[20, :2] == pytest.approx(0)
+
+
+def test_noisy_metrics_are_near_the_exact_ones_and_vary_as_stated() -> None:
+    from dpformer.evaluation import hit, ndcg
+
+    ranks = torch.from_numpy(np.random.default_rng(0).integers(1, 40, 3000))
+    releases = [release_metrics(ranks, 20.0, seed=seed) for seed in range(300)]
+    for name, exact in (("ndcg@10", float(ndcg(ranks, 10))), ("hit@10", float(hit(ranks, 10)))):
+        values = np.array([release.values[name] for release in releases])
+        assert values.mean() == pytest.approx(exact, abs=4 * values.std() / math.sqrt(300))
+        assert values.std() == pytest.approx(releases[0].deviation, rel=0.2)
+    assert releases[0].event == Gaussian(20.0, label="metrics", private=False)
+    assert release_metrics(ranks, 20.0).event.private
+
+
+def test_metrics_of_nobody_are_noise_and_bad_ranks_are_refused() -> None:
+    nobody = release_metrics(torch.zeros(0, dtype=torch.int64), 5.0, seed=0)
+    assert all(0 <= value <= 1 for value in nobody.values.values())
+    with pytest.raises(ValueError, match="one number a user, from 1"):
+        release_metrics(torch.tensor([0, 3]), 5.0)
+    with pytest.raises(ValueError, match="noise_multiplier must be a finite number above 0"):
+        release_metrics(torch.tensor([1]), 0.0)
+
+
+# The law.
+
+
+@pytest.mark.parametrize("mean", [1.5, 3.0, 10.0, 30.0])
+def test_the_number_of_runs_has_the_logarithmic_law(mean: float) -> None:
+    gamma = logarithmic_gamma(mean)
+    law = [(1 - gamma) ** k / (k * math.log(1 / gamma)) for k in range(1, 20_000)]
+    assert sum(law) == pytest.approx(1, abs=1e-6)
+    assert sum(k * p for k, p in enumerate(law, 1)) == pytest.approx(mean, rel=1e-3)
+    drawn = [draw_runs(mean, u) for u in (np.arange(2000) + 0.5) / 2000]
+    for k in (1, 2, 3):
+        assert drawn.count(k) / 2000 == pytest.approx(law[k - 1], abs=1e-3)
+
+
+def test_the_cost_is_that_of_the_paper_on_tuning() -> None:
+    """ε = 5 a run (PLD): 7.65, 8.89, 9.87 for 3, 10, 30 runs on average (Papernot and Steinke; RDP)."""
+    event = PoissonGaussian(3.2923, 1024 / 6040, 590, label="training")
+    for mean, epsilon in ((3, 7.65), (10, 8.89), (30, 9.87)):
+        assert repeated_epsilon((event,), mean, 1 / 6040) == pytest.approx(epsilon, abs=0.01)
+        assert repeated_epsilon((event, Gaussian(20.0, label="score")), mean, 1 / 6040) < epsilon + 0.03
+
+
+# The search.
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _remembered() -> Iterator[None]:
+    """Calibration is a function of its arguments; the same ones are asked for again and again."""
+    plan = functools.lru_cache(make_plan)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (run_module, verify_module, tuning):
+            patch.setattr(module, "make_plan", plan)
+        yield
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return tiny_config(write_log(tmp_path / "log.csv", users=80), seed=None, epochs=1)
+
+
+def force_runs(monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
+    monkeypatch.setattr(tuning, "draw_runs", lambda mean, uniform: runs)
+
+
+def test_only_the_winner_is_kept_and_states_the_whole_search(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_runs(monkeypatch, 3)
+    scores, rates = iter([0.1, 0.4, 0.3]), []
+
+    def trial(candidate: Config, folder: Path) -> float:
+        assert candidate.seed is None and candidate.validation
+        rates.append(train(candidate, folder).config.learning_rate)
+        return next(scores)
+
+    facts = tune(config, {"learning_rate": [1e-3, 2e-3, 4e-3]}, tmp_path / "run", mean_runs=5, trial=trial)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.csv", "run"], "nothing of the losers is left"
+    assert Config.make(tmp_path / "run" / "config.toml").learning_rate == rates[1]
+    assert facts == json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert facts["epsilon"] > 4 >= facts["epsilon_one_run"] and "tuned on the same data" in facts["words"][-1]
+    assert f"ε = {math.ceil(facts['epsilon'] * 1000) / 1000:g}" in facts["headline"]
+    assert "runs" not in facts["tuning"], "how many runs there were is not told"
+    result = verify(tmp_path / "run")
+    assert result.passed, [finding for finding in result.findings if finding.ok is False]
+    forged = {**facts, "epsilon": 4.0}
+    (tmp_path / "run" / "privacy.json").write_text(json.dumps(forged))
+    assert not verify(tmp_path / "run").passed
+
+
+def test_the_real_trial_trains_and_scores_with_noise(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_runs(monkeypatch, 1)
+    asked = []
+    release = release_metrics
+
+    def watched(*given: Any, **named: Any) -> Any:
+        asked.append((given[1], named))
+        return release(*given, **named)
+
+    monkeypatch.setattr("dpformer.privacy.metrics.release_metrics", watched)
+    tune(config, {"dropout": [0.0, 0.1]}, tmp_path / "run", mean_runs=2)
+    assert asked == [(tuning.SCORE_NOISE, {"label": "score"})], "with noise, and without a seed"
+
+
+def test_a_failure_leaves_nothing(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_runs(monkeypatch, 2)
+
+    def trial(candidate: Config, folder: Path) -> float:
+        folder.mkdir()
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        tune(config, {"dim": [8, 16]}, tmp_path / "run", trial=trial)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "choices", "mean_runs", "message"),
+    [
+        ({"epsilon": math.inf}, {"dim": [8]}, 10, "epsilon is inf"),
+        ({"seed": 1}, {"dim": [8]}, 10, "tuning with a seed is not private"),
+        ({"evaluate_every": 1}, {"dim": [8]}, 10, "evaluate_every shows exact metrics of every run"),
+        ({}, {"dim": [8]}, 1.0, "mean_runs is 1; it must be above 1"),
+        ({}, {"dim": [8]}, math.inf, "mean_runs is inf"),
+        ({}, {}, 10, "there is nothing to try"),
+        ({}, {"dim": []}, 10, "there is nothing to try"),
+        ({}, {"epsilon": [1, 9]}, 10, "epsilon cannot be tuned"),
+        ({}, {"batch_size": [10, 20]}, 10, "batch_size cannot be tuned"),
+        ({}, {"seed": [1, 2]}, 10, "seed cannot be tuned"),
+        ({}, {"dim": [8, -1]}, 10, "dim is -1"),
+    ],
+)
+def test_what_would_be_dishonest_is_refused(
+    config: Config, changes: dict[str, Any], choices: dict[str, list[Any]], mean_runs: float, message: str
+) -> None:
+    with pytest.raises(DpformerError, match=message):
+        plan_tuning(config.but(**changes), choices, mean_runs, 80)
+
+
+def test_every_tunable_setting_leaves_the_cost_as_it_is(config: Config) -> None:
+    from dpformer.training.plan import other_events
+
+    resolved = config.resolve(users=80, threads=1)
+    other = {"heads": 2, "norm": "pre", "shared": False, "clipping": "clip", "average": True, "dropout": 0.1}
+    other |= {"reattention_variant": "literal", "warmup": 0.1}
+    for name in tuning.TUNABLE:
+        changed = resolved.but(**{name: other.get(name, getattr(resolved, name) * 2)})
+        assert changed != resolved and other_events(changed) == other_events(resolved), name
+        assert (changed.epsilon, changed.delta, changed.epochs, changed.batch_size) == (
+            resolved.epsilon,
+            resolved.delta,
+            resolved.epochs,
+            resolved.batch_size,
+        )
+
+
+def test_the_command(tmp_path: Path) -> None:
+    run = ["tune", "--epsilon", "5", "--try", "learning-rate=1e-3,3e-3", "--dry-run"]
+    result = CliRunner().invoke(app, [*run, "--users", "6040", "--epochs", "1", "--mean-runs", "3", "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["candidates"] == [{"learning_rate": 1e-3}, {"learning_rate": 3e-3}] and facts["epsilon"] > 5
+    for arguments, message in ((run, "give --users"), (["tune", "--try", "dim"], "it must be NAME=A,B")):
+        error = CliRunner().invoke(app, arguments).exception
+        assert isinstance(error, DpformerError) and message in str(error)
