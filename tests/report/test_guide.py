@@ -1,0 +1,28 @@
+"""The Python in docs/guide/use.md runs as it stands, on a run called runs/mine."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.runs import tiny_run
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "use.md"
+
+
+def test_examples_run(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_run(tmp_path_factory), tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, GUIDE.name, "exec"), names)
+    assert len(blocks) == 3 and Path("model.onnx").exists() and Path("runs/mine/report.html").exists()
+
+
+def test_links_lead_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)#]+)", GUIDE.read_text(encoding="utf-8")):
+        assert "://" in link or (GUIDE.parent / link).exists(), link
