@@ -3,8 +3,8 @@
     python -m benchmarks.soak --runs 10 --kills 40 --seed 0
 
 Each run is first made whole, then again with the same seed while it is killed `--kills` times, after random times:
-while it reads the data, releases frequencies, steps, writes a checkpoint, or writes the release. At the end model, statement
-and metrics must be those of the whole run, byte for byte, and `dpformer verify` must pass.
+while it reads the data, releases frequencies, steps, writes a checkpoint, or writes the release. At the end model,
+statement and metrics must be those of the whole run, byte for byte, and `dpformer verify` must pass.
 """
 
 import argparse

@@ -25,9 +25,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dpformer.data import Dataset, data_statement
+from dpformer.data.text import text_statement
 from dpformer.errors import DpformerError
 from dpformer.privacy.events import Event
 from dpformer.privacy.statement import headline, statement, words
+from dpformer.privacy.units import unit_of
 from dpformer.training.checkpoint import load_checkpoint
 from dpformer.training.config import Config
 from dpformer.training.folder import RunFolder
@@ -143,6 +145,7 @@ class _Checker:
             seeded=config.seed is not None,
             data=facts["data"],
             hashes=facts["hashes"],
+            unit=unit_of(config.unit or "user"),
         )
         again["versions"] = facts["versions"]
         if "tuning" in facts:
@@ -231,7 +234,8 @@ class _Checker:
         extra += sorted(f"header {name}" for name in header.keys() - {"dpformer"})
         extra += sorted(f"header entry {name}" for name in json.loads(header["dpformer"]).keys() - HEADER)
         release = self._release()  # refuses what is not exactly the state of the model it names
-        if release.titles is not None and self.config.catalog is None:
+        known = self.config.catalog is not None or self.config.file is None or self.config.task == "lm"
+        if release.titles is not None and not known:
             extra.append("titles (no public catalogue was given)")
         if extra:
             return Finding("model file", False, f"holds what the statement does not cover: {', '.join(extra)}")
@@ -239,7 +243,7 @@ class _Checker:
 
     def _model_metadata(self) -> Finding:
         found = self._release().metadata
-        extra = sorted(found.keys() - METADATA)
+        extra = sorted(found.keys() - METADATA - ({"text"} if self.config.task == "lm" else set()))
         if extra:
             return Finding(
                 "metadata of the model", False, f"holds {', '.join(extra)}, which the statement does not cover"
@@ -316,7 +320,8 @@ class _Checker:
             return Finding("facts on the data", False, f"{self.dataset.num_users:,} users, not {self.facts['users']:,}")
         if [str(name) for name in self._release().vocabulary] != list(self.dataset.vocabulary.ids):
             return Finding("facts on the data", False, "the vocabulary of the model is not that of the data")
-        described = self.config.private_vocabulary or data_statement(self.dataset.description) == self.facts["data"]
+        sentences = (data_statement if self.config.unit is None else text_statement)(self.dataset.description)
+        described = self.config.private_vocabulary or sentences == self.facts["data"]
         return Finding("facts on the data", described, "" if described else "its sentences do not describe this data")
 
 
