@@ -1,9 +1,10 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpformer import training
 from dpformer.training import Config
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
@@ -17,14 +18,26 @@ def accountant_remembers() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return write_log(tmp_path / "log.csv")
+Alone = Callable[[Config], Path]
 
 
-@pytest.fixture
-def config(log: Path) -> Config:
-    return config_of(log)
+@pytest.fixture(scope="package")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_log(tmp_path_factory.mktemp("data") / "log.csv")
+
+
+@pytest.fixture(scope="package")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """The run folder that one process makes of a config, made once."""
+    made: dict[str, Path] = {}
+
+    def run(config: Config) -> Path:
+        if config.hash() not in made:
+            made[config.hash()] = tmp_path_factory.mktemp("alone") / "run"
+            training.train(config, made[config.hash()])
+        return made[config.hash()]
+
+    return run
 
 
 def config_of(log: Path, **changes: Any) -> Config:

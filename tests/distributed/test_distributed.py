@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from dpformer import training
-from dpformer.training import Config
 from tests.distributed import jobs
-from tests.distributed.conftest import config_of
+from tests.distributed.conftest import Alone, config_of
 from tests.training.memo import _known
 
 
@@ -33,28 +32,30 @@ def metrics(out: Path, *names: str) -> list[list[Any]]:
     return [[line[name] for name in names] for line in lines]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_model_of_one_process(log: Path, tmp_path: Path, size: int) -> None:
+# One user a batch on average: a third of the batches are empty, and most shares.
+SMALL = {"batch_size": 1, "epochs": 1}
+LARGE = {"batch_size": 30, "average": True}
+LONG = {"batch_size": 20, "epochs": 12}
+TEXT = {"task": "lm", "unit": "chunk", "batch_size": 20, "epochs": 3}
+
+
+@pytest.mark.parametrize(("size", "changes"), [(2, LARGE), (3, SMALL), (3, TEXT)])
+def test_the_model_of_one_process(log: Path, alone: Alone, tmp_path: Path, size: int, changes: dict[str, Any]) -> None:
     """Sampling, dropout, clipping, noise, Adam: anything done twice, left out or drawn anew would show."""
-    # One user a batch on average: a third of the batches are empty, and most shares.
-    for name, changes in {"small": {"batch_size": 1, "epochs": 1}, "large": {"batch_size": 30}}.items():
-        config = config_of(log, **changes)
-        alone, together = tmp_path / f"{name}-alone", tmp_path / f"{name}-together"
-        training.train(config, alone)
-        assert jobs.finish(jobs.start(size, jobs.train, config, together, _known)) == [0] * size
-        assert_same(together, alone)
-        assert metrics(together, "step", "users", "skipped_users") == metrics(alone, "step", "users", "skipped_users")
-        assert json.loads((together / "privacy.json").read_text()) == json.loads((alone / "privacy.json").read_text())
-        if name == "small":
-            assert [0] in metrics(alone, "users")
+    config, together = config_of(log, **changes), tmp_path / "together"
+    expected = alone(config)
+    assert jobs.finish(jobs.start(size, jobs.train, config, together, _known)) == [0] * size
+    assert_same(together, expected)
+    assert metrics(together, "step", "users", "skipped_users") == metrics(expected, "step", "users", "skipped_users")
+    assert json.loads((together / "privacy.json").read_text()) == json.loads((expected / "privacy.json").read_text())
+    assert changes is not SMALL or [0] in metrics(expected, "users")
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_killed_and_resumed(log: Path, tmp_path: Path, killed: int) -> None:
+def test_killed_and_resumed(log: Path, alone: Alone, tmp_path: Path, killed: int) -> None:
     """kill -9 of the leader or of another: all end by themselves, and the resumed job makes the same model."""
-    config = config_of(log, epochs=12, batch_size=20)
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    training.train(config, alone)
+    config, together = config_of(log, **LONG), tmp_path / "together"
+    expected = alone(config)
     processes = jobs.start(3, jobs.train, config, together, _known)
     jobs.wait_for_steps(together, 5)
     os.kill(processes[killed].pid or 0, signal.SIGKILL)
@@ -62,13 +63,13 @@ def test_killed_and_resumed(log: Path, tmp_path: Path, killed: int) -> None:
     assert codes == [-signal.SIGKILL if rank == killed else 2 for rank in range(3)]
     assert not (together / "privacy.json").exists()
     assert jobs.finish(jobs.start(2, jobs.train, config, together, _known)) == [0, 0]
-    assert_same(together, alone)
-    assert metrics(together, "step", "users") == metrics(alone, "step", "users")
+    assert_same(together, expected)
+    assert metrics(together, "step", "users") == metrics(expected, "step", "users")
 
 
-def test_stopped_politely(config: Config, tmp_path: Path) -> None:
+def test_stopped_politely(log: Path, alone: Alone, tmp_path: Path) -> None:
     """SIGTERM to all, as torchrun sends it: the leader finishes its step, saves and sends the others home."""
-    config = config.but(epochs=12, checkpoint_seconds=1e6)
+    config = config_of(log, **LONG)
     processes = jobs.start(2, jobs.train, config, tmp_path / "run", _known)
     jobs.wait_for_steps(tmp_path / "run", 3)
     for process in reversed(processes):
@@ -76,17 +77,17 @@ def test_stopped_politely(config: Config, tmp_path: Path) -> None:
     assert jobs.finish(processes) == [130, 0]
     step = len(metrics(tmp_path / "run", "step"))
     training.resume(tmp_path / "run")  # alone
-    training.train(config, tmp_path / "alone")
-    assert 3 <= step < len(metrics(tmp_path / "alone", "step"))
-    assert_same(tmp_path / "run", tmp_path / "alone")
+    expected = alone(config)
+    assert 3 <= step < len(metrics(expected, "step"))
+    assert_same(tmp_path / "run", expected)
 
 
-def test_memory_that_runs_out_in_one_process(log: Path, tmp_path: Path) -> None:
+def test_memory_that_runs_out_in_one_process(log: Path, alone: Alone, tmp_path: Path) -> None:
     """All go on with smaller micro-batches: cut differently, users would be lost or counted twice."""
     config = config_of(log, dropout=0.0, batch_size=30, micro_batch_tokens=40)
-    training.train(config, tmp_path / "alone")
+    expected = alone(config)
     assert jobs.finish(jobs.start(2, jobs.train_with_little_memory, config, tmp_path / "together", _known)) == [0, 0]
-    assert_same(tmp_path / "together", tmp_path / "alone", atol=1e-5)
+    assert_same(tmp_path / "together", expected, atol=1e-5)
     tokens = [t for (t,) in metrics(tmp_path / "together", "micro_batch_tokens")]
     assert max(tokens) < 40
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dpformer import training
 from tests.distributed import jobs
-from tests.distributed.conftest import config_of
-from tests.distributed.test_distributed import assert_same, metrics
+from tests.distributed.conftest import Alone, config_of
+from tests.distributed.test_distributed import LONG, assert_same, metrics
 
 
 def children_of(parent: int) -> list[int]:
@@ -21,9 +20,9 @@ def children_of(parent: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
-def test_torchrun_restarts_and_it_resumes(log: Path, tmp_path: Path) -> None:
-    config = config_of(log, epochs=20, batch_size=20)
-    training.train(config, tmp_path / "alone")
+def test_torchrun_restarts_and_it_resumes(log: Path, alone: Alone, tmp_path: Path) -> None:
+    config = config_of(log, **LONG)
+    expected = alone(config)
     (tmp_path / "config.toml").write_text(config.to_toml())
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "1", "--monitor-interval", "0.1", "-m", "dpformer", "train"]
@@ -42,5 +41,5 @@ def test_torchrun_restarts_and_it_resumes(log: Path, tmp_path: Path) -> None:
         job.kill()
     assert job.returncode == 0, said
     assert said.count("privacy.json") == 1, "one process speaks"
-    assert_same(tmp_path / "run", tmp_path / "alone")
-    assert metrics(tmp_path / "run", "step", "users") == metrics(tmp_path / "alone", "step", "users")
+    assert_same(tmp_path / "run", expected)
+    assert metrics(tmp_path / "run", "step", "users") == metrics(expected, "step", "users")

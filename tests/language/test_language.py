@@ -183,3 +183,11 @@ def test_the_papers_sizes() -> None:
     assert (config.dim, config.heads, config.blocks, config.dropout, config.shared) == (384, 6, 6, 0.2, True)
     smaller = Config.make(file="x.txt", recipe="paper-lm", unit="chunk", dim=96)
     assert (smaller.dim, smaller.blocks) == (96, 6)
+
+
+def test_a_plan_without_reading_the_text() -> None:
+    from dpformer.training.estimate import dry_run
+
+    config = Config.make(file="not-there.txt", task="lm", unit="line", dim=8, blocks=1, max_length=6, epochs=1)
+    facts = dry_run(config, users=200)
+    assert facts["users"] == 200 and facts["estimate"]["parameters"] > 97 * 8

@@ -19,7 +19,7 @@ from dpformer.privacy import SecureRandom
 from dpformer.training.config import Config
 from dpformer.training.loop import Trainer
 from dpformer.training.plan import Plan, make_plan
-from dpformer.training.start import SYNTHETIC_ITEMS, SYNTHETIC_USERS, build_model
+from dpformer.training.start import SYNTHETIC_ITEMS, SYNTHETIC_USERS, build_model, tokens_of
 
 
 def dry_run(config: Config, users: int | None = None, items: int | None = None) -> dict[str, Any]:
@@ -34,6 +34,8 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
         users, items = users or SYNTHETIC_USERS, items or SYNTHETIC_ITEMS
     if users is None:
         raise DpformerError("a dry run does not read the data, so it cannot count users: give --users N")
+    if items is None and config.task == "lm":
+        items = len(tokens_of(config).vocabulary)
     if items is None and config.catalog is not None:
         items = len(read_catalog(config.catalog))
     config = config.resolve(users=users, threads=torch.get_num_threads())

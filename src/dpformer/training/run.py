@@ -139,6 +139,8 @@ class _Session:
             return self._release(counts, ledger)
         with torch.random.fork_rng(devices=[]):
             trainer = self._trainer()
+            if self.team is not None:
+                self.team.enlist(self.config, self.plan, self.dataset.num_items, trainer)
             self._train(trainer)
             return self._release(trainer.released(), trainer.ledger)
 
@@ -147,8 +149,6 @@ class _Session:
             self.frequencies = item_frequencies(self.config, self.plan, self.dataset)
         model = build_model(self.config, self.plan, self.dataset.num_items, self.frequencies, self.random)
         trainer = Trainer(self.config, self.plan, self.dataset, model, self.random)
-        if self.team is not None:
-            self.team.enlist(self.config, self.plan, self.dataset.num_items, trainer)
         if self.resumed is not None:
             trainer.restore(self.resumed["trainer"])
             return trainer

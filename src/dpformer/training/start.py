@@ -53,9 +53,15 @@ def load_dataset(config: Config, random: SecureRandom | None = None, vocabulary:
 
 def _load_text(config: Config, max_length: int) -> TextDataset:
     assert config.file is not None and config.unit is not None
-    given = config.tokenizer
-    tokens = Tokens.of_file(given) if given is not None else Tokens.of_characters(config.characters or "ascii")
+    tokens = tokens_of(config)
     return read_text(config.file, unit=config.unit, tokens=tokens, max_length=max_length, id_column=config.user_column)
+
+
+def tokens_of(config: Config) -> Tokens:
+    """The public vocabulary of text."""
+    if config.tokenizer is not None:
+        return Tokens.of_file(config.tokenizer)
+    return Tokens.of_characters(config.characters or "ascii")
 
 
 def _normal(random: SecureRandom) -> Callable[[int], np.ndarray]:
