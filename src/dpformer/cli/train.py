@@ -51,7 +51,7 @@ def train(
 
 def run_or_exit(what: Config | Path, out: Path | None = None) -> Any:
     """Trains by a config, or goes on with a run folder; stopped by Ctrl-C, it says so and exits with 130."""
-    settle()
+    quiet_threads()
     from dpformer import training
     from dpformer.training.distributed import restarted, start_team
     from dpformer.training.run import started_before
@@ -78,7 +78,7 @@ def run_or_exit(what: Config | Path, out: Path | None = None) -> Any:
     raise typer.Exit(130)
 
 
-def settle() -> None:
+def quiet_threads() -> None:
     """What suits a process that trains: threads that wait give the core away, and freed memory is kept.
 
     It has to come before torch is imported. On a busy machine, threads that spin made a step 7 times as slow.
@@ -107,7 +107,7 @@ def _summary(run: Any) -> str:
 
 
 def _print_plan(config: Config, users: int | None, items: int | None, as_json: bool) -> None:
-    settle()
+    quiet_threads()
     from dpformer.training.estimate import dry_run
 
     facts = dry_run(config, users, items)
