@@ -1,6 +1,5 @@
 """`dpformer tune`: the law of the number of runs, what is kept, what is stated, what is refused."""
 
-import functools
 import json
 import math
 from collections.abc import Iterator
@@ -15,16 +14,14 @@ from typer.testing import CliRunner
 from dpformer.cli import app
 from dpformer.errors import DpformerError
 from dpformer.privacy import Gaussian, PoissonGaussian
-from dpformer.privacy import verify as verify_module
 from dpformer.privacy.metrics import release_metrics, user_values
 from dpformer.privacy.verify import verify
 from dpformer.training import Config, train
-from dpformer.training import run as run_module
 from dpformer.training import tune as tuning
-from dpformer.training.plan import make_plan
 from dpformer.training.tune import draw_runs, logarithmic_gamma, plan_tuning, repeated_epsilon, tune
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
+from tests.training.memo import remember
 
 # Noisy metrics.
 
@@ -84,11 +81,8 @@ def test_the_cost_is_that_of_the_paper_on_tuning() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _remembered() -> Iterator[None]:
-    """Calibration is a function of its arguments; the same ones are asked for again and again."""
-    plan = functools.lru_cache(make_plan)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (run_module, verify_module, tuning):
-            patch.setattr(module, "make_plan", plan)
+        remember(patch.setattr)
         yield
 
 

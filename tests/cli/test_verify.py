@@ -1,6 +1,5 @@
 """`dpformer verify`: a run as it was made passes, and whatever is changed in it afterwards is found."""
 
-import functools
 import json
 import math
 import shutil
@@ -16,24 +15,18 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from dpformer.cli import app
-from dpformer.privacy import statement as statement_module
-from dpformer.privacy import verify as verify_module
-from dpformer.privacy.accounting import epsilon_of
 from dpformer.privacy.verify import Verification, verify
 from dpformer.training import Config, load_dataset, load_release, save_release, train
 from dpformer.training.loop import Trainer
-from dpformer.training.plan import make_plan
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
+from tests.training.memo import remember
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _remembered() -> Iterator[None]:
-    """Calibration and accounting are functions of their arguments; each is asked for the same ones again and again."""
-    plan, epsilon = functools.lru_cache(make_plan), functools.lru_cache(epsilon_of)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify_module, "make_plan", plan)
-        patch.setattr(statement_module, "epsilon_of", lambda events, delta: epsilon(tuple(events), delta))
+        remember(patch.setattr)
         yield
 
 

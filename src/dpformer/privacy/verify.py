@@ -320,8 +320,10 @@ class _Checker:
             return Finding("facts on the data", False, f"{self.dataset.num_users:,} users, not {self.facts['users']:,}")
         if [str(name) for name in self._release().vocabulary] != list(self.dataset.vocabulary.ids):
             return Finding("facts on the data", False, "the vocabulary of the model is not that of the data")
+        if self.config.private_vocabulary:  # drawn once, and not described again
+            return Finding("facts on the data", True, "users and vocabulary are those of the data")
         sentences = (data_statement if self.config.unit is None else text_statement)(self.dataset.description)
-        described = self.config.private_vocabulary or sentences == self.facts["data"]
+        described = sentences == self.facts["data"]
         return Finding("facts on the data", described, "" if described else "its sentences do not describe this data")
 
 
