@@ -1,6 +1,7 @@
 """The ONNX file gives the model's own answers, holds the embedding once, and is not written otherwise."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dpformer.export.int8 import quantize, restore, rounded
 from dpformer.export.loss import measure_loss
 from dpformer.export.onnx import padded, session
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
+from dpformer.models.counts import TransitionCounts
 from dpformer.training.release import Release
 
 M, LONGEST, DIM = 60, 9, 12
@@ -165,3 +167,14 @@ def test_the_loss_of_int8_is_that_of_the_written_file(tmp_path: Path) -> None:
     with torch.no_grad():
         release.model.items.weight.neg_()  # now the file is another model than the release
     assert measure_loss(path, release, dataset, 7)["loss"] != 0
+
+
+def test_what_is_no_recommender_network_is_refused(tmp_path: Path) -> None:
+    text = replace(made("gru"), metadata={"text": {"unit": "line"}})
+    with pytest.raises(DpformerError, match="language model"):
+        export_onnx(text, tmp_path / "m.onnx")
+    counts = Release(TransitionCounts(M, 3), list(range(M)), None, {})
+    for int8 in (False, True):
+        with pytest.raises(DpformerError, match="a TransitionCounts cannot be exported"):
+            export_onnx(counts, tmp_path / "m.onnx", int8=int8)
+    assert not list(tmp_path.iterdir())

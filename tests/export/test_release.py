@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from dpformer.data import Vocabulary
 from dpformer.errors import DpformerError
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
+from dpformer.models.counts import TransitionCounts
 from dpformer.training import release as module
 from dpformer.training.release import load_release, model_file, save_release
 
@@ -163,6 +164,24 @@ def test_forgeries_are_refused(name: str, good: Path) -> None:
     change, says = FORGERIES[name]
     with pytest.raises(DpformerError, match=says):
         load_release(forge(good, change))
+
+
+def test_transition_counts_come_back_and_lead_nowhere_else(tmp_path: Path) -> None:
+    model, path = TransitionCounts(7, 3), tmp_path / "counts"
+    model.offsets.copy_(torch.tensor([0, 2, 2, 3, 3, 3, 3, 3]))
+    model.targets.copy_(torch.tensor([1, 4, 6]))
+    model.chances.copy_(torch.tensor([0.5, 0.25, 0.1]))
+    save_release(path, model, vocabulary=IDS, metadata={})
+    assert torch.equal(load_release(path).model.scores([[0], [2, 5]]), model.scores([[0], [2, 5]]))
+    for name, values in (
+        ("offsets", [0, 2, 1, 3, 3, 3, 3, 3]),
+        ("offsets", [0, 2, 2, 3, 3, 3, 3, 10**9]),
+        ("offsets", [1, 2, 2, 3, 3, 3, 3, 3]),
+        ("targets", [1, 4, 7]),
+        ("targets", [-1, 4, 6]),
+    ):
+        with pytest.raises(DpformerError, match="rows|outside"):
+            load_release(forge(path, lambda a, t, n=name, v=values: t.update({f"model.{n}": torch.tensor(v)})))  # type: ignore[misc]
 
 
 def test_an_honest_change_passes_as_a_check_of_the_forger(good: Path) -> None:

@@ -16,8 +16,9 @@ from dpformer.errors import DpformerError
 from dpformer.report import write_report
 from dpformer.report.content import attack_bound, gather, popularity_group
 from dpformer.report.page import _percent, _up
-from dpformer.training import finished
-from tests.runs import EVIL, copied, tiny_run
+from dpformer.training import Config, finished, train
+from dpformer.training.tune import restated
+from tests.runs import CHOICES, EVIL, copied, tiny_run
 
 VOID = {"meta", "line", "rect", "circle", "polyline", "br"}
 
@@ -146,6 +147,33 @@ def test_a_run_without_privacy_says_so_in_red(tmp_path_factory: pytest.TempPathF
 def test_models_without_attention(model: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     page = write_report(tiny_run(tmp_path_factory, model=model), out=tmp_path / "page.html")
     assert model.upper() in words(page) and "With Re-Attention" not in words(page)
+
+
+def test_transition_counts(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path_factory, model="counts", evaluate_every=0)
+    text = words(write_report(run, out=tmp_path / "page.html"))
+    assert "Transition counts" in text and "all is in one noisy release" in text and "NDCG@10" in text
+    assert "not private" not in text.lower() and "never from raw counts" in text
+
+
+def test_a_language_model(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("to be or not to be\n" * 200)
+    choices = {**CHOICES, "file": corpus, "task": "lm", "unit": "line", "max_length": 12, "epochs": 1}
+    train(Config.make(**choices), tmp_path / "run")
+    text = words(write_report(tmp_path / "run"))
+    assert "bits per character" in text and "Protects one line of the text" in text and "Bound on a line" in text
+    assert "NDCG" not in text and "Recommended next" not in text and "one user" not in text.lower()
+
+
+def test_a_tuned_run_shows_the_cost_of_the_search(run: Path, tmp_path: Path) -> None:
+    tuned = copied(run, tmp_path)
+    facts = json.loads((tuned / "privacy.json").read_text())
+    facts = restated(facts, {"epsilon": 6.5, "mean_runs": 10})
+    (tuned / "privacy.json").write_text(json.dumps(facts))
+    text = words(write_report(tuned, public=True))
+    assert "Epsilon, ε 6.5 " in text and "Tuning, 10 runs on average 6.5" in text
+    assert f"One run alone {_up(facts['epsilon_one_run'])}" in text
 
 
 def test_a_bad_folder_is_one_sentence(run: Path, tmp_path: Path) -> None:

@@ -44,13 +44,9 @@ def evaluate(
 
 def _language(run: Any, data: Path | None, as_json: bool) -> None:
     """The loss of a language model on the text held out from it, or on that of another file."""
-    from dpformer.data.text import TextDataset
-    from dpformer.evaluation.language import language_loss
-    from dpformer.training.start import load_dataset
+    from dpformer.report.accuracy import measure_text
 
-    dataset = load_dataset(run.config if data is None else run.config.but(file=data))
-    assert isinstance(dataset, TextDataset)
-    found = language_loss(run.release.model, dataset.held_out_text, dataset.held_out_characters).to_dict()
+    found = measure_text(run, data)
     note = "Measured on held-out text: the guarantee does not cover these numbers, keep them as private as the data."
     if as_json:
         facts = {"headline": run.statement["headline"], "covered": False, "note": note, "metrics": found}

@@ -37,6 +37,8 @@ def recommend(
     from dpformer.training.release import load_release, model_file
 
     release = load_release(model_file(run))
+    if "text" in release.metadata:
+        raise DpformerError(f"{run} is a language model: use dpformer generate")
     if catalog is not None:
         release = release.titled(read_catalog(catalog))
     histories = [("", split_ids(history))] if history is not None else _read(file)

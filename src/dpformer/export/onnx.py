@@ -60,6 +60,10 @@ def export_onnx(release: Release, path: str | Path, *, k: int = 10, int8: bool =
     for package in ("onnx", "onnxruntime"):
         if find_spec(package) is None:
             raise MissingExtra(package, "export")
+    if "text" in release.metadata:
+        raise DpformerError(
+            "this is a language model; ONNX export is for recommenders, whose lists leave out what was seen"
+        )
     if not 1 <= k <= len(release.vocabulary):
         raise DpformerError(f"k is {k}; it must be between 1 and {len(release.vocabulary)}, the number of items")
     model = rounded(release.model) if int8 else release.model

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from dpformer.data import Dataset, Vocabulary
+from dpformer.data.text import TextDataset
 from dpformer.errors import DpformerError
 from dpformer.evaluation import Evaluation, evaluate, popularity
 from dpformer.evaluation.evaluate import ScoreFunction
+from dpformer.evaluation.language import language_loss
 from dpformer.training.start import load_dataset
 
 if TYPE_CHECKING:
@@ -57,6 +59,13 @@ def measure(run: Run, data: str | Path | None = None, *, split: str = "test") ->
         evaluate(popularity(dataset), dataset, split=split),
         dataset,
     )
+
+
+def measure_text(run: Run, data: str | Path | None = None) -> dict[str, Any]:
+    """The loss of a language model on the text held out from it, or on that of another file."""
+    dataset = load_dataset(run.config if data is None else run.config.but(file=Path(data)))
+    assert isinstance(dataset, TextDataset)
+    return language_loss(run.release.model, dataset.held_out_text, dataset.held_out_characters).to_dict()
 
 
 def held_out_data(run: Run, data: str | Path | None = None) -> Dataset:

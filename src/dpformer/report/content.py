@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from markupsafe import Markup
 from dpformer.errors import DpformerError
 from dpformer.evaluation import bootstrap, hit
 from dpformer.models import Batch, Transformer
-from dpformer.report.accuracy import Accuracy, measure
+from dpformer.privacy.units import UnitOfPrivacy, unit_of
+from dpformer.report.accuracy import Accuracy, measure, measure_text
 from dpformer.report.svg import Group, Line, dot_chart, heat_map, line_chart
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Content:
     training: list[Figure] = field(default_factory=list)
     tail: Figure | None = None
     accuracy: dict[str, Any] | None = None
+    language: dict[str, Any] | None = None  # instead of accuracy, of a language model
     no_accuracy: str = ""
     by_popularity: Figure | None = None
     examples: list[Example] = field(default_factory=list)
@@ -64,21 +66,39 @@ class Content:
 
 def gather(run: Run, *, histories: Sequence[Sequence[Any]] | None = None, public: bool = False) -> Content:
     """Reads, measures and draws. `public` keeps to what the guarantee covers, and does not read the data at all."""
-    release = run.release
+    release, words = run.release, words_of(run)
     chosen = _made_up(release) if histories is None else [("Given", release.index(history)) for history in histories]
-    given = histories is not None
-    examples = [_example(release, name, history) for name, history in chosen]
-    tail = _tail(release, run.statement)
+    content = Content(
+        run,
+        public,
+        tail=_tail(release, run.statement, words),
+        examples=[_example(release, name, history) for name, history in chosen],
+        given=histories is not None,
+    )
     if public:
-        return Content(run, True, tail=tail, examples=examples, given=given)
-    training = _training(_metrics(run.folder / "metrics.jsonl"), run.statement)
+        return content
+    content = replace(content, training=_training(_metrics(run.folder / "metrics.jsonl"), run.statement, words))
     try:
+        if run.config.task == "lm":
+            return replace(content, language=measure_text(run))
         measured = measure(run)
     except DpformerError as error:  # the page is about the model; its data may have moved
-        return Content(run, False, training, tail, None, str(error), None, examples, given)
-    return Content(
-        run, False, training, tail, measured.to_dict((10,)), "", _by_popularity(measured, release), examples, given
-    )
+        return replace(content, no_accuracy=str(error))
+    return replace(content, accuracy=measured.to_dict((10,)), by_popularity=_by_popularity(measured, release))
+
+
+@dataclass(frozen=True)
+class Words:
+    """What one sample and one thing in it are called."""
+
+    unit: UnitOfPrivacy
+    thing: str
+    things: str
+
+
+def words_of(run: Run) -> Words:
+    text = run.config.task == "lm"
+    return Words(unit_of(run.statement["unit"]), *(("token", "tokens") if text else ("item", "items")))
 
 
 # Training: exact statistics of the data, not covered.
@@ -95,7 +115,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _training(records: list[dict[str, Any]], statement: dict[str, Any]) -> list[Figure]:
+def _training(records: list[dict[str, Any]], statement: dict[str, Any], words: Words) -> list[Figure]:
     steps = [record for record in records if "split" not in record]
     tested = [record for record in records if "masked" in record]  # text has a loss only
     figures = []
@@ -104,7 +124,7 @@ def _training(records: list[dict[str, Any]], statement: dict[str, Any]) -> list[
         legend = [("mean over the batch", "c1")]
         chart = line_chart(_with_trend(x, loss), x_label="step", y_label="loss")
         figures.append(
-            Figure("Training loss", chart, legend, "Cross-entropy a position, mean over users in the batch.")
+            Figure("Training loss", chart, legend, f"Cross-entropy a position, mean over {words.unit.plural}.")
         )
     x, norms = _column(steps, "median_norm")
     if x:
@@ -113,7 +133,7 @@ def _training(records: list[dict[str, Any]], statement: dict[str, Any]) -> list[
         chart = line_chart(
             _with_trend(x, norms), x_label="step", y_label="median gradient norm", from_zero=True, rule=rule
         )
-        note = "What one user would add without a bound. Whatever it is, no more than C enters the sum."
+        note = f"What one {words.unit.name} would add without a bound. Whatever it is, no more than C enters the sum."
         figures.append(Figure("Gradient norms", chart, [("median over the batch", "c1")], note))
     x, spent = _column(steps, "epsilon")
     if x:
@@ -134,6 +154,12 @@ def _training(records: list[dict[str, Any]], statement: dict[str, Any]) -> list[
         figures.append(
             Figure(f"NDCG@10 on {tested[0]['split']} items", chart, legend, "Without influence on training.")
         )
+    read = [record for record in records if "text" in record]
+    if read:
+        line = Line([r["step"] for r in read], [r["text"]["bits_per_character"] for r in read], "bits")
+        chart = line_chart([line], x_label="step", y_label="bits per character")
+        legend = [("bits per character", "c1")]
+        figures.append(Figure("Held-out text", chart, legend, "Without influence on training."))
     return figures
 
 
@@ -155,7 +181,7 @@ def _with_trend(x: list[float], y: list[float]) -> list[Line]:
 # The long tail, from the release alone.
 
 
-def _tail(release: Release, statement: dict[str, Any]) -> Figure | None:
+def _tail(release: Release, statement: dict[str, Any], words: Words) -> Figure | None:
     if release.frequencies is None:
         return None
     p = np.sort(release.frequencies)[::-1]
@@ -164,20 +190,19 @@ def _tail(release: Release, statement: dict[str, Any]) -> Figure | None:
         return None
     ranks = np.arange(1, len(p) + 1)
     keep = np.unique(np.round(np.geomspace(1, len(p), min(len(p), 160))).astype(int)) - 1
-    line = Line(ranks[keep].tolist(), p[keep].tolist(), "share of users")
-    chart = line_chart([line], x_label="item, from the most popular", y_label="share of users", log=True)
-    event = next((e for e in statement["events"] if e.get("label") == "frequencies"), None)
+    share = f"share of {words.unit.plural}"
+    line = Line(ranks[keep].tolist(), p[keep].tolist(), share)
+    chart = line_chart([line], x_label=f"{words.thing}, from the most frequent", y_label=share, log=True)
     head = p[: max(1, len(p) // 10)].sum() / p.sum()
-    note = f"The most popular tenth of the items has {head:.0%} of all that was released. "
+    note = f"The most frequent tenth of the {words.things} has {head:.0%} of all that was released. "
     if lost := int((popularity_group(release.frequencies) == 4).sum()):
-        note += f"{lost:,} items are lost in the noise and share one value. "
-    if event is not None:
-        note += (
-            f"Drawn from the noisy release (noise multiplier {event['noise_multiplier']:.3g}), never from raw counts."
-        )
-    else:
+        note += f"{lost:,} {words.things} are lost in the noise and share one value. "
+    if statement["epsilon"] is None:
         note += "Exact: this run is not private."
-    return Figure("Share of users who have an item", chart, [("released share of users", "c1")], note)
+    else:
+        note += "Drawn from the noisy release, never from raw counts."
+    title = f"{share.capitalize()} that have each {words.thing}"
+    return Figure(title, chart, [(f"released {share}", "c1")], note)
 
 
 def popularity_group(frequencies: np.ndarray) -> np.ndarray:
@@ -229,7 +254,8 @@ def _made_up(release: Release) -> list[tuple[str, np.ndarray]]:
 
 def _example(release: Release, name: str, history: np.ndarray) -> Example:
     shown = history[-EXAMPLE_LENGTH:]
-    best = release.recommend([shown], 5)[0]
+    # A language model may well say a token again: a list of unseen ones would not be its answer.
+    best = [] if "text" in release.metadata else release.recommend([shown], 5)[0]
     names = [str(entry.get("title") or entry["item_id"]) for entry in best]
     return Example(name, [release.title(int(item)) for item in shown], _maps(release.model, shown), names)
 

@@ -12,11 +12,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import dpformer
 from dpformer.files import write_text
-from dpformer.report.content import Content, attack_bound, gather
+from dpformer.report.content import Content, attack_bound, gather, words_of
 from dpformer.training.config import Config, Section, fields_of
 from dpformer.training.run import finished
 
-MODELS = {"transformer": "Transformer", "gru": "GRU", "lstm": "LSTM"}
+MODELS = {"transformer": "Transformer", "gru": "GRU", "lstm": "LSTM", "counts": "Transition counts"}
 
 
 def write_report(
@@ -58,6 +58,7 @@ def render(content: Content) -> str:
         facts=facts,
         style=style,
         title=_title(run.config),
+        words=words_of(run),
         model=_model(run.config),
         items=len(run.release.vocabulary),
         attack=attack_bound(facts["epsilon"], facts["delta"]) if facts["private"] else None,
