@@ -180,7 +180,7 @@ def test_transition_counts_come_back_and_lead_nowhere_else(tmp_path: Path) -> No
         ("targets", [1, 4, 7]),
         ("targets", [-1, 4, 6]),
     ):
-        with pytest.raises(DpformerError, match="rows|outside"):
+        with pytest.raises(DpformerError, match=r"rows|outside"):
             load_release(forge(path, lambda a, t, n=name, v=values: t.update({f"model.{n}": torch.tensor(v)})))  # type: ignore[misc]
 
 
