@@ -1,8 +1,9 @@
-"""The models of the paper: Transformer (shared or not, with or without Re-Attention), GRU and LSTM."""
+"""The models of the paper, Transformer (shared or not, with or without Re-Attention), GRU and LSTM; and counts."""
 
 from dpformer.models.batch import Batch
+from dpformer.models.counts import TransitionCounts
 from dpformer.models.recurrent import GRU, LSTM
 from dpformer.models.sequence import SequenceModel
 from dpformer.models.transformer import Transformer
 
-__all__ = ["GRU", "LSTM", "Batch", "SequenceModel", "Transformer"]
+__all__ = ["GRU", "LSTM", "Batch", "SequenceModel", "Transformer", "TransitionCounts"]
