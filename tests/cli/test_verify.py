@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 from typer.testing import CliRunner
@@ -248,6 +251,27 @@ def test_keys_that_were_left_behind_are_found(run: Path) -> None:
 def test_private_files_that_others_can_read_are_found(run: Path) -> None:
     (run / "metrics.jsonl").chmod(0o644)
     assert wrong(verify(run)) == {"secrets"}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=st.sampled_from(sorted(OTHER)), value=JSON, drop=st.booleans())
+def test_whatever_stands_in_a_statement_is_a_finding(done: Path, name: str, value: Any, drop: bool) -> None:
+    """Nothing that a stranger writes there ends in a traceback, or passes."""
+    facts = json.loads((done / "privacy.json").read_text())
+    before = facts.pop(name)
+    if not drop:
+        facts[name] = value
+    with tempfile.TemporaryDirectory() as folder:
+        run = shutil.copytree(done, Path(folder) / "run")
+        (run / "privacy.json").write_text(json.dumps(facts))
+        assert verify(run).passed == (not drop and value == before and type(value) is type(before))
 
 
 # Other data, other runs.

@@ -38,6 +38,7 @@ from dpformer.training.release import Release, load_release
 from dpformer.training.tune import repeated_epsilon, restated
 
 CLOSE = 1e-9  # relative; what accounting and calibration make is compared to 10⁻³ if another version made it
+MOST_USERS = 10**10  # people there are; more would keep the accountant busy for ever
 METADATA = {"headline", "private", "epsilon", "delta", "versions"}
 HEADER = {"format", "model", "arguments", "metadata", "sha256"}
 
@@ -96,7 +97,7 @@ def _sentence(check: Callable[[], Finding]) -> Finding:
     """A check's finding; what a tampered file makes it trip over is a finding too."""
     try:
         return check()
-    except (DpformerError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except Exception as error:  # a stranger's file can be wrong in any way
         name = getattr(check, "__name__", "check").strip("_").replace("_", " ")
         return Finding(name, False, " ".join(f"{type(error).__name__}: {error}".split())[:300])
 
@@ -105,7 +106,8 @@ class _Checker:
     def __init__(self, folder: RunFolder, config: Config, facts: dict[str, Any], dataset: Dataset | None) -> None:
         self.folder, self.config, self.facts, self.dataset = folder, config, facts, dataset
         accountant = version("dp-accounting"), version("dpformer")
-        made_by = facts.get("versions", {}).get("dp-accounting"), facts.get("versions", {}).get("dpformer")
+        versions = facts["versions"] if isinstance(facts.get("versions"), dict) else {}
+        made_by = versions.get("dp-accounting"), versions.get("dpformer")
         self.close = CLOSE if accountant == made_by else 1e-3
 
     def checks(self) -> Iterator[Callable[[], Finding]]:
@@ -181,7 +183,10 @@ class _Checker:
 
     @cached_property
     def _plan(self) -> Plan:
-        return make_plan(self.config, self.facts["users"])
+        users = self.facts["users"]
+        if type(users) is not int or not 1 <= users <= MOST_USERS:
+            raise ValueError(f"users is {_short(users)}; it must be a whole number up to {MOST_USERS:,}")
+        return make_plan(self.config, users)
 
     def _ledger(self) -> Finding:
         """The events are those that the config asks for, with the noise that calibration gives."""
