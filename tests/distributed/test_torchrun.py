@@ -25,7 +25,7 @@ def test_torchrun_restarts_and_it_resumes(log: Path, alone: Alone, tmp_path: Pat
     expected = alone(config)
     (tmp_path / "config.toml").write_text(config.to_toml())
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "1", "--monitor-interval", "0.1", "-m", "dpformer", "train"]
+    command += ["--max-restarts", "3", "--monitor-interval", "0.1", "-m", "dpformer", "train"]
     job = subprocess.Popen(
         [*command, "--config", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -4,10 +4,11 @@
     everybody   adds up the clipped gradients of its own micro-batches; without any, that is zero
     leader      adds the sums, adds the noise, takes the step
 
-So batch, micro-batches and dropout are those of one process whatever the number of processes, and the model is the same
-but for the order in which numbers are added. Noise is added exactly once because one process alone holds its key: two
-that each add a part of it would have to be accounted for differently, and two that add the same noise would have to
-agree to the last bit. Nobody skips a step: a process with an empty share takes part with a sum of zero.
+So batch, micro-batches and dropout are those of one process whatever the number of processes, and so is the model: sums
+are in float64, in which the order of additions does not show. Noise is added exactly once because one process alone
+holds its key: two that each add a part of it would have to be accounted for differently, and two that add the same
+noise would have to agree to the last bit. Nobody skips a step: a process with an empty share takes part with a sum of
+zero.
 
 The data stay with the leader, who reads the file and writes the run folder; the others see the histories they work on
 and keep no state. So a job that lost a process is resumed from the leader's checkpoint alone, with any number of
@@ -34,7 +35,7 @@ from dpformer.errors import DpformerError
 from dpformer.models import SequenceModel
 from dpformer.privacy import SecureRandom
 from dpformer.training.config import Config
-from dpformer.training.loop import Part, Trainer
+from dpformer.training.loop import Part, Totals, Trainer
 from dpformer.training.plan import Plan
 from dpformer.training.start import build_model
 
@@ -68,8 +69,7 @@ class Team:
         self._tell([None, *(self._share(trainer, users, share) for share in shares[1:])])
         self._send_weights(trainer.parameters)
         before = trainer.clipping.skipped_users
-        parts = trainer.add_rows(users, shares[0])
-        reports = self._bring_back(trainer, before, parts)
+        reports = self._bring_back(trainer, before, *trainer.add_rows(users, shares[0]))
         self.busy = False
         trainer.tokens = min(report.tokens for report in reports)  # all cut alike, or users would be lost
         trainer.clipping.skipped_users = before + sum(report.skipped for report in reports)
@@ -105,8 +105,7 @@ class Team:
             trainer.dataset = cast(Dataset, Share(histories))
             self._send_weights(trainer.parameters)
             before = trainer.clipping.skipped_users
-            parts = trainer.add_rows(np.arange(len(trainer.widths)), rows)
-            self._bring_back(trainer, before, parts)
+            self._bring_back(trainer, before, *trainer.add_rows(np.arange(len(trainer.widths)), rows))
             trainer.optimizer.zero_grad(set_to_none=True)
         dist.destroy_process_group()
 
@@ -131,8 +130,8 @@ class Team:
             for p, values in _pieces(parameters, flat):
                 p.copy_(values)
 
-    def _bring_back(self, trainer: Trainer, skipped_before: int, parts: list[Part]) -> list[Report]:
-        """The sum of everybody's `p.grad` to the leader, and reports from all."""
+    def _bring_back(self, trainer: Trainer, skipped_before: int, parts: list[Part], totals: Totals) -> list[Report]:
+        """The sum of everybody's totals into the leader's `p.grad`, and reports from all."""
         parameters = trainer.parameters
         report = Report(
             parts,
@@ -140,14 +139,15 @@ class Team:
             trainer.tokens,
             max((getattr(p.grad, "sensitivity", 0.0) for p in parameters), default=0.0),
         )
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+        zeros = (torch.zeros_like(p, dtype=torch.float64) for p in parameters)
+        flat = torch.cat([(z if t is None else t).flatten() for z, t in zip(zeros, totals, strict=True)])
         reports: list[Any] | None = [None] * self.size if self.leads else None
         with _together(self.rank):
             dist.reduce(flat, dst=0)
             dist.gather_object(report, reports, dst=0)
         if self.leads:
             for p, values in _pieces(parameters, flat):
-                p.grad = values.clone()
+                p.grad = values.to(p.dtype)
         return reports or []
 
 

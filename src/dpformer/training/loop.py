@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from dpformer.training.distributed import Team
 
 
+Totals = list[Tensor | None]  # of each trainable parameter, float64; None: nothing was added
+
+
 @dataclass(frozen=True)
 class Part:
     """What a micro-batch tells about itself, for metrics. Private, like the data."""
@@ -124,28 +127,48 @@ class Trainer:
     def _sum_gradients(self, users: np.ndarray) -> list[Part]:
         """Adds the (clipped) gradients of the users, the longest first, to `p.grad`."""
         rows = cut(self.widths[users], self.tokens)
-        return self.add_rows(users, rows) if self.team is None else self.team.sum_gradients(self, users, rows)
+        if self.team is not None:
+            return self.team.sum_gradients(self, users, rows)
+        parts, totals = self.add_rows(users, rows)
+        for p, total in zip(self.parameters, totals, strict=True):
+            _put(p, total)
+        return parts
 
-    def add_rows(self, users: np.ndarray, slices: list[slice]) -> list[Part]:
-        """Adds the gradients of some slices of the users to `p.grad`, a micro-batch each.
+    def add_rows(self, users: np.ndarray, slices: list[slice]) -> tuple[list[Part], Totals]:
+        """The sum of the gradients of some slices of the users, a micro-batch each, and of what was in `p.grad`.
 
-        A micro-batch that does not fit into memory is halved, and so are those of later steps. `p.grad` is put back
-        first, so that no user counts twice.
+        Micro-batches are added up in float64, in which the order does not matter: whoever computes them, the sum comes
+        out the same. (The noise of a step is addressed by its weights, so after one different bit all noise differs.)
+        A micro-batch that does not fit into memory is halved, and so are those of later steps; what it had already
+        added is dropped, so that no user counts twice.
         """
         self.model.train()
         parts: list[Part] = []
+        totals: Totals = [None] * len(self.parameters)
+        self._collect(totals)
         rows = deque(slices)
         while rows:
             row = rows.popleft()
-            before = [None if p.grad is None else p.grad.clone() for p in self.parameters]
             try:
                 parts.append(self._add_gradients(users[row], row.start))
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
-                self._restore(before)
+                self._collect(None)
                 rows.extendleft(reversed(self._halve(row, users)))
-        return parts
+            else:
+                self._collect(totals)
+        return parts, totals
+
+    def _collect(self, totals: Totals | None) -> None:
+        """Moves `p.grad` into the totals, or drops it; what stays is zero, and still carries its sensitivity."""
+        for i, p in enumerate(self.parameters):
+            if p.grad is None:
+                continue
+            if totals is not None:
+                total = totals[i]
+                totals[i] = p.grad.to(torch.float64, copy=True) if total is None else total.add_(p.grad)
+            p.grad.zero_()
 
     def _add_gradients(self, users: np.ndarray, place: int) -> Part:
         torch.manual_seed(torch_seed(self.dropout, self.step, place))
@@ -159,13 +182,6 @@ class Trainer:
             losses = self.model(batch)
         norms = self.clipping.backward(losses, self.clip)
         return Part(losses.detach()[with_target], norms)
-
-    def _restore(self, before: list[Tensor | None]) -> None:
-        for p, grad in zip(self.parameters, before, strict=True):
-            if grad is None or p.grad is None:
-                p.grad = None
-            else:
-                p.grad.copy_(grad)  # in place: it carries its sensitivity
 
     def _halve(self, row: slice, users: np.ndarray) -> list[slice]:
         if row.stop - row.start == 1:
@@ -226,6 +242,14 @@ class Trainer:
                 for p, mean in zip((p for p in model.parameters() if p.requires_grad), self.average, strict=True):
                     p.copy_(mean)
         return model
+
+
+def _put(parameter: Tensor, total: Tensor | None) -> None:
+    """`p.grad` ← total, in place where it is there: it carries its sensitivity."""
+    if total is not None and parameter.grad is not None:
+        parameter.grad.copy_(total)
+    elif total is not None:
+        parameter.grad = total.to(parameter.dtype)
 
 
 def out_of_memory(error: BaseException) -> bool:
