@@ -75,9 +75,10 @@ class Plan:
         from dp_accounting.rdp import rdp_privacy_accountant
 
         orders, others, once = self._renyi
+        spent = others + step * once if step else others  # an order may be infinite, and 0·∞ is no number
         left = self.delta - sum(event.repeats * event.failure for event in self.others)
         with quiet():
-            bound, _ = rdp_privacy_accountant.compute_epsilon(orders, others + step * once, left)
+            bound, _ = rdp_privacy_accountant.compute_epsilon(orders, spent, left)
         return min(self.epsilon, float(bound))
 
     @cached_property
