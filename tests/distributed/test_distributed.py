@@ -83,7 +83,7 @@ def test_stopped_politely(log: Path, alone: Alone, tmp_path: Path) -> None:
 
 
 def test_memory_that_runs_out_in_one_process(log: Path, alone: Alone, tmp_path: Path) -> None:
-    """All go on with smaller micro-batches: cut differently, users would be lost or counted twice."""
+    """It halves what it cannot hold, nobody counts twice, and later steps deal out smaller micro-batches."""
     config = config_of(log, dropout=0.0, batch_size=30, micro_batch_tokens=40)
     expected = alone(config)
     assert jobs.finish(jobs.start(2, jobs.train_with_little_memory, config, tmp_path / "together", _known)) == [0, 0]

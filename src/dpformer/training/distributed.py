@@ -71,7 +71,7 @@ class Team:
         before = trainer.clipping.skipped_users
         reports = self._bring_back(trainer, before, *trainer.add_rows(users, shares[0]))
         self.busy = False
-        trainer.tokens = min(report.tokens for report in reports)  # all cut alike, or users would be lost
+        trainer.tokens = min(report.tokens for report in reports)  # what did not fit is not dealt out again
         trainer.clipping.skipped_users = before + sum(report.skipped for report in reports)
         for p in trainer.parameters:
             p.grad.sensitivity = max(report.sensitivity for report in reports)  # type: ignore[union-attr]
