@@ -1,6 +1,7 @@
 """Kills a run with SIGKILL at random moments, hundreds of times, and looks whether anything was lost or under-counted.
 
     python -m benchmarks.soak --runs 10 --kills 40 --seed 0
+    python -m benchmarks.soak --steps 3000          # one long run instead: its memory over time
 
 Each run is first made whole, then again with the same seed while it is killed `--kills` times, after random times:
 while it reads the data, releases frequencies, steps, writes a checkpoint, or writes the release. At the end model,
@@ -105,13 +106,35 @@ def _without_time(line: str) -> dict[str, Any]:
     return {name: value for name, value in json.loads(line).items() if name != "seconds"}
 
 
+def memory_over_steps(steps: int) -> dict[str, Any]:
+    """One run of about so many steps in a process of its own, and its memory in MB, looked at 20 times a second."""
+    seen: list[tuple[int, float]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = config_of(write_log(folder / "log.csv"), 0).but(epochs=steps // 3, checkpoint_seconds=1.0)
+        pid, metrics = child(config, folder / "run"), folder / "run" / "metrics.jsonl"
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            done = metrics.stat().st_size if metrics.exists() else 0
+            seen.append((done, pages * os.sysconf("SC_PAGE_SIZE") / 2**20))
+            time.sleep(0.05)
+        taken = len(metrics.read_text().splitlines())
+    last = max(done for done, _ in seen)
+    tenths = [[mb for done, mb in seen if tenth * last / 10 < done <= (tenth + 1) * last / 10] for tenth in range(10)]
+    return {"steps": taken, "MB at each tenth of the run": [round(max(part), 1) for part in tenths if part]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after this time")
+    parser.add_argument("--steps", type=int, help="one long run instead of many that are killed")
     arguments = parser.parse_args()
+    if arguments.steps:
+        print(json.dumps(memory_over_steps(arguments.steps)))
+        return
     torch.set_num_threads(1)
     rng, total, began, runs = random.Random(arguments.seed), {}, time.monotonic(), 0
     for seed in range(arguments.runs):

@@ -155,6 +155,26 @@ def test_two_processes_that_start_at_once(config: Config, tmp_path: Path, whole:
     assert [path.name for path in tmp_path.iterdir()] == ["run"] and model(tmp_path / "run") == whole
 
 
+@pytest.mark.parametrize("moment", ["write_json", "forget_secrets"])
+def test_a_death_between_model_and_statement(
+    config: Config, tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The last moments, which random kills hardly meet: the model is written, the statement or the end is not."""
+    work = getattr(RunFolder, moment)
+
+    def dying(self: RunFolder, *given: Any) -> None:
+        if moment == "forget_secrets" or given[0] == self.statement:
+            raise KeyboardInterrupt
+        work(self, *given)
+
+    monkeypatch.setattr(RunFolder, moment, dying)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run")
+    assert model(tmp_path / "run") == whole and (tmp_path / "run" / "checkpoint" / "state.safetensors").exists()
+    monkeypatch.undo()
+    assert_finishes(tmp_path / "run", whole)
+
+
 # Disks.
 
 
