@@ -14,15 +14,11 @@ import json
 import math
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
 
 from dpformer.data import Dataset, data_statement
 from dpformer.data.text import text_statement
@@ -30,29 +26,15 @@ from dpformer.errors import DpformerError
 from dpformer.privacy.events import Event
 from dpformer.privacy.statement import headline, statement, words
 from dpformer.privacy.units import unit_of
+from dpformer.privacy.verify_file import Finding, ReleasedFile
 from dpformer.training.checkpoint import load_checkpoint
 from dpformer.training.config import Config
 from dpformer.training.folder import RunFolder
 from dpformer.training.plan import Plan, make_plan
-from dpformer.training.release import Release, load_release
 from dpformer.training.tune import repeated_epsilon, restated
 
 CLOSE = 1e-9  # relative; what accounting and calibration make is compared to 10⁻³ if another version made it
 MOST_USERS = 10**10  # people there are; more would keep the accountant busy for ever
-METADATA = {"headline", "private", "epsilon", "delta", "versions"}
-HEADER = {"format", "model", "arguments", "metadata", "sha256"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: right, wrong, or (None) not to be looked at here."""
-
-    name: str
-    ok: bool | None
-    detail: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -109,16 +91,14 @@ class _Checker:
         versions = facts["versions"] if isinstance(facts.get("versions"), dict) else {}
         made_by = versions.get("dp-accounting"), versions.get("dpformer")
         self.close = CLOSE if accountant == made_by else 1e-3
+        self.file = ReleasedFile(folder.model, config, facts, lambda: self._plan, self._events)
 
     def checks(self) -> Iterator[Callable[[], Finding]]:
         yield self._statement
         yield self._ledger
         yield self._config_hash
         yield self._steps_taken
-        yield self._model_file
-        yield self._model_metadata
-        yield self._buffers
-        yield self._frequencies
+        yield from self.file.checks()
         yield self._secrets
         yield self._data_hash
         yield self._data_facts
@@ -222,78 +202,6 @@ class _Checker:
         right = taken == list(range(1, claimed + 1))
         return Finding("steps taken", right, f"{len(taken):,} in metrics.jsonl, {claimed:,} accounted for")
 
-    # The released file.
-
-    def _release(self) -> Release:
-        return load_release(self.folder.model)
-
-    def _model_file(self) -> Finding:
-        """Tensors of the model, vocabulary, titles, frequencies, and one header: nothing else."""
-        try:
-            with safe_open(self.folder.model, framework="pt") as file:
-                header, names = file.metadata() or {}, set(file.keys())
-        except (SafetensorError, OSError) as error:
-            return Finding("model file", False, " ".join(str(error).split()))
-        allowed = {"vocabulary", "titles", "frequencies"}
-        extra = sorted(name for name in names if not name.startswith("model.") and name not in allowed)
-        extra += sorted(f"header {name}" for name in header.keys() - {"dpformer"})
-        extra += sorted(f"header entry {name}" for name in json.loads(header["dpformer"]).keys() - HEADER)
-        release = self._release()  # refuses what is not exactly the state of the model it names
-        known = self.config.catalog is not None or self.config.file is None or self.config.task == "lm"
-        if release.titles is not None and not known:
-            extra.append("titles (no public catalogue was given)")
-        if extra:
-            return Finding("model file", False, f"holds what the statement does not cover: {', '.join(extra)}")
-        return Finding("model file", True, f"{len(names)} tensors, all of the model, its vocabulary and frequencies")
-
-    def _model_metadata(self) -> Finding:
-        found = self._release().metadata
-        extra = sorted(found.keys() - METADATA - ({"text"} if self.config.task == "lm" else set()))
-        if extra:
-            return Finding(
-                "metadata of the model", False, f"holds {', '.join(extra)}, which the statement does not cover"
-            )
-        wrong = sorted(name for name in METADATA if found.get(name) != self.facts.get(name))
-        return Finding(
-            "metadata of the model", not wrong, f"differs from the statement in {', '.join(wrong)}" if wrong else ""
-        )
-
-    def _buffers(self) -> Finding:
-        """What is in the model without having been trained must follow from what was released with noise."""
-        if self.config.model == "counts":
-            return Finding("constants of the model", None, "a model of counts has none")
-        from dpformer.privacy.randomness import SecureRandom
-        from dpformer.training.start import build_model
-
-        release = self._release()
-        frequencies = None if release.frequencies is None else torch.from_numpy(release.frequencies)
-        with torch.random.fork_rng(devices=[]):
-            again = build_model(self.config, self._plan, len(release.vocabulary), frequencies, SecureRandom(seed=0))
-        found = dict(release.model.named_buffers())
-        wrong = [
-            name
-            for name, buffer in again.named_buffers()
-            if name not in found or not torch.allclose(found[name], buffer, rtol=1e-4, atol=1e-6, equal_nan=True)
-        ]
-        if wrong:
-            return Finding("constants of the model", False, f"{', '.join(wrong)} do not follow from what was released")
-        return Finding("constants of the model", True, "follow from the released frequencies and the plan")
-
-    def _frequencies(self) -> Finding:
-        """Frequencies are covered if an event paid for them, and noisy: counts of users are whole numbers."""
-        frequencies = self._release().frequencies
-        if frequencies is None:
-            return Finding("frequencies", True, "none released")
-        if not self.config.private:
-            return Finding("frequencies", None, "exact: the run is not private")
-        if not any(event.label in ("frequencies", "transition counts") for event in self._events()):
-            return Finding("frequencies", False, "released, but the ledger holds no event for them")
-        counts = frequencies * self.facts["users"]
-        whole = np.abs(counts - np.round(counts)) < 1e-6
-        if float(whole[counts > 1.5].mean() if (counts > 1.5).any() else 0) > 0.5:
-            return Finding("frequencies", False, "look like exact counts of users")
-        return Finding("frequencies", True, "noisy, and accounted for")
-
     def _secrets(self) -> Finding:
         if self.folder.checkpoint.exists():
             return Finding("secrets", False, "checkpoint/ still holds the keys of a run that is done: delete it")
@@ -323,7 +231,7 @@ class _Checker:
             return Finding("facts on the data", None, "the data was not read")
         if self.dataset.num_users != self.facts["users"]:
             return Finding("facts on the data", False, f"{self.dataset.num_users:,} users, not {self.facts['users']:,}")
-        if [str(name) for name in self._release().vocabulary] != list(self.dataset.vocabulary.ids):
+        if [str(name) for name in self.file.release.vocabulary] != list(self.dataset.vocabulary.ids):
             return Finding("facts on the data", False, "the vocabulary of the model is not that of the data")
         if self.config.private_vocabulary:  # drawn once, and not described again
             return Finding("facts on the data", True, "users and vocabulary are those of the data")
