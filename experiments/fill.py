@@ -1,0 +1,32 @@
+"""Fills the store, the most informative run first: DPFORMER_DATA=FOLDER python -m experiments.fill [WORD ...]
+
+Interrupt it at any time and start it again: finished runs are never computed twice, and others go on where they were.
+Start it twice to use two cores (one thread each does more than one process with two). WORDs choose the cells whose
+name has all of them.
+"""
+
+import argparse
+
+from dpformer.training.allocator import keep_freed_memory
+from experiments.cells import cells
+from experiments.store import fill, load
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--list", action="store_true", help="only list the cells")
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    for cell in cells():
+        if not all(word in cell.name for word in arguments.words):
+            continue
+        done = load(cell.name) is not None
+        print(f"{'done' if done else 'to do':6} {cell.name}", flush=True)
+        if not done and not arguments.list:
+            fill(cell, arguments.threads)
+
+
+if __name__ == "__main__":
+    main()
