@@ -1,12 +1,18 @@
 """The runs behind the paper's tables and figures, the most informative first.
 
-    ML-1M, ε = 5 and 10, vanilla and Re-Attention  →  Games  →  the other rows  →  ablations  →  seeds
+    counts and floors  →  ML-1M, ε = 5 and 10, vanilla and Re-Attention  →  Games  →  the other rows  →  ε = 8
+    →  ablations of Re-Attention  →  TinyShakespeare  →  without privacy  →  seeds  →  heat maps  →  seeds of the rest
+
+Within a group the cheap ones come first (`Cell.minutes`, of one core).
 
 Two cores cannot carry 100 epochs × 5 seeds × everything. What counts for accuracy is the noise of a step, σ/B, and the
 number of steps T: at T = 236 and ε = 5 it is 2.13e-3 with B = 1024 and 40 epochs, and 2.0e-3 with B = 2,560 and 100
-epochs. So runs take 40 epochs, at the paper's ε and with everything else as in the paper.
+epochs. So runs take 40 epochs (Games 20), at the paper's ε and with everything else as in the paper; σ is calibrated
+for the shorter run. One learning rate a data set, fixed beforehand, instead of the best of a grid for every cell. Heat
+maps take 10 epochs and a coarser grid. TinyShakespeare takes a smaller model on shorter chunks.
 """
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,18 +21,33 @@ from typing import Any
 from dpformer.errors import DpformerError
 from dpformer.training.config import Config
 
-FILES = {"ml-1m": "ml-1m.txt", "games": "amazon-games.txt", "tinyshakespeare": "tinyshakespeare.txt"}
+FILES = {
+    "ml-1m": "ml-1m.txt",
+    "games": "amazon-games.txt",
+    "ml-100k": "ml-100k/u.data",
+    "tinyshakespeare": "tinyshakespeare.txt",
+}
+TITLES = {"ml-1m": "MovieLens-1M", "games": "Amazon Games", "ml-100k": "MovieLens-100K"}
 MODELS: dict[str, dict[str, Any]] = {
-    "vanilla": {"reattention": False},
-    "reattention": {"reattention": True},
-    "unshared": {"reattention": False, "shared": False},
     "gru": {"model": "gru"},
     "lstm": {"model": "lstm"},
+    "unshared": {"model": "transformer", "reattention": False, "shared": False},
+    "vanilla": {"model": "transformer", "reattention": False},
+    "reattention": {"model": "transformer", "reattention": True},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "ml-1m": {"epochs": 40, "batch_size": 1024, "max_length": 200, "dropout": 0.2},
-    "games": {"epochs": 20, "batch_size": 2048, "max_length": 50, "dropout": 0.5},
-}
+    "ml-1m": {"learning_rate": 8e-3, "epochs": 40, "batch_size": 1024, "max_length": 200, "dropout": 0.2},
+    "games": {"learning_rate": 8e-3, "epochs": 20, "batch_size": 2048, "max_length": 50, "dropout": 0.5},
+    "tinyshakespeare": {
+        "learning_rate": 4e-3, "epochs": 20, "batch_size": 1024, "max_length": 64, "dropout": 0.0,
+        "dim": 64, "heads": 2, "blocks": 2,
+    },
+}  # fmt: skip
+EPOCH_MINUTES = {"ml-1m": 1.0, "games": 0.9, "tinyshakespeare": 1.0}  # of the vanilla Transformer on one core
+TIMES = {"gru": 0.8, "lstm": 0.8, "unshared": 1.0, "vanilla": 1.0, "reattention": 1.6}
+GRID = {"batch_size": (256, 1024, 4096), "learning_rate": (1e-3, 3e-3, 9e-3), "epochs": 10}
+SEEDS = (0, 1, 2)
+EPSILONS = (5, 8, 10)
 
 
 @dataclass(frozen=True)
@@ -37,29 +58,153 @@ class Cell:
     label: str
     choices: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    minutes: float = 0.5  # about, on one core
 
     @property
     def name(self) -> str:
         return f"{self.data}-{self.label}-seed{self.seed}"
 
+    @property
+    def trains(self) -> bool:
+        """Whether it is a run of `dpformer train`, or the popularity of items, which needs none."""
+        return bool(self.choices)
+
     def config(self) -> Config:
         """The config of `dpformer train`; data is found through DPFORMER_DATA."""
-        folder = os.environ.get("DPFORMER_DATA")
-        if folder is None:
-            raise DpformerError("DPFORMER_DATA is not set: give the folder of the data sets")
-        return Config.make(**{"file": Path(folder) / FILES[self.data], "seed": self.seed, **self.choices})
+        return Config.make(**{"file": data_file(self.data), "seed": self.seed, **self.choices})
+
+
+def data_file(data: str) -> Path:
+    """The file of a data set, in the folder that DPFORMER_DATA names."""
+    folder = os.environ.get("DPFORMER_DATA")
+    if folder is None:
+        raise DpformerError("DPFORMER_DATA is not set: give the folder of the data sets")
+    return Path(folder) / FILES[data]
 
 
 def paper(data: str, model: str, epsilon: float, seed: int = 0, **changes: Any) -> Cell:
-    """The paper's recipe, with fewer epochs."""
+    """The paper's recipe, with fewer epochs. The name tells the learning rate and what else was changed."""
     choices = {"recipe": "paper", **SETTINGS[data], **MODELS[model], "epsilon": epsilon, "evaluate_every": 5, **changes}
-    told = "".join(f"-{name}={value:g}" for name, value in changes.items())
-    return Cell(data, f"{model}-eps{epsilon:g}{told}", choices, seed)
+    told = {"learning_rate": choices["learning_rate"], **changes}
+    label = f"{model}-eps{epsilon:g}" + "".join(f"-{name}={_short(value)}" for name, value in told.items())
+    minutes = choices["epochs"] * EPOCH_MINUTES[data] * TIMES[model]
+    return Cell(data, label, choices, seed, minutes)
+
+
+def language(model: str, epsilon: float, seed: int = 0) -> Cell:
+    """Characters of TinyShakespeare: the paper's recipe with a smaller model, chunks of 64 characters and few epochs."""
+    return paper_language(paper("tinyshakespeare", model, epsilon, seed))
+
+
+def paper_language(cell: Cell) -> Cell:
+    choices = {**cell.choices, "recipe": "paper-lm", "task": "lm", "unit": "chunk", "evaluate_every": 1}
+    return Cell(cell.data, cell.label, choices, cell.seed, cell.minutes)
+
+
+def counts(data: str, epsilon: float, seed: int = 0) -> Cell:
+    """Transition counts: one release, no network, whole histories."""
+    return Cell(data, f"counts-eps{epsilon:g}", {"model": "counts", "epsilon": epsilon}, seed)
+
+
+def floor(data: str) -> Cell:
+    """Items ranked by how often they occur: the floor, not private."""
+    return Cell(data, "popularity")
+
+
+def _short(value: Any) -> str:
+    return str(value) if isinstance(value, bool | str) else f"{value:g}"
+
+
+# Groups, in the order in which they are worth their time.
+
+
+def floors() -> list[Cell]:
+    return [floor(data) for data in TITLES]
+
+
+def counted(seeds: tuple[int, ...] = SEEDS) -> list[Cell]:
+    return [counts(data, epsilon, seed) for seed in seeds for epsilon in EPSILONS for data in TITLES]
+
+
+def table(data: str, models: tuple[str, ...], epsilons: tuple[float, ...], seed: int = 0) -> list[Cell]:
+    return [paper(data, model, epsilon, seed) for epsilon in epsilons for model in models]
+
+
+def rates() -> list[Cell]:
+    """The short sweep that fixed the learning rate of MovieLens."""
+    return [paper("ml-1m", "vanilla", 10, learning_rate=rate) for rate in (8e-3, 4e-3)]
+
+
+def ablations() -> list[Cell]:
+    """One change at a time, MovieLens at ε = 5: how Re-Attention is scaled and written, and what else may help."""
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("vanilla", {"frequency_bias": True}),
+        ("vanilla", {"average": True}),
+        ("vanilla", {"batch_size": 3020}),
+        ("vanilla", {"norm": "pre"}),
+        ("vanilla", {"dim": 32}),
+        ("reattention", {"reattention_scale": 0.1}),
+        ("reattention", {"reattention_scale": 0.3}),
+        ("reattention", {"reattention_variant": "literal"}),
+        ("reattention", {"frequency_bias": True}),
+    ]
+    return [paper("ml-1m", model, 5, **change) for model, change in changes]
+
+
+def shakespeare(seed: int = 0) -> list[Cell]:
+    return [language(model, epsilon, seed) for epsilon in EPSILONS for model in ("vanilla", "reattention")] + [
+        ceiling("tinyshakespeare", seed)
+    ]
+
+
+def ceiling(data: str, seed: int = 0) -> Cell:
+    """The same network without clipping and noise, in small batches."""
+    if data == "tinyshakespeare":
+        return paper_language(paper(data, "vanilla", math.inf, seed, batch_size=128, learning_rate=1e-3))
+    return paper(data, "vanilla", math.inf, seed, batch_size=128, learning_rate=1e-3)
+
+
+HEAT_MAPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "ml-1m": [("vanilla", {}), ("unshared", {}), ("unshared", {"dim": 32})],
+    "games": [("vanilla", {}), ("reattention", {})],
+}
+HEAT_EPSILON = {"ml-1m": 5, "games": 8}
+
+
+def heat_map(data: str, model: str, **changes: Any) -> list[Cell]:
+    """Batch × learning rate, few epochs."""
+    return [
+        paper(data, model, HEAT_EPSILON[data], **changes, batch_size=batch, learning_rate=rate, epochs=GRID["epochs"])
+        for batch in GRID["batch_size"]
+        for rate in GRID["learning_rate"]
+    ]
+
+
+def heat_maps() -> list[Cell]:
+    return [
+        cell for data, maps in HEAT_MAPS.items() for model, change in maps for cell in heat_map(data, model, **change)
+    ]
 
 
 def cells() -> list[Cell]:
-    """Every run, in the order in which they are worth their time."""
-    return [
-        paper("ml-1m", "vanilla", 10, learning_rate=8e-3),
-        paper("ml-1m", "vanilla", 10, learning_rate=4e-3),
+    """Every run, each once."""
+    two, others = ("vanilla", "reattention"), ("unshared", "gru", "lstm")
+    groups = [
+        floors(),
+        counted(),
+        rates(),
+        table("ml-1m", two, (10, 5)),
+        table("games", two, (10, 5)),
+        table("ml-1m", others, (5, 10)) + table("games", others, (5, 10)),
+        [cell for data in ("ml-1m", "games") for cell in table(data, two, (8,))],
+        ablations(),
+        shakespeare(),
+        [ceiling("ml-1m"), ceiling("games")],
+        *([*table("ml-1m", two, (10, 5), seed), *table("games", two, (10, 5), seed)] for seed in SEEDS[1:]),
+        [cell for data in ("ml-1m", "games") for cell in table(data, others, (8,))],
+        heat_maps(),
+        *([cell for data in ("ml-1m", "games") for cell in table(data, others, EPSILONS, seed)] for seed in SEEDS[1:]),
+        *([*table("ml-1m", two, (8,), seed), *table("games", two, (8,), seed)] for seed in SEEDS[1:]),
     ]
+    ordered = [cell for group in groups for cell in sorted(group, key=lambda cell: cell.minutes)]
+    return list({cell.name: cell for cell in ordered}.values())
