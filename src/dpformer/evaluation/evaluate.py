@@ -14,6 +14,7 @@ from dpformer.evaluation.ranking import bootstrap, hit, mrr, ndcg, ranks
 
 ScoreFunction = Callable[[list[np.ndarray]], Tensor]  # histories of B users → scores (B, M)
 SCORES_AT_ONCE = 1 << 24
+TOKENS_AT_ONCE = 1 << 15
 POLICIES = {
     "masked": "items the user has met are not ranked, but for the target",
     "unmasked": "all items are ranked, those the user has met too",
@@ -86,6 +87,28 @@ def evaluate(
         unmasked.append(ranks(scores, target))
         masked.append(unmasked[-1] - _seen_ahead(scores, target, histories))
     return Evaluation(everyone, items, torch.cat(masked), torch.cat(unmasked), dataset.num_items, split)
+
+
+def scorer(model: Any) -> ScoreFunction:
+    """The scores of a model, computed for so many users at a time as fit into little memory."""
+
+    def score(histories: list[np.ndarray]) -> Tensor:
+        size = max(1, TOKENS_AT_ONCE // getattr(model, "max_length", 200))
+        order = np.argsort([len(history) for history in histories], kind="stable")  # less padding
+        scores = torch.empty(len(histories), model.num_items)
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            scores[torch.from_numpy(rows)] = model.scores([histories[row] for row in rows])
+        return scores
+
+    return score
+
+
+def masked_ranks(model: Any, dataset: Dataset, split: str = "test") -> Tensor:
+    """(U,) ranks of the held-out items, seen ones masked; (0,) where nobody has one. Not private."""
+    if not len(dataset.held_out(split)[0]):
+        return torch.zeros(0, dtype=torch.int64)
+    return evaluate(scorer(model), dataset, split=split).masked
 
 
 def _seen_ahead(scores: Tensor, targets: Tensor, histories: list[np.ndarray]) -> Tensor:

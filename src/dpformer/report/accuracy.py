@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from dpformer.data import Dataset, Vocabulary
 from dpformer.data.text import TextDataset
 from dpformer.errors import DpformerError
 from dpformer.evaluation import Evaluation, evaluate, popularity
-from dpformer.evaluation.evaluate import ScoreFunction
+from dpformer.evaluation.evaluate import scorer
 from dpformer.evaluation.language import language_loss
 from dpformer.training.start import load_dataset
 
@@ -28,7 +24,6 @@ NOT_COVERED = (
     "Measured on users' own held-out items: the privacy guarantee does not cover these numbers, keep them as private "
     "as the data."
 )
-TOKENS_AT_ONCE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -92,18 +87,3 @@ def _same_items(dataset: Dataset, release: Release, config: Config) -> Dataset:
             "bring it back as it was, or name another log to evaluate on"
         )
     return dataset
-
-
-def scorer(model: Any) -> ScoreFunction:
-    """The scores of a model, computed for so many users at a time as fit into little memory."""
-
-    def score(histories: list[np.ndarray]) -> Tensor:
-        size = max(1, TOKENS_AT_ONCE // getattr(model, "max_length", 200))
-        order = np.argsort([len(history) for history in histories], kind="stable")  # less padding
-        scores = torch.empty(len(histories), model.num_items)
-        for start in range(0, len(order), size):
-            rows = order[start : start + size]
-            scores[torch.from_numpy(rows)] = model.scores([histories[row] for row in rows])
-        return scores
-
-    return score

@@ -31,7 +31,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Section = Literal["Data", "Model", "Privacy", "Training"]
 _OF_LOGS = (
     "item_column", "timestamp_column", "rating_column", "min_rating", "min_user_actions", "min_item_actions", "catalog",
-    "drop_unknown_items", "private_vocabulary", "validation", "cache",
+    "drop_unknown_items", "private_vocabulary", "private_metrics", "validation", "cache",
 )  # fmt: skip
 
 # A recipe is a named set of defaults. "paper": Delving into Differentially Private Transformer (ICML 2024).
@@ -124,6 +124,8 @@ class Config(BaseModel):
     clip_norm: Positive = _choice("Privacy", 1.0, "C, the bound on each user's gradient.")
     frequency_share: Share = _choice("Privacy", 0.01, "Share of the budget for item frequencies.")
     vocabulary_share: Share = _choice("Privacy", 0.05, "Share of the budget for a private vocabulary.")
+    private_metrics: bool = _choice("Privacy", False, "Release NDCG@10 and HIT@10 with noise at the end, within ε.")
+    metrics_share: Share = _choice("Privacy", 0.01, "Share of the budget for private metrics.")
     seed: Limit | None = _choice("Privacy", None, "Repeatable run, for tests: NOT private.")
 
     batch_size: Count | None = _choice("Training", None, "Expected users in a batch (1024, at most a quarter).")
@@ -164,8 +166,11 @@ class Config(BaseModel):
             raise ValueError("catalog and private_vocabulary are both given; a catalogue is public already: choose one")
         if self.private_vocabulary and self.private and self.delta is None:
             raise ValueError("private_vocabulary spends part of delta before the users are counted: give delta")
-        if self.frequency_share + self.vocabulary_share * self.private_vocabulary >= 1:
-            raise ValueError("frequency_share and vocabulary_share leave nothing for training: lower them")
+        if self.private_metrics and not (self.private and self.metrics_share):
+            raise ValueError("private_metrics needs a budget: give a finite epsilon and metrics_share above 0")
+        vocabulary, metrics = self.vocabulary_share * self.private_vocabulary, self.metrics_share * self.private_metrics
+        if self.frequency_share + vocabulary + metrics >= 1:
+            raise ValueError("frequency_share, vocabulary_share, metrics_share leave nothing for training: lower them")
         if self.private and self.needs_frequencies and not self.frequency_share:
             asker, fix = (
                 ("Re-Attention", "--no-re-attention") if self.reattention else ("frequency_bias", "switch it off")
@@ -247,6 +252,8 @@ class Config(BaseModel):
     def hash(self) -> str:
         """SHA-256 of the choices."""
         values = {name: str(value) if isinstance(value, Path) else value for name, value in self}
+        if not self.private_metrics:  # runs from before there was this choice keep their hash
+            del values["private_metrics"], values["metrics_share"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

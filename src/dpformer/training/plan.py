@@ -23,6 +23,7 @@ from dpformer.privacy.events import Event, Gaussian, PoissonGaussian
 from dpformer.training.config import Config
 
 COUNTS = "transition counts"
+METRICS = "metrics"
 VOCABULARY_DELTA = 0.1  # of δ, for the threshold of a released vocabulary
 
 
@@ -157,6 +158,9 @@ def other_events(config: Config) -> tuple[Event, ...]:
     if config.needs_frequencies:
         noise = _noise(whole, config.frequency_share)
         events.append(Gaussian(noise_multiplier=noise, label="frequencies", private=sure))
+    if config.private_metrics:
+        noise = _noise(whole, config.metrics_share)
+        events.append(Gaussian(noise_multiplier=noise, label=METRICS, private=sure))
     return tuple(events)
 
 
