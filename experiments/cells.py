@@ -92,7 +92,7 @@ def paper(data: str, model: str, epsilon: float, seed: int = 0, **changes: Any) 
 
 
 def language(model: str, epsilon: float, seed: int = 0) -> Cell:
-    """Characters of TinyShakespeare: the paper's recipe with a smaller model, chunks of 64 characters and few epochs."""
+    """Characters of TinyShakespeare: the paper's recipe with a smaller model, shorter chunks and few epochs."""
     return paper_language(paper("tinyshakespeare", model, epsilon, seed))
 
 

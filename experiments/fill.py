@@ -7,9 +7,10 @@ name has all of them.
 
 import argparse
 
-from dpformer.training.allocator import keep_freed_memory
 from experiments.cells import cells
 from experiments.store import fill, load
+
+from dpformer.training.allocator import keep_freed_memory
 
 
 def main() -> None:

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from experiments.cells import Cell
+
 from dpformer.training import resume, train
 from dpformer.training.config import Config
-from experiments.cells import Cell
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs"

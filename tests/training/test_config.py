@@ -86,12 +86,38 @@ def test_the_resolved_config_survives_its_file(
 
 
 def test_resolve_leaves_nothing_open() -> None:
-    config = Config.make(file=Path("log.csv")).resolve(users=1000, threads=3)
+    config = Config.make(file=Path("log.csv"), model="transformer").resolve(users=1000, threads=3)
     assert (config.delta, config.batch_size, config.max_length, config.threads) == (1 / 1000, 250, 200, 3)
     assert config.reattention is True and config.file is not None and config.file.is_absolute()
     assert Config.make(model="gru").resolve(users=100, threads=1).reattention is False
     with pytest.raises(DpformerError, match="batch_size is 2,000 and there are 1,000 users"):
         Config.make(batch_size=2000).resolve(users=1000, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("choices", "model"),
+    [
+        ({}, "counts"),
+        ({"file": Path("log.csv"), "epsilon": 1.0, "max_length": 50, "threads": 1}, "counts"),
+        ({"recipe": "paper"}, "transformer"),
+        ({"reattention": False}, "transformer"),
+        ({"epochs": 3}, "transformer"),
+        ({"epsilon": float("inf")}, "transformer"),
+        ({"task": "lm", "file": Path("text.txt"), "unit": "line"}, "transformer"),
+        ({"model": "gru", "epochs": 3}, "gru"),
+        ({"model": "counts", "epochs": 3}, "counts"),
+    ],
+)
+def test_the_default_is_counts_unless_a_network_must_be_meant(choices: dict[str, object], model: str) -> None:
+    assert Config.make(**choices).model == model
+
+
+def test_counts_take_whole_histories_unless_told_otherwise(tmp_path: Path) -> None:
+    config = Config.make(file=Path("log.csv")).resolve(users=1000, threads=1)
+    assert config.max_length is None
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    assert Config.make(tmp_path / "config.toml") == config
+    assert Config.make(max_length=30).resolve(users=1000, threads=1).max_length == 30
 
 
 def test_every_choice_has_a_section_and_changes_the_hash() -> None:

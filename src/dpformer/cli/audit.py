@@ -64,6 +64,11 @@ def settings_of(run: Path) -> dict[str, Any]:
     from dpformer.training.run import finished
 
     facts = finished(run).statement
+    if facts.get("epsilon") is not None and not facts.get("steps"):
+        raise DpformerError(
+            f"{run} is one noisy release, not trained in steps, and an audit sends made-up users through training: "
+            f"audit a network, or check what is stated with dpformer verify {run}"
+        )
     if facts.get("epsilon") is None or not facts.get("noise_multiplier"):
         raise DpformerError(f"{run} was trained without noise: there is no claim to audit")
     names = ("noise_multiplier", "sample_rate", "steps", "delta", "clipping", "clip_norm")

@@ -34,8 +34,9 @@ def tune(
     quiet_threads()
     from dpformer.training import tune as tuning
 
-    chosen = Config.make(config, **{name: value for name, value in choices.items() if value is not None})
     values = dict(_parse(text) for text in tries or [])
+    first = {name: tried[0] for name, tried in values.items() if name in tuning.TUNABLE}  # of a network, so it is one
+    chosen = Config.make(config, **{**{name: v for name, v in choices.items() if v is not None}, **first})
     if dry_run:
         if users is None:
             raise DpformerError("--dry-run reads no data: give --users")

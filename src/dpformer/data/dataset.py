@@ -23,20 +23,20 @@ class Dataset:
     """Sequences of items of all users; arrays may be memory-mapped and are never written.
 
     Users are 0..num_users-1 and items 0..num_items-1; `user_ids[u]` and `vocabulary.ids[i]` are the file's own ids.
-    `max_length` is how many items of a user, the last ones, are trained on. `description` holds the facts for the
-    privacy statement; they come from the data and no guarantee covers them.
+    `max_length` is how many items of a user, the last ones, are trained on; None: whole histories. `description` holds
+    the facts for the privacy statement; they come from the data and no guarantee covers them.
     """
 
     items: np.ndarray  # (interactions,) int32
     offsets: np.ndarray  # (users + 1,) int64
     user_ids: Sequence[str]
     vocabulary: Vocabulary
-    max_length: int = 200
+    max_length: int | None = 200
     validation: bool = False
     description: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.max_length < 1:
+        if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"max_length must be at least 1, not {self.max_length}")
         if len(self.user_ids) != self.num_users:
             raise ValueError(f"{len(self.user_ids)} user ids for {self.num_users} users")
@@ -95,7 +95,8 @@ class Dataset:
     @cached_property
     def train_starts(self) -> np.ndarray:  # (users,) int64
         """Where the last `max_length` items of each user's training part start in `items`."""
-        return np.maximum(self.offsets[:-1], self.train_stops - self.max_length)
+        whole = self.offsets[:-1]
+        return whole if self.max_length is None else np.maximum(whole, self.train_stops - self.max_length)
 
     @cached_property
     def train_lengths(self) -> np.ndarray:  # (users,) int64
@@ -161,7 +162,7 @@ class Dataset:
         """Every item of a user before the test item."""
         return self.held_out_histories(np.array([user]))[0]
 
-    def with_max_length(self, max_length: int) -> "Dataset":
+    def with_max_length(self, max_length: int | None) -> "Dataset":
         """The same data, of which `max_length` items a user are trained on."""
         return replace(self, max_length=max_length, description={**self.description, "max_length": max_length})
 

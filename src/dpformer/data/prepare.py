@@ -55,7 +55,7 @@ def prepare(
     vocabulary: Vocabulary | PrivateVocabulary | None = None,
     drop_unknown_items: bool = False,
     filters: Filters | None = None,
-    max_length: int = 200,
+    max_length: int | None = 200,
     validation: bool = False,
     cache: str | Path | None = None,
     normal: Callable[[int], np.ndarray] | None = None,
@@ -69,7 +69,7 @@ def prepare(
             that occur in the data are assumed public.
         drop_unknown_items: leave out items that the catalogue lacks; by default they are an error.
         filters: what to leave out first.
-        max_length: how many items of a user, the last ones, are trained on.
+        max_length: how many items of a user, the last ones, are trained on; None: whole histories.
         validation: hold out a validation item before the test item.
         cache: a folder in which prepared data is kept, private, and found again while the file is unchanged. A
             `PrivateVocabulary` is never kept: a release belongs to one run and its ledger.
@@ -106,7 +106,7 @@ def _prepare(
     vocabulary: Vocabulary | PrivateVocabulary | None,
     drop_unknown_items: bool,
     filters: Filters,
-    max_length: int,
+    max_length: int | None,
     validation: bool,
     normal: Callable[[int], np.ndarray] | None,
 ) -> Dataset:

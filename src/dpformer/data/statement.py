@@ -11,7 +11,7 @@ def data_statement(description: dict[str, Any]) -> list[str]:
     return [
         *_filters(description["filters"]),
         _vocabulary(description),
-        f"One user is one sequence; the last {description['max_length']:,} items of a user are trained on.",
+        _length(description["max_length"]),
         _split(description["split"]),
         f"The number of users, N = {description['users']:,}, is assumed public.",
     ]
@@ -47,6 +47,12 @@ def _vocabulary(description: dict[str, Any]) -> str:
         f"The vocabulary of {size} was taken from the data and is assumed public: the guarantee does not cover which "
         "items occur."
     )
+
+
+def _length(longest: int | None) -> str:
+    if longest is None:
+        return "One user is one sequence; all items of a user are trained on."
+    return f"One user is one sequence; the last {longest:,} items of a user are trained on."
 
 
 def _split(split: dict[str, Any]) -> str:

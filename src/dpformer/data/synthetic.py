@@ -19,7 +19,7 @@ SHORTEST, LONGEST = 12, 40
 
 
 def synthetic(
-    seed: int = 0, users: int = 6000, items: int = 400, *, max_length: int = 50, validation: bool = False
+    seed: int = 0, users: int = 6000, items: int = 400, *, max_length: int | None = 50, validation: bool = False
 ) -> Dataset:
     """A data set of `users` sequences of 12 to 40 distinct items; the same for the same arguments."""
     if users < 2 or items < 2 * LONGEST:

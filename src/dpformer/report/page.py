@@ -12,8 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import dpformer
 from dpformer.files import write_text
+from dpformer.privacy.numbers import one_in, plain, round_up
 from dpformer.report.content import Content, attack_bound, gather, words_of
-from dpformer.training.config import Config, Section, fields_of
+from dpformer.training.config import OF_NETWORKS, Config, Section, fields_of
 from dpformer.training.run import finished
 
 MODELS = {"transformer": "Transformer", "gru": "GRU", "lstm": "LSTM", "counts": "Transition counts"}
@@ -50,7 +51,7 @@ def render(content: Content) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(percent=_percent, delta=_delta, up=_up, value=_value)
+    environment.filters.update(percent=_percent, delta=one_in, up=round_up, plain=plain, value=_value)
     run, facts = content.run, content.run.statement
     style = files("dpformer.report").joinpath("page.css").read_text(encoding="utf-8")
     return environment.get_template("page.html").render(
@@ -78,7 +79,8 @@ def _model(config: Config) -> str:
 
 def _choices(config: Config, section: Section) -> list[tuple[str, Any]]:
     """The choices of a section that are made; of a path only the name: where it is concerns nobody."""
-    values = [(name, getattr(config, name)) for name in fields_of(section)]
+    without = OF_NETWORKS if config.model == "counts" else ()
+    values = [(name, getattr(config, name)) for name in fields_of(section) if name not in without]
     return [(name, v.name if isinstance(v, Path) else v) for name, v in values if v is not None]
 
 
@@ -88,16 +90,7 @@ def _percent(share: float) -> str:
     return f"{math.ceil(share * 10 ** (digits + 2) - 1e-9) / 10**digits:.{digits}f}%" if share < 1 else "100%"
 
 
-def _delta(delta: float) -> str:
-    return f"1 in {math.floor(1 / delta + 1e-6):,}"  # rounded down: δ is not less than it says
-
-
-def _up(epsilon: float) -> str:
-    """ε to three decimals, rounded up: never less than what was spent."""
-    return f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
-
-
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return plain(value, 6) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -34,10 +34,19 @@ _OF_LOGS = (
     "drop_unknown_items", "private_vocabulary", "private_metrics", "validation", "cache",
 )  # fmt: skip
 
-# A recipe is a named set of defaults. "paper": Delving into Differentially Private Transformer (ICML 2024).
+OF_NETWORKS = (
+    "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_scale",
+    "frequency_bias", "clipping", "clip_norm", "frequency_share", "batch_size", "epochs", "learning_rate",
+    "weight_decay", "warmup", "average", "evaluate_every", "micro_batch_tokens", "checkpoint_seconds",
+)  # fmt: skip
+
+# A recipe is a named set of defaults. "default": what is most accurate at the same ε (docs/results/paper.md), which are
+# transition counts; with `--model transformer`, the settings of the fields below.
+# "paper": Delving into Differentially Private Transformer (ICML 2024).
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {
+        "model": "transformer",
         "max_length": 200,
         "dim": 64,
         "heads": 1,
@@ -97,13 +106,18 @@ class Config(BaseModel):
     catalog: Path | None = _choice("Data", None, "Public file of all items, with titles or without.")
     drop_unknown_items: bool = _choice("Data", False, "Leave out items that the catalogue lacks.")
     private_vocabulary: bool = _choice("Data", False, "Release the list of items with DP instead of assuming it known.")
-    max_length: Count | None = _choice("Data", None, "Items of a user to train on, the last ones (200; synthetic 50).")
+    max_length: Count | None = _choice(
+        "Data", None, "Items of a user to train on, the last ones (counts: all; networks 200)."
+    )
     validation: bool = _choice("Data", False, "Hold out a validation item too.")
     cache: Path | None = _choice("Data", None, "Folder in which prepared data is kept. It is private.")
 
     recipe: str = _choice("Model", "default", f"A named set of defaults: {', '.join(RECIPES)}.")
     model: Literal["transformer", "gru", "lstm", "counts"] = _choice(
-        "Model", "transformer", "transformer, gru, lstm; or counts: no network, one noisy release of transitions."
+        "Model",
+        "counts",
+        "counts: one noisy release of transitions, no network; transformer (for text, or if a choice of networks is "
+        "given), gru, lstm.",
     )
     dim: Count = _choice("Model", 64, "Width of embeddings and hidden states.")
     heads: Count = _choice("Model", 1, "Attention heads.")
@@ -145,12 +159,25 @@ class Config(BaseModel):
         return math.isfinite(self.epsilon)
 
     @property
-    def default_length(self) -> int:
+    def default_length(self) -> int | None:
+        """None: whole histories. Counts weigh a user as one, however long; and a cut costs them accuracy."""
+        if self.model == "counts":
+            return None
         return 256 if self.task == "lm" else 50 if self.file is None else 200
 
     @property
     def needs_frequencies(self) -> bool:
         return self.model != "counts" and (self.frequency_bias or bool(self.reattention))  # counts bring their own
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_model(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Without a word on the model: counts, which need no choices; a Transformer where counts cannot be meant."""
+        if given.get("model") is not None:
+            return given
+        network = given.get("task") == "lm" or given.get("epsilon") == math.inf
+        network = network or any(given.get(name) is not None for name in OF_NETWORKS)
+        return {**given, "model": "transformer" if network else "counts"}
 
     @model_validator(mode="after")
     def _check(self) -> Config:
@@ -158,7 +185,9 @@ class Config(BaseModel):
         if self.model != "transformer" and self.reattention:
             raise ValueError(f"Re-Attention needs attention, {self.model} has none: leave it out")
         if self.model == "counts" and not self.private:
-            raise ValueError("epsilon is inf; counts are a release with noise: give a finite epsilon")
+            raise ValueError(
+                "epsilon is inf; counts are a release with noise: give a finite epsilon, or --model transformer"
+            )
         self._check_task()
         if self.dim % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide dim, which is {self.dim}")

@@ -31,9 +31,9 @@ def load_dataset(config: Config, random: SecureRandom | None = None, vocabulary:
         random: of the run; needed to release a private vocabulary, the same one again on resume.
         vocabulary: of a model that is there already; items outside it are left out.
     """
-    max_length = config.max_length or config.default_length
     if config.task == "lm":
-        return _load_text(config, max_length)
+        return _load_text(config)
+    max_length = config.max_length or config.default_length
     if config.file is None:
         return synthetic(0, SYNTHETIC_USERS, SYNTHETIC_ITEMS, max_length=max_length, validation=config.validation)
     private = _private_vocabulary(config) if vocabulary is None else None
@@ -51,8 +51,9 @@ def load_dataset(config: Config, random: SecureRandom | None = None, vocabulary:
     )
 
 
-def _load_text(config: Config, max_length: int) -> TextDataset:
-    assert config.file is not None and config.unit is not None
+def _load_text(config: Config) -> TextDataset:
+    max_length = config.max_length or config.default_length
+    assert config.file is not None and config.unit is not None and max_length is not None
     tokens = tokens_of(config)
     return read_text(config.file, unit=config.unit, tokens=tokens, max_length=max_length, id_column=config.user_column)
 

@@ -167,21 +167,14 @@ def _search(config: Config, tuning: Tuning, workshop: Path, random: SecureRandom
 
 def train_and_score(config: Config, out: Path) -> float:
     """Trains one candidate; its score is NDCG@10 on validation items, with noise."""
-    from dpformer.evaluation import evaluate
+    from dpformer.evaluation.evaluate import masked_ranks
     from dpformer.privacy.metrics import release_metrics
     from dpformer.training.run import train
     from dpformer.training.start import load_dataset
 
     run = train(config, out)
-    model = run.release.model
-
-    def score(histories: list[np.ndarray]) -> Any:
-        import torch
-
-        return torch.cat([model.scores(histories[at : at + 256]) for at in range(0, len(histories), 256)])
-
-    found = evaluate(score, load_dataset(run.config), split="validation")
-    return release_metrics(found.masked, SCORE_NOISE, label="score").values["ndcg@10"]
+    ranks = masked_ranks(run.release.model, load_dataset(run.config), "validation")
+    return release_metrics(ranks, SCORE_NOISE, label="score").values["ndcg@10"]
 
 
 def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +220,7 @@ def _refuse(config: Config, choices: dict[str, list[Any]], mean_runs: float) -> 
             "a private vocabulary spends δ in every run, for which there is no bound here: give a catalog"
         )
     if config.model == "counts":
-        raise DpformerError("counts have no settings to tune")
+        raise DpformerError("counts have no settings to tune: give --model transformer, gru or lstm")
     if not (math.isfinite(mean_runs) and mean_runs > 1):
         raise DpformerError(f"mean_runs is {mean_runs:g}; it must be above 1")
     if not choices or not all(choices.values()):

@@ -1,0 +1,163 @@
+"""Counts and a Transformer under one budget: DPFORMER_DATA=FOLDER python -m experiments.join [--share 0.8 ...]
+
+A share s of the budget goes to transition counts (one Gaussian release, σ₁/√s), the rest to DP-SGD; both are composed
+by the accountant, so that the whole is (ε, 1/users)-DP. Two ways to join them:
+
+- *ensemble*: the Transformer is trained as ever, with the released popularity as its bias; a ranking adds λ times its
+  logits to the scores of the counts. Post-processing: nothing changes in training.
+- *residual*: softmax(h·Eᵀ + prior(history)), the prior being ln P of the counts: the Transformer learns what they lack.
+
+Everything is measured on *validation* items, with the test items left out of everything, beside counts alone with the
+whole budget. Histories are cut to 50 items and runs are short: this asks whether joining helps at all. Each run is kept
+in docs/results/join.json and never computed twice. Seeded: not private.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from experiments.cells import data_file
+from torch import Tensor
+
+import dpformer as dp
+from dpformer.data import Dataset, prepare
+from dpformer.evaluation import evaluate, hit, ndcg
+from dpformer.models import Batch, Transformer
+from dpformer.models.counts import TransitionCounts
+from dpformer.privacy.events import Gaussian
+from dpformer.training.schedule import warmup_then_decay
+
+LENGTH, ROWS = 50, 32
+WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)  # λ
+STORE = Path(__file__).parents[1] / "docs" / "results" / "join.json"
+
+
+class Residual(Transformer):
+    """A Transformer whose logits are added to those of a prior."""
+
+    prior: TransitionCounts
+
+    def losses(self, batch: Batch, prior: Tensor | None) -> Tensor:
+        """(B,): mean cross-entropy of each user's positions."""
+        if prior is None:
+            return self(batch)
+        logits = F.linear(self.hidden(batch), self.items.weight) + prior  # (B, L, M)
+        each = F.cross_entropy(logits.mT, batch.targets.clamp(min=0), reduction="none")
+        inside = batch.targets >= 0
+        return (each * inside).sum(1) / inside.sum(1).clamp(min=1)
+
+
+def budget(epsilon: float, delta: float, share: float) -> Gaussian:
+    """The release of counts with its share of the whole."""
+    whole = dp.calibrate(epsilon=epsilon, delta=delta, sample_rate=1.0, steps=1)
+    return Gaussian(whole / share**0.5, label="transition counts", private=False)
+
+
+def fit_counts(dataset: Dataset, sigma: float, seed: int) -> TransitionCounts:
+    items, offsets = dataset.packed_train()
+    return TransitionCounts.fit(items, dataset.num_items, sigma, offsets=offsets, ledger=dp.Ledger(), seed=seed)
+
+
+def train(
+    dataset: Dataset, counts: TransitionCounts, event: Gaussian, how: str, settings: dict[str, Any]
+) -> tuple[Residual, float]:
+    """DP-SGD with the rest of the budget; returns the model and its noise multiplier."""
+    users, batch_size = dataset.num_users, settings["batch_size"]
+    rate, steps = batch_size / users, -(-settings["epochs"] * users // batch_size)
+    sigma = dp.calibrate(epsilon=settings["epsilon"], delta=1 / users, sample_rate=rate, steps=steps, others=[event])
+    torch.manual_seed(settings["seed"])
+    model = Residual(dataset.num_items, LENGTH, dim=settings["dim"], blocks=settings["blocks"], dropout=0.2)
+    if how == "ensemble":
+        model.set_frequencies(counts.popularity)
+    clipping = dp.PhantomClipping(model)
+    adam = torch.optim.Adam(model.parameters(), lr=settings["learning_rate"], weight_decay=1e-5)
+    private = dp.PrivateOptimizer(
+        adam, noise_multiplier=sigma, clip_norm=1.0, expected_batch_size=batch_size, seed=settings["seed"]
+    )
+    batches = dp.PoissonBatches(users, sample_rate=rate, steps=steps, seed=settings["seed"])
+    for step, chosen in enumerate(batches):
+        for group in private.param_groups:
+            group["lr"] = settings["learning_rate"] * warmup_then_decay(step, steps, 0.2)
+        order = chosen[np.argsort(dataset.train_lengths[chosen])]
+        total, seen = 0.0, 0
+        for at in range(0, len(order), ROWS):
+            batch = Batch.from_histories([h[-LENGTH:] for h in dataset.histories(order[at : at + ROWS])], LENGTH)
+            prior = counts.prior_logits(batch.items, batch.lengths) if how == "residual" else None
+            with clipping:
+                losses = model.losses(batch, prior)
+            clipping.backward(losses, dp.normalize(1.0))
+            total, seen = total + float(losses.sum()), seen + len(losses)
+        private.step()
+        private.zero_grad()
+        if step % 10 == 9 or step == steps - 1:
+            print(f"  step {step + 1} of {steps}: loss {total / max(seen, 1):.4f}", flush=True)
+    return model.eval(), sigma
+
+
+def metrics(score: Any, dataset: Dataset) -> list[float]:
+    """NDCG@10 and HIT@10 in %, validation items, seen items masked."""
+    found = evaluate(score, dataset, split="validation")
+    return [round(100 * float(function(found.masked, 10).mean()), 3) for function in (ndcg, hit)]
+
+
+def joined(model: Residual, counts: TransitionCounts, weight: float) -> Any:
+    """Scores of the counts plus λ times the Transformer's logits, without its popularity: the counts have that."""
+
+    def score(histories: list[np.ndarray]) -> Tensor:
+        rows = range(0, len(histories), 256)
+        logits = torch.cat([model.scores(histories[at : at + 256]) for at in rows]) - model.bias
+        return counts.scores(histories) + weight * logits
+
+    return score
+
+
+def run(dataset: Dataset, how: str, settings: dict[str, Any]) -> dict[str, Any]:
+    delta, began = 1 / dataset.num_users, time.perf_counter()
+    event = budget(settings["epsilon"], delta, settings["share"])
+    counts = fit_counts(dataset, event.noise_multiplier, settings["seed"])
+    found: dict[str, Any] = {"how": how, **settings, "counts sigma": round(event.noise_multiplier, 4)}
+    found["counts"] = metrics(counts.scores, dataset)
+    if how != "counts":
+        model, sigma = train(dataset, counts, event, how, settings)
+        found["training sigma"] = sigma
+        found["joined"] = {str(weight): metrics(joined(model, counts, weight), dataset) for weight in WEIGHTS[1:]}
+        if how == "ensemble":
+            found["transformer"] = metrics(
+                lambda h: torch.cat([model.scores(h[at : at + 256]) for at in range(0, len(h), 256)]), dataset
+            )
+    return {**found, "seconds": round(time.perf_counter() - began)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="ml-1m")
+    parser.add_argument("--how", choices=("counts", "ensemble", "residual"), default="ensemble")
+    parser.add_argument("--share", type=float, default=0.8)
+    parser.add_argument("--epsilon", type=float, default=5.0)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--learning-rate", type=float, default=4e-3)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    settings = vars(parser.parse_args())
+    torch.set_num_threads(1)
+    runs = json.loads(STORE.read_text()) if STORE.exists() else {}
+    key = " ".join(f"{name}={value}" for name, value in settings.items())
+    data, how = settings.pop("data"), settings.pop("how")
+    if key not in runs:
+        dataset = prepare(data_file(data), max_length=None, validation=True)
+        result = run(dataset, how, settings)
+        runs = json.loads(STORE.read_text()) if STORE.exists() else {}  # another process may have added to it
+        STORE.write_text(json.dumps({**runs, key: {"data": data, **result}}, indent=1) + "\n")
+        runs[key] = result
+    print(json.dumps(runs[key]))
+
+
+if __name__ == "__main__":
+    main()
