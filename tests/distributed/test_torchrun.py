@@ -20,10 +20,6 @@ def children_of(parent: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
-@pytest.mark.skipif(
-    not os.environ.get("DPFORMER_TORCHRUN"),
-    reason="a job restarted by torchrun sometimes waits for ever in gloo's rendezvous; set DPFORMER_TORCHRUN=1 to try",
-)
 def test_torchrun_restarts_and_it_resumes(log: Path, alone: Alone, tmp_path: Path) -> None:
     config = config_of(log, **LONG)
     expected = alone(config)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,6 +41,7 @@ from dpformer.training.plan import Plan
 from dpformer.training.start import build_model
 
 PATIENCE = timedelta(hours=6)  # while the leader reads data or evaluates; a process that ends is noticed at once
+ARRIVAL = timedelta(minutes=30)  # between the first process of a job and the last
 
 
 @dataclass
@@ -179,10 +181,46 @@ def start_team() -> Team | None:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "RANK" not in os.environ:
         return None
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    with _together(int(os.environ["RANK"])):
-        dist.init_process_group(backend, timeout=PATIENCE)
+    join_processes("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     return Team(dist.get_rank(), size)
+
+
+def join_processes(backend: str) -> None:
+    """`dist.init_process_group` for processes of torchrun, be it the first time or after a restart.
+
+    torchrun keeps one store of keys and values for all restarts of a job, and torch writes the same keys into it each
+    time: a process that is started again finds the addresses of dead ones there, and calls them for ever
+    (pytorch/pytorch#135712). Counting restarts does not help, as machines count differently. So the processes first
+    agree on a new name, under which they keep what they write.
+    """
+    rank = int(os.environ["RANK"])
+    with _together(rank):
+        store, rank, size = next(dist.rendezvous("env://", timeout=ARRIVAL))
+        own = dist.PrefixStore(_agree_on_name(dist.PrefixStore("dpformer", store), rank, size), store)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=PATIENCE)
+
+
+def _agree_on_name(store: dist.Store, rank: int, size: int) -> str:
+    """A name that the first process makes up. Others ask for it under a name of their own, and confirm.
+
+    So nothing that former processes left behind is taken for an answer: their questions are answered too, but who is
+    dead does not confirm.
+    """
+    me = os.urandom(16).hex()
+    if rank > 0:
+        store.set(f"question of {rank}", me)
+        name = store.get(f"answer to {me}").decode()  # waits
+        store.set(f"{name} has {rank}", "")
+        return name
+    others, until = range(1, size), time.monotonic() + ARRIVAL.total_seconds()
+    while missing := [other for other in others if not store.check([f"{me} has {other}"])]:
+        if time.monotonic() > until:
+            raise RuntimeError(f"process {missing[0]} has not come within {ARRIVAL}")
+        for other in missing:
+            if store.check([f"question of {other}"]):
+                store.set("answer to " + store.get(f"question of {other}").decode(), me)
+        time.sleep(0.02)
+    return me
 
 
 def restarted() -> bool:
