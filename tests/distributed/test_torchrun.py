@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,20 +13,31 @@ from tests.distributed import jobs
 from tests.distributed.conftest import Alone, config_of
 from tests.distributed.test_distributed import LONG, assert_same, metrics
 
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 
-def children_of(parent: int) -> list[int]:
-    """The processes that a process has started, oldest first."""
-    if not Path("/proc/self/task").exists():
-        pytest.skip("needs /proc")
-    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+def process_of(job: int, rank: int, but: int = 0, seconds: float = 120) -> int:
+    """The pid of a rank of a job of torchrun, once there is one other than `but`."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for pid in Path(f"/proc/{job}/task/{job}/children").read_text().split():
+            try:
+                told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:  # it has ended meanwhile
+                continue
+            if f"RANK={rank}".encode() in told and int(pid) != but:
+                return int(pid)
+        time.sleep(0.01)
+    raise AssertionError(f"torchrun has not started rank {rank}")
 
 
 def test_torchrun_restarts_and_it_resumes(log: Path, alone: Alone, tmp_path: Path) -> None:
+    """Twice: first a follower is killed, then the leader. The model is the one that nobody disturbed."""
     config = config_of(log, **LONG)
     expected = alone(config)
     (tmp_path / "config.toml").write_text(config.to_toml())
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "3", "--monitor-interval", "0.1", "-m", "dpformer", "train"]
+    command += ["--max-restarts", "2", "--monitor-interval", "0.1", "-m", "dpformer", "train"]
     job = subprocess.Popen(
         [*command, "--config", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -34,11 +46,17 @@ def test_torchrun_restarts_and_it_resumes(log: Path, alone: Alone, tmp_path: Pat
         text=True,
     )
     try:
-        jobs.wait_for_steps(tmp_path / "run", 3, seconds=240)
-        os.kill(children_of(job.pid)[-1], signal.SIGKILL)
-        said, _ = job.communicate(timeout=300)
+        jobs.wait_for_steps(tmp_path / "run", 3, seconds=120)
+        leader = process_of(job.pid, 0)
+        os.kill(process_of(job.pid, 1), signal.SIGKILL)
+        leader = process_of(job.pid, 0, but=leader)
+        taken = len(metrics(tmp_path / "run", "step"))
+        jobs.wait_for_steps(tmp_path / "run", taken + 3, seconds=120)
+        os.kill(leader, signal.SIGKILL)
+        said, _ = job.communicate(timeout=120)
     finally:
-        job.kill()
+        job.terminate()  # its processes end with it
+        job.wait(60)
     assert job.returncode == 0, said
     assert said.count("privacy.json") == 1, "one process speaks"
     assert_same(tmp_path / "run", expected)
