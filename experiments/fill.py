@@ -10,6 +10,7 @@ import argparse
 from experiments.cells import cells
 from experiments.store import fill, load
 
+from dpformer.training import Interrupted
 from dpformer.training.allocator import keep_freed_memory
 
 
@@ -25,8 +26,12 @@ def main() -> None:
             continue
         done = load(cell.name) is not None
         print(f"{'done' if done else 'to do':6} {cell.name}", flush=True)
-        if not done and not arguments.list:
+        if done or arguments.list:
+            continue
+        try:
             fill(cell, arguments.threads)
+        except Interrupted:
+            raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

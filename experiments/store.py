@@ -2,6 +2,12 @@
 
 A run that is not finished lives in a run folder under .experiments/ (private, not committed) and is resumed from its
 checkpoint. Several processes may fill the store at the same time: each run is locked by the one that computes it.
+
+    cell, data, seed, config, epsilon, delta, seconds, revision      what was run
+    curve        one record an evaluation, the last one is that of the released model: step, epoch, training_loss, and
+                 masked and unmasked NDCG@10 and HIT@10, or of text its loss
+    popularity   of counts: the same metrics of the popularity that is part of the release
+    tail         of the floor: how many users have the r-th most popular item
 """
 
 import fcntl
@@ -14,10 +20,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.cells import Cell
+import numpy as np
+from experiments.cells import Cell, data_file
 
+from dpformer.data import Dataset, prepare
+from dpformer.evaluation import evaluate, hit, ndcg, popularity
+from dpformer.models.counts import TransitionCounts
+from dpformer.report.accuracy import scorer
 from dpformer.training import resume, train
-from dpformer.training.config import Config
+from dpformer.training.config import OF_NETWORKS
+from dpformer.training.run import Run
+from dpformer.training.start import load_dataset
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs"
@@ -36,37 +49,76 @@ def fill(cell: Cell, threads: int) -> dict[str, Any] | None:
     with _locked(cell.name) as mine:
         if not mine or load(cell.name) is not None:
             return load(cell.name)
-        folder, began = WORK / cell.name, time.time()
-        if (folder / "config.toml").exists():
-            run = resume(folder)
-        else:
-            run = train(cell.config().but(threads=threads), folder)
-        result = _result(cell, run.config, folder, run.statement, began)
+        result = _train(cell, threads) if cell.trains else _floor(cell)
+        result = {"cell": cell.name, "data": cell.data, "seed": cell.seed, **result, "revision": _revision()}
         RUNS.mkdir(parents=True, exist_ok=True)
         partial = RUNS / f".{cell.name}.tmp"
-        partial.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in result.items())
+        partial.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
         partial.replace(RUNS / f"{cell.name}.json")
         return result
 
 
-def _result(cell: Cell, config: Config, folder: Path, facts: dict[str, Any], began: float) -> dict[str, Any]:
+def _train(cell: Cell, threads: int) -> dict[str, Any]:
+    folder, began = WORK / cell.name, time.time()
+    started = (folder / "config.toml").exists()
+    run = resume(folder) if started else train(cell.config().but(threads=threads), folder)
+    seconds = time.time() - began
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [record for record in records if "seconds" in record]
-    curve = [{k: v for k, v in record.items() if k != "covered"} for record in records if "split" in record]
-    for point in curve:
-        near = [record["loss"] for record in steps if record["step"] <= point["step"] and record["loss"]]
-        point["training_loss"] = round(near[-1], 4) if near else None
-    values = json.loads(config.model_dump_json())
+    values = json.loads(run.config.model_dump_json(exclude=set(LOCAL if steps else (*LOCAL, *OF_NETWORKS))))
+    facts = ("epsilon", "delta", "noise_multiplier", "sample_rate", "steps")
     return {
-        "cell": cell.name,
-        "data": cell.data,
-        "seed": config.seed,
-        "config": {k: v for k, v in values.items() if k not in LOCAL and v is not None},
-        "epsilon": facts["epsilon"],
-        "delta": facts["delta"],
-        "curve": curve,
-        "seconds": round(sum(record["seconds"] for record in steps) or time.time() - began, 1),
-        "revision": _revision(),
+        "config": {name: value for name, value in values.items() if value is not None},
+        **{name: run.statement[name] for name in facts if run.statement[name] is not None},
+        **(_curve(records) if steps else _released(run)),
+        "seconds": round(sum(record["seconds"] for record in steps) or seconds, 1),
+    }
+
+
+def _curve(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The evaluations during training, each with the loss of the step before it."""
+    curve, loss = [], None
+    for record in records:
+        if "split" in record:
+            kept = {name: value for name, value in record.items() if name != "covered"}
+            curve.append({**kept, "training_loss": loss and round(loss, 4)})
+        else:
+            loss = record.get("loss") or loss
+    return {"curve": curve}
+
+
+def _released(run: Run) -> dict[str, Any]:
+    """A model without steps: the release is its only iterate."""
+    model, dataset = run.release.model, load_dataset(run.config)
+    found = {"curve": [{"step": 0, "epoch": 0, "split": "test", **metrics(scorer(model), dataset)}]}
+    if isinstance(model, TransitionCounts):
+        q = model.popularity
+        found["popularity"] = metrics(lambda histories: q.expand(len(histories), -1), dataset)  # type: ignore[assignment]
+    return found
+
+
+def _floor(cell: Cell) -> dict[str, Any]:
+    dataset, began = prepare(data_file(cell.data), max_length=None), time.time()
+    items, offsets = dataset.packed_train()
+    pairs = np.unique(np.repeat(np.arange(dataset.num_users), np.diff(offsets)) * dataset.num_items + items)
+    users = np.sort(np.bincount(pairs % dataset.num_items, minlength=dataset.num_items))[::-1]
+    ranks = np.unique(np.geomspace(1, dataset.num_items, 200).astype(int))
+    return {
+        "curve": [{"step": 0, "epoch": 0, "split": "test", **metrics(popularity(dataset), dataset)}],
+        "users": dataset.num_users,
+        "items": dataset.num_items,
+        "tail": [[int(rank), int(users[rank - 1])] for rank in ranks],
+        "seconds": round(time.time() - began, 1),
+    }
+
+
+def metrics(score: Any, dataset: Dataset) -> dict[str, dict[str, float]]:
+    """policy → metric → value, on test items."""
+    found = evaluate(score, dataset)
+    return {
+        policy: {"ndcg@10": float(ndcg(ranks, 10).mean()), "hit@10": float(hit(ranks, 10).mean())}
+        for policy, ranks in (("masked", found.masked), ("unmasked", found.unmasked))
     }
 
 
