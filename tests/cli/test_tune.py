@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from dpformer.cli import app
 from dpformer.errors import DpformerError
 from dpformer.privacy import Gaussian, PoissonGaussian
-from dpformer.privacy.metrics import release_metrics, user_values
+from dpformer.privacy.metrics import release_metrics
 from dpformer.privacy.verify import verify
 from dpformer.training import Config, train
 from dpformer.training import tune as tuning
@@ -22,37 +21,6 @@ from dpformer.training.tune import draw_runs, logarithmic_gamma, plan_tuning, re
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
 from tests.training.memo import remember
-
-# Noisy metrics.
-
-
-def test_one_user_adds_at_most_one() -> None:
-    values = user_values(torch.arange(1, 40), 10) / math.sqrt(3)
-    assert np.linalg.norm(values, axis=1).max() <= 1 + 1e-12
-    assert values[0] == pytest.approx(np.ones(3) / math.sqrt(3)) and values[20, :2] == pytest.approx(0)
-
-
-def test_noisy_metrics_are_near_the_exact_ones_and_vary_as_stated() -> None:
-    from dpformer.evaluation import hit, ndcg
-
-    ranks = torch.from_numpy(np.random.default_rng(0).integers(1, 40, 3000))
-    releases = [release_metrics(ranks, 20.0, seed=seed) for seed in range(300)]
-    for name, exact in (("ndcg@10", float(ndcg(ranks, 10))), ("hit@10", float(hit(ranks, 10)))):
-        values = np.array([release.values[name] for release in releases])
-        assert values.mean() == pytest.approx(exact, abs=4 * values.std() / math.sqrt(300))
-        assert values.std() == pytest.approx(releases[0].deviation, rel=0.2)
-    assert releases[0].event == Gaussian(20.0, label="metrics", private=False)
-    assert release_metrics(ranks, 20.0).event.private
-
-
-def test_metrics_of_nobody_are_noise_and_bad_ranks_are_refused() -> None:
-    nobody = release_metrics(torch.zeros(0, dtype=torch.int64), 5.0, seed=0)
-    assert all(0 <= value <= 1 for value in nobody.values.values())
-    with pytest.raises(ValueError, match="one number a user, from 1"):
-        release_metrics(torch.tensor([0, 3]), 5.0)
-    with pytest.raises(ValueError, match="noise_multiplier must be a finite number above 0"):
-        release_metrics(torch.tensor([1]), 0.0)
-
 
 # The law.
 

@@ -15,7 +15,8 @@ from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.report import write_report
 from dpformer.report.content import attack_bound, gather, popularity_group
-from dpformer.report.page import _percent, _up
+from dpformer.privacy.numbers import round_up
+from dpformer.report.page import _percent
 from dpformer.training import Config, finished, train
 from dpformer.training.tune import restated
 from tests.runs import CHOICES, EVIL, copied, tiny_run
@@ -64,7 +65,7 @@ def test_the_page_says_it_all(run: Path, tmp_path: Path) -> None:
     assert facts["private"]
     for sentence in (facts["headline"], *facts["words"], *facts["data"], *facts["not_covered"]):
         assert sentence in text
-    for part in ("Privacy Facts", _up(facts["epsilon"]), "NDCG@10", "HIT@10", "MRR", "Training loss", "Gradient norms"):
+    for part in ("Privacy Facts", round_up(facts["epsilon"]), "NDCG@10", "HIT@10", "MRR", "Training loss", "Gradient norms"):
         assert part in text
     for part in (
         "Budget spent",
@@ -173,7 +174,7 @@ def test_a_tuned_run_shows_the_cost_of_the_search(run: Path, tmp_path: Path) -> 
     (tuned / "privacy.json").write_text(json.dumps(facts))
     text = words(write_report(tuned, public=True))
     assert "Epsilon, ε 6.5 " in text and "Tuning, 10 runs on average 6.5" in text
-    assert f"One run alone {_up(facts['epsilon_one_run'])}" in text
+    assert f"One run alone {round_up(facts['epsilon_one_run'])}" in text
 
 
 def test_a_bad_folder_is_one_sentence(run: Path, tmp_path: Path) -> None:
@@ -211,4 +212,3 @@ def test_the_bound_on_a_guess_is_met_by_randomised_response() -> None:
 
 def test_numbers_are_rounded_to_the_safe_side() -> None:
     assert _percent(0.98201) == "98.3%" and _percent(0.9996646) == "99.97%" and _percent(0.9999999) == "99.99999%"
-    assert _up(4.9991) == "5" and _up(4.2) == "4.2" and _up(7.99864) == "7.999"

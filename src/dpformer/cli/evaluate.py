@@ -17,9 +17,16 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(help="Which held-out item: test or validation.")] = "test",
     samples: Annotated[int, typer.Option(help="Bootstrap samples of the confidence intervals.")] = 1000,
+    private_metrics: Annotated[
+        bool, typer.Option("--private-metrics", help="Only what the run released with noise, covered by ε.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Rank each user's held-out item among all items: NDCG@k, HIT@k, MRR, with popularity beside them."""
+    """Rank each user's held-out item among all items: NDCG@k, HIT@k, MRR, with popularity beside them.
+
+    These numbers are exact, and not covered by ε. A run trained with --private-metrics has noisy ones, which are; they
+    were released once and are shown first, or alone with --private-metrics.
+    """
     ks = sorted(set(k or [10]))
     if ks[0] < 1:
         raise DpformerError(f"k is {ks[0]}; it must be 1 or more")
@@ -27,19 +34,50 @@ def evaluate(
         raise DpformerError(f"samples is {samples}; it must be 1 or more")
     if split not in ("test", "validation"):
         raise DpformerError(f"split is {split!r}; it must be test or validation")
-    from dpformer.report.accuracy import measure
     from dpformer.training import finished
 
     opened = finished(run)
+    if private_metrics:
+        _covered(opened, run, data, as_json)
+        return
+    from dpformer.report.accuracy import measure
+
     if opened.config.task == "lm":
         _language(opened, data, as_json)
         return
     facts = measure(opened, data, split=split).to_dict(ks, samples=samples)
     facts = {"run": str(run), "headline": opened.statement["headline"], **facts}
+    if "metrics" in opened.statement:
+        facts["private_metrics"] = opened.statement["metrics"]
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
-        _print(facts)
+        _print(facts, opened.statement)
+
+
+def _covered(run: Any, path: Path, data: Path | None, as_json: bool) -> None:
+    """What was released with noise: nothing is measured again, for that would spend budget again."""
+    released = run.statement.get("metrics")
+    if data is not None:
+        raise DpformerError("--private-metrics are of the run's own data, released once: give no other log")
+    if released is None:
+        raise DpformerError(f"{path} has no private metrics, and no budget left for any: train with --private-metrics")
+    if as_json:
+        facts = {"headline": run.statement["headline"], "covered": run.statement["private"], "metrics": released}
+        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        return
+    typer.echo(run.statement["headline"])
+    typer.echo(covered_line(run.statement))
+
+
+def covered_line(statement: dict[str, Any]) -> str:
+    """The private metrics of a statement that has some."""
+    released = statement["metrics"]
+    return (
+        f"ndcg@10 {released['ndcg@10']:.4f}  hit@10 {released['hit@10']:.4f}  with noise of deviation "
+        f"{released['deviation']:.4f}, on {released['of']} "
+        f"({'covered by ε' if statement['private'] else 'NOT PRIVATE'})"
+    )
 
 
 def _language(run: Any, data: Path | None, as_json: bool) -> None:
@@ -59,12 +97,14 @@ def _language(run: Any, data: Path | None, as_json: bool) -> None:
     typer.echo(f"{found['tokens']:,} tokens of held-out text. {note}")
 
 
-def _print(facts: dict[str, Any]) -> None:
+def _print(facts: dict[str, Any], statement: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     console.print(facts["headline"], style="bold", highlight=False, markup=False)
+    if "metrics" in statement:
+        console.print(covered_line(statement), highlight=False, markup=False)
     for policy, meaning in facts["policies"].items():
         title = f"Seen items {policy}: {meaning}"
         table = Table(

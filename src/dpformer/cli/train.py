@@ -96,9 +96,12 @@ def default_out(config: Config) -> Path:
 
 
 def _summary(run: Any) -> str:
+    from dpformer.cli.evaluate import covered_line
+
     return "\n".join(
         [
             run.statement["headline"],
+            *([covered_line(run.statement)] if "metrics" in run.statement else []),
             f"model      {run.folder / 'model.safetensors'}",
             f"statement  {run.folder / 'privacy.json'}",
             f"next       dpformer evaluate {run.folder}",

@@ -12,6 +12,8 @@ from dpformer.privacy.arguments import delta_of, not_negative, sample_rate_of, w
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+METRICS = "metrics"  # the label of accuracy that was released with noise
+
 
 @dataclass(frozen=True)
 class Event:

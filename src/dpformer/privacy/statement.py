@@ -1,7 +1,8 @@
 """The privacy statement: what is promised about a run, how it is achieved, and what is not covered.
 
 It is made from public facts only (the plan and the choices), never from the data, so it may be published with the
-model. One dict, for `privacy.json`; `headline` and `words` say the same in sentences.
+model; metrics are in it only if they were released with noise and are in the ledger. One dict, for `privacy.json`;
+`headline` and `words` say the same in sentences.
 """
 
 import math
@@ -11,19 +12,26 @@ from importlib.metadata import version
 from typing import Any
 
 from dpformer.privacy.accounting import epsilon_of
-from dpformer.privacy.events import Event, PoissonGaussian
+from dpformer.privacy.events import METRICS, Event, PoissonGaussian
+from dpformer.privacy.numbers import one_in, plain, power_of_e, round_up
 from dpformer.privacy.units import USER, UnitOfPrivacy, unit_of
 
 FORMAT = 1
 NOT_COVERED = (
     "The training loss, gradient norms, batch sizes and counts in metrics.jsonl, and curves drawn from them, are exact "
     "statistics of the data: keep them as private as the data.",
-    "Metrics on users' own held-out items are exact statistics of the data too.",
+    "Exact metrics on users' own held-out items, such as `dpformer evaluate` prints, are statistics of the data too.",
     "While a run is unfinished, checkpoint/ holds the keys of sampling and noise: whoever has them can take the noise "
     "off. It is deleted when the run is done.",
     "Each further run on the same users spends further budget, and so does choosing between runs by their results.",
     "What the time or memory of the computation gives away, and access to the machine while it runs.",
 )
+TOUCHES = {  # of the data besides training, in words
+    "vocabulary": "the list of items",
+    "frequencies": "how popular items are",
+    "transition counts": "which items follow which",
+    METRICS: "accuracy on held-out items",
+}
 PACKAGES = ("dpformer", "torch", "numpy", "dp-accounting", "cryptography")
 
 
@@ -40,6 +48,7 @@ def statement(
     data: Sequence[str],
     hashes: dict[str, str],
     unit: UnitOfPrivacy = USER,
+    metrics: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The statement of a run.
 
@@ -55,8 +64,11 @@ def statement(
         data: sentences on filters, vocabulary, sequences, split; nothing counted.
         hashes: of the config, and of the data under a secret salt.
         unit: what one sample is, and what is protected.
+        metrics: accuracy that was released with noise (`MetricRelease.to_dict`); the ledger has to hold its event.
     """
     ledger = list(events)
+    if metrics is not None and METRICS not in [event.label for event in ledger]:
+        raise ValueError("metrics are stated that the ledger does not hold: they are not covered")
     noisy = math.isfinite(target)
     seeded = seeded or not all(getattr(event, "private", True) for event in ledger)
     epsilon = epsilon_of(ledger, delta) if noisy else math.inf
@@ -81,6 +93,7 @@ def statement(
         "clipping": clipping if noisy and training is not None else None,
         "clip_norm": clip_norm if noisy and training is not None else None,
         "events": [_with_cost(event, delta) for event in ledger] if noisy else [],
+        **({} if metrics is None else {"metrics": metrics}),
         "random_source": "seed (for tests only)" if seeded else "operating system key, AES-256-CTR",
         "data": list(data),
         "not_covered": list(NOT_COVERED),
@@ -96,7 +109,7 @@ def headline(facts: dict[str, Any]) -> str:
         return (
             f"NOT PRIVATE: trained without clipping and without noise; nothing is promised about any {facts['unit']}."
         )
-    budget = f"ε = {round_up(facts['epsilon'])}, δ = {facts['delta']:.3g}"
+    budget = f"ε = {round_up(facts['epsilon'])}, δ = {plain(facts['delta'], 3, up=True)}"
     if not facts["private"]:
         return f"NOT PRIVATE: noise for {budget} was drawn from a seed, which anybody can repeat; a run for tests."
     unit = unit_of(facts["unit"])
@@ -107,35 +120,48 @@ def words(facts: dict[str, Any]) -> list[str]:
     """The statement for a reader without mathematics, a sentence or two a point."""
     if facts["epsilon"] is None:
         return [facts.get("headline") or headline(facts)]
-    factor, unit = math.exp(facts["epsilon"]), unit_of(facts["unit"])
+    unit = unit_of(facts["unit"])
     sentences = [
         unit.meaning,
-        "Whatever is done with the released model, now or later, its outcome has nearly the same probability whether "
-        f"or not {unit.given} was used: the two probabilities differ by a factor of at most {factor:.3g} "
-        f"(e to the power ε), apart from an event of probability at most {facts['delta']:.2g} (δ).",
+        "Whatever anybody does with the released model, now or later: how likely an outcome is depends only so much on "
+        f"whether {unit.given} was used. The two probabilities differ by a factor of at most "
+        f"{power_of_e(facts['epsilon'])} (e to the power ε), apart from an event of probability at most "
+        f"{one_in(facts['delta'])} (δ). That is the worst case, against somebody who knows everything else; the "
+        "smaller ε, the stronger the promise.",
     ]
     if facts["steps"]:
         sentences.append(
             f"Training took {facts['steps']:,} steps. In each, every {unit.name} took part independently with "
-            f"probability {facts['sample_rate']:.4g}; what one {unit.name} could add was bounded by "
-            f"{facts['clip_norm']:g}, and random noise of "
-            f"deviation {facts['noise_multiplier'] * facts['clip_norm']:.4g} was added to the sum."
+            f"probability {plain(facts['sample_rate'])}; what one {unit.name} could add was bounded by "
+            f"{plain(facts['clip_norm'])}, and random noise of deviation "
+            f"{plain(facts['noise_multiplier'] * facts['clip_norm'])} was added to the sum."
         )
     for event in facts["events"]:
-        if event["kind"] == "gaussian":
-            sentences.append(
-                f"The data was touched for: {event['label'] or 'a release'} (noise multiplier "
-                f"{event['noise_multiplier']:.4g}, alone ε = {event['epsilon_alone']:.3g}); the ε above includes it."
-            )
+        if event["label"] == METRICS and "metrics" in facts:
+            sentences.append(_accuracy(facts["metrics"], event))
+        elif event["kind"] == "gaussian":
+            sentences.append(_touch(event, unit))
     if not facts["private"]:
         sentences.insert(0, "The random numbers of this run came from a seed, so none of this is promised.")
     return sentences
 
 
+def _touch(event: dict[str, Any], unit: UnitOfPrivacy) -> str:
+    label = event["label"] or "a release"
+    return (
+        f"The data was counted once for {TOUCHES.get(label, label)}, with random noise of deviation "
+        f"{plain(event['noise_multiplier'])} where one {unit.name} can add at most 1 (alone ε = "
+        f"{round_up(event['epsilon_alone'])}); the ε above includes it."
+    )
+
+
+def _accuracy(metrics: dict[str, Any], event: dict[str, Any]) -> str:
+    return (
+        f"Accuracy on held-out items was measured once, with noise (alone ε = {round_up(event['epsilon_alone'])}): "
+        f"NDCG@10 {metrics['ndcg@10']:.4f} and HIT@10 {metrics['hit@10']:.4f}, each most likely within "
+        f"{2 * metrics['deviation']:.4f} of the exact value. The ε above includes it: these two numbers may be published."
+    )
+
+
 def _with_cost(event: Event, delta: float) -> dict[str, Any]:
     return {**event.to_dict(), "epsilon_alone": epsilon_of([event], delta)}
-
-
-def round_up(epsilon: float) -> str:
-    """ε to three decimals, rounded up: never less than what was spent."""
-    return f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:.3f}".rstrip("0").rstrip(".")

@@ -99,6 +99,7 @@ class _Checker:
         yield self._config_hash
         yield self._steps_taken
         yield from self.file.checks()
+        yield self._metrics
         yield self._secrets
         yield self._data_hash
         yield self._data_facts
@@ -128,6 +129,7 @@ class _Checker:
             data=facts["data"],
             hashes=facts["hashes"],
             unit=unit_of(config.unit or "user"),
+            metrics=facts.get("metrics"),
         )
         again["versions"] = facts["versions"]
         if "tuning" in facts:
@@ -212,6 +214,9 @@ class _Checker:
         return Finding("secrets", True, "no keys left; what is not covered is readable by its owner alone")
 
     # The data.
+
+    def _metrics(self) -> Finding:
+        return self.file.metrics(self.dataset)
 
     def _data_hash(self) -> Finding:
         """The hash in the statement is of the data in checkpoint/data.json under its salt, and of the data given."""

@@ -1,7 +1,7 @@
 """The released file, looked at by `verify`: everything in it has to be explained by the statement.
 
 Tensors and header are listed; constants of the model (what is in it without having been trained) must follow from the
-noisy frequencies and the plan; frequencies must be noisy, and paid for in the ledger.
+noisy frequencies and the plan; frequencies, counts and metrics must be noisy, and paid for in the ledger.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dpformer.privacy.events import Event
+from dpformer.data import Dataset
+from dpformer.evaluation.evaluate import masked_ranks
+from dpformer.models.counts import ROW_PRIOR, TransitionCounts
+from dpformer.privacy.events import METRICS, Event, Gaussian
+from dpformer.privacy.metrics import ALARM, MetricRelease
 from dpformer.privacy.randomness import SecureRandom
 from dpformer.training.config import Config
 from dpformer.training.plan import Plan
@@ -96,7 +100,7 @@ class ReleasedFile:
     def constants(self) -> Finding:
         """What is in the model without having been trained must follow from what was released with noise."""
         if self.config.model == "counts":
-            return Finding("constants of the model", None, "a model of counts has none")
+            return self._transition_counts()
         from dpformer.training.start import build_model
 
         release = self.release
@@ -113,6 +117,43 @@ class ReleasedFile:
             return Finding("constants of the model", False, f"{', '.join(wrong)} do not follow from what was released")
         return Finding("constants of the model", True, "follow from the released frequencies and the plan")
 
+    def _transition_counts(self) -> Finding:
+        """Popularity follows from the frequencies; rows of chances are shrunk, and not made of whole numbers."""
+        name, release = "constants of the model", self.release
+        if not isinstance(release.model, TransitionCounts) or release.frequencies is None:
+            return Finding(name, False, "the file holds no transition counts with their frequencies")
+        popularity = torch.from_numpy(release.frequencies / release.frequencies.sum())
+        if not torch.allclose(release.model.popularity.double(), popularity, rtol=1e-4, atol=1e-9):
+            return Finding(name, False, "popularity does not follow from the released frequencies")
+        rows, chances, counts = counts_of(release.model)
+        sums = np.bincount(rows, weights=chances, minlength=1)
+        if not ((chances > 0).all() and (sums < 1).all()):
+            return Finding(name, False, "chances of what comes next are not those of noisy counts: a row sums to 1")
+        if (rows == release.model.targets.numpy()).any():
+            return Finding(name, False, "an item follows itself, which is never counted")
+        clear = counts[counts * 1e-6 < 1e-3 * (1 - sums[rows])]  # float32 still tells them from whole numbers
+        if len(clear) and float((np.abs(clear - np.round(clear)) < 1e-2).mean()) > 0.5:
+            return Finding(name, False, "transition counts look exact: they are whole numbers")
+        return Finding(name, True, "popularity follows from the frequencies; transition counts are noisy")
+
+    def metrics(self, dataset: Dataset | None) -> Finding:
+        """Stated metrics are paid for, follow from what was released, and are those of the model, with noise."""
+        stated, paid = self.facts.get("metrics"), [event for event in self.events() if event.label == METRICS]
+        if stated is None and not paid:
+            return Finding("metrics", True, "none released")
+        if stated is None:
+            return Finding("metrics", False, "the ledger has paid for them, but the statement has none")
+        if not paid or not isinstance(paid[0], Gaussian):
+            return Finding("metrics", False, "stated, but the ledger holds no event for them: they are not covered")
+        release = MetricRelease.from_dict(stated, paid[0])
+        if release.to_dict() != stated:
+            return Finding("metrics", False, "do not follow from the noisy sums that were released")
+        if dataset is None:
+            return Finding("metrics", True, "follow from noisy sums; the data was not read")
+        if release.p_value(masked_ranks(self.release.model, dataset)) < ALARM:
+            return Finding("metrics", False, "are not those of this model with the noise of the ledger")
+        return Finding("metrics", True, "those of this model, with the noise of the ledger")
+
     def frequencies(self) -> Finding:
         """Frequencies are covered if an event paid for them, and noisy: counts of users are whole numbers."""
         frequencies = self.release.frequencies
@@ -127,3 +168,11 @@ class ReleasedFile:
         if float(whole[counts > 1.5].mean() if (counts > 1.5).any() else 0) > 0.5:
             return Finding("frequencies", False, "look like exact counts of users")
         return Finding("frequencies", True, "noisy, and accounted for")
+
+
+def counts_of(model: TransitionCounts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(row, chance, count) of each transition: T_ab = C_ab / (R_a + prior) solved for C."""
+    rows = np.repeat(np.arange(model.num_items), model.offsets.diff().numpy())
+    chances = model.chances.numpy().astype(np.float64)
+    sums = np.bincount(rows, weights=chances, minlength=1)
+    return rows, chances, chances * ROW_PRIOR / np.maximum(1 - sums, 1e-9)[rows]

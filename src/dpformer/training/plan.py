@@ -19,11 +19,10 @@ from typing import Any
 from dpformer.errors import DpformerError
 from dpformer.privacy.accounting import epsilon_of, quiet
 from dpformer.privacy.calibration import calibrate
-from dpformer.privacy.events import Event, Gaussian, PoissonGaussian
+from dpformer.privacy.events import METRICS, Event, Gaussian, PoissonGaussian
 from dpformer.training.config import Config
 
 COUNTS = "transition counts"
-METRICS = "metrics"
 VOCABULARY_DELTA = 0.1  # of δ, for the threshold of a released vocabulary
 
 

@@ -14,18 +14,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from dpformer.data import Dataset, data_statement
 from dpformer.data.text import TextDataset, text_statement
 from dpformer.errors import DpformerError
 from dpformer.evaluation import evaluate, hit, ndcg
-from dpformer.evaluation.evaluate import ScoreFunction
+from dpformer.evaluation.evaluate import masked_ranks, scorer
 from dpformer.evaluation.language import language_loss
 from dpformer.models import SequenceModel
 from dpformer.models.counts import TransitionCounts
 from dpformer.privacy import Ledger, SecureRandom
+from dpformer.privacy.events import METRICS
+from dpformer.privacy.metrics import MetricRelease, release_metrics
 from dpformer.privacy.statement import statement
 from dpformer.privacy.units import unit_of
 from dpformer.training.checkpoint import check_data, load_checkpoint, save_checkpoint
@@ -211,7 +212,7 @@ class _Session:
             epoch = round(trainer.step * self.plan.sample_rate, 4)
             return {"step": trainer.step, "epoch": epoch, "split": "held-out text", "text": found, "covered": False}
         split = "validation" if self.config.validation else "test"
-        result = evaluate(_in_parts(trainer.released()), self.dataset, split=split)
+        result = evaluate(scorer(trainer.released()), self.dataset, split=split)
         record = {"step": trainer.step, "epoch": round(trainer.step * self.plan.sample_rate, 4), "split": split}
         for policy, ranks in (("masked", result.masked), ("unmasked", result.unmasked)):
             record[policy] = {"ndcg@10": float(ndcg(ranks, 10)), "hit@10": float(hit(ranks, 10))}
@@ -220,9 +221,9 @@ class _Session:
     # The end.
 
     def _release(self, model: SequenceModel | TransitionCounts, ledger: Ledger) -> Run:
-        facts = self._statement(ledger)
         if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
             raise DpformerError("training has diverged: weights are not finite; lower --learning-rate and train again")
+        facts = self._statement(ledger, self._metrics(model))
         save_release(
             self.folder.model,
             model,
@@ -237,15 +238,24 @@ class _Session:
         self.folder.forget_secrets()
         return Run(self.folder.path, self.config, facts)
 
+    def _metrics(self, model: SequenceModel | TransitionCounts) -> MetricRelease | None:
+        """Accuracy of the model on held-out items, with noise, once: a resumed run draws the same noise again."""
+        noise = self.plan.noise_of(METRICS)
+        if noise is None:
+            return None
+        random = self.random.within(f"metrics config {self.config.hash()} data {self.dataset.hash}")
+        return release_metrics(masked_ranks(model, self.dataset), noise, random=random)
+
     def _about_text(self) -> dict[str, Any]:
         if not isinstance(self.dataset, TextDataset) or self.dataset.tokens is None:
             return {}
         return {"text": {"unit": self.config.unit, "tokenizer": self.dataset.tokens.to_json()}}
 
-    def _statement(self, ledger: Ledger) -> dict[str, Any]:
+    def _statement(self, ledger: Ledger, metrics: MetricRelease | None) -> dict[str, Any]:
+        events = [metrics.event if metrics is not None and event.label == METRICS else event for event in ledger]
         data = hmac.new(self._salt(), self.dataset.hash.encode(), hashlib.sha256).hexdigest()
         return statement(
-            ledger,
+            events,
             delta=self.plan.delta,
             target=self.config.epsilon,
             clipping=self.config.clipping,
@@ -255,17 +265,9 @@ class _Session:
             seeded=not self.random.private,
             data=(data_statement if self.config.unit is None else text_statement)(self.dataset.description),
             unit=unit_of(self.config.unit or "user"),
+            metrics=None if metrics is None else metrics.to_dict(),
             hashes={"config": self.config.hash(), "data (salted; the salt is in checkpoint/)": data},
         )
-
-
-def _in_parts(model: SequenceModel, users: int = 256) -> ScoreFunction:
-    """Scores of some users at a time: the attention maps of all at once would need a lot of memory."""
-
-    def score(histories: list[np.ndarray]) -> torch.Tensor:
-        return torch.cat([model.scores(histories[at : at + users]) for at in range(0, len(histories), users)])
-
-    return score
 
 
 @contextmanager

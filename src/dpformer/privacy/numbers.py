@@ -1,0 +1,38 @@
+"""Numbers as people write them: 2,981 and 0.00002, not 2.98e+03 and 2e-05. What bounds a loss is rounded up."""
+
+import math
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context
+
+LONG = 12  # digits before or after the point that can still be read
+
+
+def plain(value: float, digits: int = 4, *, up: bool = False) -> str:
+    """A number with so many digits that count, thousands apart.
+
+    >>> plain(2980.96), plain(0.00016556, 3), plain(1.0), plain(12345678.9, up=True)
+    ('2,981', '0.000166', '1', '12,350,000')
+    """
+    if not math.isfinite(value):
+        return "∞" if value > 0 else str(value)
+    rounded = Context(prec=digits, rounding=ROUND_CEILING if up else ROUND_HALF_EVEN).create_decimal(repr(float(value)))
+    if value and not -LONG <= rounded.adjusted() < LONG:
+        return f"{rounded.normalize():e}".replace("e+", "e")
+    text = f"{rounded:,f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def one_in(probability: float) -> str:
+    """A small probability as one case in so many, rounded so that it is not less than it says: '1 in 6,040'."""
+    return f"1 in {math.floor(1 / probability + 1e-6):,}"
+
+
+def power_of_e(exponent: float) -> str:
+    """e to this power, rounded up; beyond a billion only its size."""
+    if exponent < math.log(1e9):
+        return plain(math.exp(exponent), up=True)
+    return f"10 to the power {math.ceil(exponent / math.log(10))}"
+
+
+def round_up(epsilon: float) -> str:
+    """ε to three decimals, rounded up: never less than what was spent."""
+    return f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:.3f}".rstrip("0").rstrip(".")
