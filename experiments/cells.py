@@ -14,7 +14,7 @@ maps take 10 epochs and a coarser grid. TinyShakespeare takes a smaller model on
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,16 @@ class Cell:
         """Whether it is a run of `dpformer train`, or the popularity of items, which needs none."""
         return bool(self.choices)
 
+    def with_seed(self, seed: int) -> "Cell":
+        return replace(self, seed=seed)
+
+    @property
+    def command(self) -> str:
+        """The command line that does the same."""
+        if not self.trains:
+            return f"DPFORMER_DATA=FOLDER python -m experiments.fill {self.name}"
+        return " ".join(["dpformer train", FILES[self.data], *map(_flag, self.choices.items()), f"--seed {self.seed}"])
+
     def config(self) -> Config:
         """The config of `dpformer train`; data is found through DPFORMER_DATA."""
         return Config.make(**{"file": data_file(self.data), "seed": self.seed, **self.choices})
@@ -109,6 +119,14 @@ def counts(data: str, epsilon: float, seed: int = 0) -> Cell:
 def floor(data: str) -> Cell:
     """Items ranked by how often they occur: the floor, not private."""
     return Cell(data, "popularity")
+
+
+def _flag(choice: tuple[str, Any]) -> str:
+    name, value = choice
+    flag = "re-attention" if name == "reattention" else name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {_short(value)}"
 
 
 def _short(value: Any) -> str:

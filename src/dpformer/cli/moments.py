@@ -18,14 +18,15 @@ def moments(
     """Variance after ReLU and GELU of a Gaussian input: sampled, exact, and the paper's approximation."""
     if samples < 2:
         raise DpformerError(f"samples is {samples}; it must be 2 or more")
-    rows = [_row(deviation, samples) for deviation in DEVIATIONS]
+    rows = [variances(deviation, samples) for deviation in DEVIATIONS]
     if as_json:
         typer.echo(json.dumps({"samples": samples, "rows": rows}, indent=2))
     else:
         _print(rows, samples)
 
 
-def _row(deviation: float, samples: int) -> dict[str, float]:
+def variances(deviation: float, samples: int) -> dict[str, float]:
+    """After ReLU and GELU of N(0, deviation²): sampled, exact, and the paper's approximation of GELU."""
     import torch
     from torch.nn import functional as F
 

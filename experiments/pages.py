@@ -1,0 +1,121 @@
+"""Tables and figures of docs/results/, from the store alone, in seconds: python -m experiments.pages
+
+Pages are written by hand; between <!-- NAME --> and <!-- end of NAME --> stands what is made here.
+"""
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from experiments import plots, tables
+from experiments.cells import (
+    EPSILONS,
+    TITLES,
+    Cell,
+    ablations,
+    ceiling,
+    cells,
+    counts,
+    floor,
+    heat_maps,
+    paper,
+    shakespeare,
+)
+from experiments.store import ROOT, load
+
+PAGES = ("paper.md", "counts.md")
+BLOCK = re.compile(r"<!-- (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->", re.DOTALL)
+
+
+def blocks(out: Path) -> dict[str, Callable[[], str]]:
+    """What can stand on a page, by name. Figures are written to `out`."""
+    made: dict[str, Callable[[], str]] = {
+        "ablations": lambda: _with_commands(tables.changes(), ablations()),
+        "activations": tables.activations,
+        "attention maps": lambda: _image(_there(out / "attention-ml-1m.svg"), "Attention maps", "attention_maps"),
+        "counts": lambda: tables.counted(TITLES, EPSILONS),
+        "long tail": lambda: _image(
+            plots.long_tail(out / "long-tail.svg"), "Share of users by item", "fill popularity"
+        ),
+        "tinyshakespeare": lambda: _with_commands(tables.texts(EPSILONS), shakespeare()),
+        "tinyshakespeare curves": lambda: _image(
+            plots.shakespeare(out / "tinyshakespeare.svg"), "Held-out loss", "fill tinyshakespeare"
+        ),
+        "settings": tables.settings,
+        "missing": missing,
+    }
+    for data in ("ml-1m", "games"):
+        made[f"{data} accuracy"] = lambda d=data: _accuracy(d)  # type: ignore[misc]
+        made[f"{data} convergence"] = lambda d=data: _image(  # type: ignore[misc]
+            plots.convergence(d, out / f"convergence-{d}.svg"), f"{TITLES[d]}: accuracy by epoch", f"fill {d}"
+        )
+        made[f"{data} heat maps"] = lambda d=data: _image(  # type: ignore[misc]
+            plots.heat(d, out / f"heat-{d}.svg"), f"{TITLES[d]}: batch × learning rate", f"fill {d} epochs=10"
+        )
+    return made
+
+
+def _accuracy(data: str) -> str:
+    parts = []
+    for epsilon in EPSILONS:
+        rows = [paper(data, model, epsilon) for model in tables.ROWS] + [counts(data, epsilon)]
+        if epsilon == EPSILONS[0]:
+            rows += [floor(data), ceiling(data)]
+        parts.append(f"**ε = {epsilon}**\n\n" + _with_commands(tables.accuracy(data, epsilon), rows))
+    return "\n\n".join(parts)
+
+
+def _with_commands(table: str, rows: list[Cell]) -> str:
+    lines = "\n".join(f"    {cell.command}" for cell in rows)
+    summary = "The command of each row (other seeds: <code>--seed</code>)"
+    return f"{table}\n\n<details><summary>{summary}</summary>\n\n{lines}\n\n</details>"
+
+
+def _there(path: Path) -> Path | None:
+    return path if path.exists() else None
+
+
+def _image(path: Path | None, title: str, command: str) -> str:
+    command = f"`DPFORMER_DATA=FOLDER python -m experiments.{command}`"
+    return f"![{title}]({path.name})" if path else f"*Not there yet: {command}, then `python -m experiments.pages`.*"
+
+
+def missing() -> str:
+    """What is not in the store, with the command that computes it, the most informative first."""
+    left = [cell for cell in cells() if load(cell.name) is None]
+    hours = sum(cell.minutes for cell in left) / 60
+    done = len(cells()) - len(left)
+    if not left:
+        return f"Nothing: all {done} runs are in the store."
+    lines = "\n".join(f"    python -m experiments.fill {cell.name}  # {cell.minutes:.0f} min" for cell in left)
+    return (
+        f"{done} of {done + len(left)} runs are in the store. The others take about {hours:.0f} hours of one core; "
+        "`DPFORMER_DATA=FOLDER python -m experiments.fill` computes them in this order and can be stopped at any time. "
+        f"Of those, {len([cell for cell in heat_maps() if load(cell.name) is None])} belong to heat maps.\n\n"
+        f"<details><summary>One by one</summary>\n\n{lines}\n\n</details>"
+    )
+
+
+def write(page: Path, made: dict[str, Callable[[], str]]) -> None:
+    """Fills the blocks of a page; a block nobody can make is an error."""
+
+    def fill(block: re.Match[str]) -> str:
+        name = block["name"]
+        if name not in made:
+            raise ValueError(f"{page.name} has a block {name!r}; there are {', '.join(made)}")
+        return f"<!-- {name} -->\n{made[name]()}\n<!-- end of {name} -->"
+
+    page.write_text(BLOCK.sub(fill, page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    out = parser.parse_args().out
+    for name in PAGES:
+        write(out / name, blocks(out))
+
+
+if __name__ == "__main__":
+    main()

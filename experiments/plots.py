@@ -1,0 +1,153 @@
+"""Figures in SVG, from the store alone; what is not in the store is left out, and a figure of nothing is not drawn."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from experiments.cells import (
+    GRID,
+    HEAT_EPSILON,
+    HEAT_MAPS,
+    TITLES,
+    Cell,
+    ceiling,
+    counts,
+    floor,
+    heat_map,
+    language,
+    paper,
+)
+from experiments.paper_numbers import PAPER
+from experiments.store import load
+from experiments.tables import Result, last, results
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLOURS = {"vanilla": "#b5452c", "reattention": "#2b6777"}
+NAMES = {"vanilla": "vanilla", "reattention": "Re-Attention"}
+METRICS = {"ndcg@10": "NDCG@10, %", "hit@10": "HIT@10, %"}
+matplotlib.rcParams |= {"svg.hashsalt": "dpformer", "svg.fonttype": "none"}  # the same bytes for the same numbers
+
+
+def save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    return path
+
+
+def band(axis: Axes, found: list[Result], value: Callable[[dict[str, Any]], float], **style: Any) -> bool:
+    """Mean over seeds, and between the lowest and the highest of them."""
+    curves = [[(point["epoch"], value(point)) for point in result["curve"]] for result in found]
+    if not curves:
+        return False
+    shortest = min(map(len, curves))
+    x = [epoch for epoch, _ in curves[0][:shortest]]
+    y = np.array([[number for _, number in curve[:shortest]] for curve in curves])
+    axis.plot(x, y.mean(0), **style)
+    if len(curves) > 1:
+        axis.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.2, linewidth=0)
+    return True
+
+
+def convergence(data: str, path: Path) -> Path | None:
+    """NDCG and HIT every 5 epochs, vanilla and Re-Attention, ε = 5 and 10."""
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), layout="constrained", sharex=True)
+    drawn = False
+    for column, epsilon in enumerate((5, 10)):
+        for row, (metric, label) in enumerate(METRICS.items()):
+            axis = axes[row, column]
+            for model, colour in COLOURS.items():
+                found = results(lambda seed, m=model, e=epsilon: paper(data, m, e, seed))
+                name = f"{NAMES[model]}, {len(found)} seed{'s' if len(found) > 1 else ''}"
+                drawn |= band(
+                    axis, found, lambda p, k=metric: 100 * p["masked"][k], color=colour, marker=".", label=name
+                )
+                best = PAPER[data][model][epsilon][row]
+                axis.axhline(best, color=colour, linestyle=":", linewidth=1, label=f"{NAMES[model]}, paper's best")
+            _level(axis, results(lambda seed, e=epsilon: counts(data, e, seed)), metric, "0.25", "transition counts")
+            _level(axis, results(lambda _: floor(data))[:1], metric, "0.6", "popularity")
+            axis.set_ylabel(label)
+            axis.set_ylim(bottom=0)
+        axes[0, column].set_title(f"{TITLES[data]}, ε = {epsilon}")
+        axes[1, column].set_xlabel("epoch")
+    axes[0, 0].legend(frameon=False, fontsize=7, ncols=2)
+    return save(figure, path) if drawn else _nothing(figure)
+
+
+def _level(axis: Axes, found: list[Result], metric: str, colour: str, name: str) -> None:
+    if found:
+        level = np.mean([100 * last(result)[metric] for result in found])
+        axis.axhline(level, color=colour, linestyle="--", linewidth=1, label=name)
+
+
+def heat(data: str, path: Path) -> Path | None:
+    """Batch × learning rate, one panel a model."""
+    maps = HEAT_MAPS[data]
+    grids = [_grid(heat_map(data, model, **change)) for model, change in maps]
+    known = np.concatenate([grid.ravel() for grid in grids])
+    known = known[~np.isnan(known)]
+    if not len(known):
+        return None
+    figure, axes = plt.subplots(1, len(maps), figsize=(3.4 * len(maps), 3.2), layout="constrained", squeeze=False)
+    for axis, grid, (model, change) in zip(axes[0], grids, maps, strict=True):
+        axis.imshow(grid, cmap="viridis", vmin=known.min(), vmax=known.max(), origin="lower", aspect="auto")
+        for (y, x), value in np.ndenumerate(grid):
+            dark = value < known.min() + 0.6 * np.ptp(known)
+            axis.text(
+                x, y, "–" if np.isnan(value) else f"{value:.2f}", ha="center", va="center", color="w" if dark else "k"
+            )
+        axis.set_xticks(range(grid.shape[1]), [f"{rate:g}" for rate in GRID["learning_rate"]])
+        axis.set_yticks(range(grid.shape[0]), [str(batch) for batch in GRID["batch_size"]])
+        title = {"unshared": "not shared", "vanilla": "shared", **({} if data == "ml-1m" else NAMES)}[model]
+        axis.set(title=title + (f", d = {change['dim']}" if change else ""), xlabel="learning rate")
+    axes[0, 0].set_ylabel("batch")
+    figure.suptitle(f"{TITLES[data]}, ε = {HEAT_EPSILON[data]}, {GRID['epochs']} epochs: NDCG@10, %")
+    return save(figure, path)
+
+
+def _grid(cells: list[Cell]) -> np.ndarray:
+    found = [load(cell.name) for cell in cells]
+    values = [np.nan if result is None else 100 * last(result)["ndcg@10"] for result in found]
+    return np.array(values).reshape(len(GRID["batch_size"]), len(GRID["learning_rate"]))
+
+
+def long_tail(path: Path) -> Path | None:
+    """How many users have each item, both data sets."""
+    figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
+    drawn = False
+    for data, colour in (("ml-1m", COLOURS["vanilla"]), ("games", COLOURS["reattention"])):
+        result = load(floor(data).name)
+        if result is not None:
+            rank, users = np.array(result["tail"]).T
+            axis.loglog(rank, users / result["users"], color=colour, label=f"{TITLES[data]}: {result['items']:,} items")
+            drawn = True
+    axis.set(xlabel="item, from the most popular", ylabel="share of users who have it")
+    axis.legend(frameon=False)
+    return save(figure, path) if drawn else _nothing(figure)
+
+
+def shakespeare(path: Path) -> Path | None:
+    """Held-out loss on TinyShakespeare over epochs."""
+    figure, axis = plt.subplots(figsize=(6, 3.8), layout="constrained")
+    drawn = False
+    for epsilon, width in ((5, 1.0), (8, 1.6), (10, 2.4)):
+        for model, colour in COLOURS.items():
+            found = results(lambda seed, m=model, e=epsilon: language(m, e, seed))
+            label = f"ε = {epsilon}, {NAMES[model]}"
+            drawn |= band(axis, found, lambda p: p["text"]["loss"], color=colour, linewidth=width, label=label)
+    found = results(lambda seed: ceiling("tinyshakespeare", seed))
+    drawn |= band(axis, found, lambda p: p["text"]["loss"], color="0.4", linestyle="--", label="not private")
+    if not drawn:
+        return _nothing(figure)
+    axis.set(xlabel="epoch", ylabel="held-out loss, nats a character")
+    axis.legend(frameon=False, fontsize=8)
+    return save(figure, path)
+
+
+def _nothing(figure: Figure) -> None:
+    plt.close(figure)

@@ -1,0 +1,139 @@
+"""Tables in Markdown, from the store alone: what is there is shown with its spread, what is not is a dash."""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from experiments.cells import SETTINGS, TITLES, Cell, ablations, ceiling, counts, floor, language, paper
+from experiments.paper_numbers import ACTIVATIONS, NANOGPT, PAPER
+from experiments.store import load
+
+from dpformer.cli.moments import DEVIATIONS, variances
+
+ALL_SEEDS = range(5)
+ROWS = {
+    "gru": "GRU",
+    "lstm": "LSTM",
+    "unshared": "Transformer, not shared",
+    "vanilla": "Transformer, vanilla",
+    "reattention": "**with Re-Attention**",
+}
+SETTING_TITLES = {"ml-1m": TITLES["ml-1m"], "games": TITLES["games"], "tinyshakespeare": "TinyShakespeare"}
+Result = dict[str, Any]
+
+
+def results(cell: Callable[[int], Cell]) -> list[Result]:
+    """What is in the store of a cell, all seeds."""
+    found = (load(cell(seed).name) for seed in ALL_SEEDS)
+    return [result for result in found if result is not None]
+
+
+def last(result: Result, policy: str = "masked") -> dict[str, float]:
+    """The released iterate, fixed before the run."""
+    return dict(result["curve"][-1][policy])
+
+
+def best(result: Result, policy: str = "masked") -> dict[str, float]:
+    """The best epoch, each metric's own: the paper's way, which chooses on test items."""
+    return {name: max(point[policy][name] for point in result["curve"]) for name in ("ndcg@10", "hit@10")}
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Mean, and deviation over seeds."""
+    if not values:
+        return "–"
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{deviation}"
+
+
+def pair(points: list[dict[str, float]]) -> str:
+    """NDCG@10 / HIT@10 in %."""
+    if not points:
+        return "–"
+    return " / ".join(spread([100 * point[name] for point in points]) for name in ("ndcg@10", "hit@10"))
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def settings() -> str:
+    """One setting a data set, for all its rows."""
+    names = ("batch_size", "epochs", "max_length", "dropout", "learning_rate")
+    lines = [[title, *(f"{SETTINGS[data][name]:g}" for name in names)] for data, title in SETTING_TITLES.items()]
+    return markdown(["", "batch", "epochs", "length", "dropout", "learning rate"], lines)
+
+
+def accuracy(data: str, epsilon: float) -> str:
+    """One ε of the paper's main table, with the floor, the ceiling and the counts."""
+    rows = []
+    for model, title in ROWS.items():
+        printed = "{:.2f} / {:.2f}".format(*PAPER[data][model][epsilon])
+        rows.append([title, printed, *_ours(results(lambda seed, m=model: paper(data, m, epsilon, seed)))])
+    rows.append(["**transition counts**", "", *_ours(results(lambda seed: counts(data, epsilon, seed)))])
+    rows.append(["popularity, not private", "", *_ours(results(lambda _: floor(data))[:1])])
+    rows.append(["Transformer, vanilla, not private", "", *_ours(results(lambda seed: ceiling(data, seed)))])
+    head = ["NDCG@10 / HIT@10, %", "paper, best epoch", "ours, last iterate", "ours, best epoch"]
+    return markdown([*head, "ours, last, unmasked", "seeds"], rows)
+
+
+def _ours(found: list[Result]) -> list[str]:
+    columns = [last, best, lambda result: last(result, "unmasked")]
+    return [pair([column(result) for result in found]) for column in columns] + [str(len(found))]
+
+
+def counted(names: dict[str, str], epsilons: tuple[float, ...]) -> str:
+    """Transition counts and the popularity that is released with them."""
+    rows = []
+    for data, title in names.items():
+        for epsilon in epsilons:
+            found = results(lambda seed, d=data, e=epsilon: counts(d, e, seed))
+            for model, points in (
+                ("popularity", [result["popularity"] for result in found]),
+                ("counts", [result["curve"][-1] for result in found]),
+            ):
+                both = [pair([point[policy] for point in points]) for policy in ("masked", "unmasked")]
+                rows.append([title, f"{epsilon:g}", model, *both, str(len(found))])
+    return markdown(["data", "ε", "model", "NDCG@10 / HIT@10, %", "the same, unmasked", "seeds"], rows)
+
+
+def changes() -> str:
+    """MovieLens at ε = 5, one change at a time."""
+    rows = []
+    for base in ("vanilla", "reattention"):
+        rows.append([ROWS[base], "–", *_ours(results(lambda seed, b=base: paper("ml-1m", b, 5, seed)))])
+        for cell in ablations():
+            if cell.label.startswith(f"{base}-"):
+                change = cell.label.split("-", 3)[-1].replace("-", ", ")
+                rows.append([ROWS[base], f"`{change}`", *_ours(results(cell.with_seed))])
+    head = ["NDCG@10 / HIT@10, %", "change", "last iterate", "best epoch", "last, unmasked", "seeds"]
+    return markdown(head, rows)
+
+
+def texts(epsilons: tuple[float, ...]) -> str:
+    """TinyShakespeare: held-out loss."""
+    rows = []
+    for epsilon in epsilons:
+        for model in ("vanilla", "reattention"):
+            rows.append(_text(ROWS[model], f"{epsilon:g}", lambda seed, m=model, e=epsilon: language(m, e, seed)))
+    rows.append(_text(ROWS["vanilla"], "∞", lambda seed: ceiling("tinyshakespeare", seed)))
+    rows += [[f"nanoGPT, {size} (published)", "∞", f"{loss:.2f}", "", ""] for size, loss in NANOGPT.items()]
+    return markdown(["model", "ε", "held-out loss, nats a character", "bits a character", "seeds"], rows)
+
+
+def _text(title: str, epsilon: str, cell: Callable[[int], Cell]) -> list[str]:
+    found = [result["curve"][-1]["text"] for result in results(cell)]
+    loss, bits = (spread([text[name] for text in found], 3) for name in ("loss", "bits_per_character"))
+    return [title, epsilon, loss, bits, str(len(found))]
+
+
+def activations() -> str:
+    """The paper's table of variances, and ours: computed here, in seconds."""
+    rows = []
+    for printed, deviation in zip(ACTIVATIONS, DEVIATIONS, strict=True):
+        found = variances(deviation, 1_000_000)
+        ours = [f"{found[name]:.3g}" for name in ("relu_sampled", "relu_exact", "gelu_sampled", "gelu_exact")]
+        rows.append([printed[0], *printed[1:], *ours])
+    head = ["input", "paper: ReLU, sampled", "GELU, sampled", "analytic"]
+    return markdown([*head, "ours: ReLU, sampled", "ReLU, exact", "GELU, sampled", "GELU, exact"], rows)
