@@ -66,9 +66,11 @@ def export_onnx(release: Release, path: str | Path, *, k: int = 10, int8: bool =
         )
     if not 1 <= k <= len(release.vocabulary):
         raise DpformerError(f"k is {k}; it must be between 1 and {len(release.vocabulary)}, the number of items")
+    if int8 and not any(parameter.ndim == 2 for parameter in release.model.parameters()):
+        raise DpformerError(
+            f"a {type(release.model).__name__} has no matrices to store in int8: export it without --int8"
+        )
     model = rounded(release.model) if int8 else release.model
-    if not hasattr(model, "next_scores"):
-        raise DpformerError(f"a {type(model).__name__} cannot be exported to ONNX: it is no network")
     content = _convert(model, k, release, int8)
     checked, difference = verify(session(content, as_written=int8), model, k)
     with replacing(Path(path)) as part:

@@ -125,6 +125,28 @@ class TransitionCounts(nn.Module):
         claims = self._claims(torch.from_numpy(latest).to(self.popularity.device))
         return claims.add_(self.popularity, alpha=HINT).log_()
 
+    @property
+    def max_length(self) -> int:
+        """How many items of a history matter, the latest ones."""
+        return LATEST
+
+    def next_scores(self, items: Tensor, lengths: Tensor) -> Tensor:
+        """`scores` of plain tensors without branches, what an export records: every transition is looked at.
+
+        Args:
+            items: (B, L) int64, right-padded with 0, L at most `max_length`.
+            lengths: (B,) int64.
+        """
+        back = lengths[:, None] - 1 - torch.arange(items.shape[1], device=items.device)  # 0 for the latest
+        weights = (back >= 0) * FORGETTING ** back.clamp(min=0)
+        weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-9)  # α
+        nothing = torch.zeros_like(weights[:, :1]) * self.popularity  # (B, M)
+        history = nothing.scatter_add(1, items, weights)
+        origins = torch.from_numpy(np.repeat(np.arange(self.num_items), np.diff(self.offsets.cpu().numpy())))
+        claims = history[:, origins.to(items.device)] * self.chances  # (B, K)
+        claims = nothing.scatter_add(1, (torch.zeros_like(items[:, :1]) + self.targets), claims)
+        return (claims + HINT * self.popularity).log()
+
     def prior_logits(self, items: Tensor, lengths: Tensor) -> Tensor:
         """(B, L, M): at each position ln P of the next item, after the items up to it.
 
