@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
+from dpformer.privacy.numbers import round_up
 from dpformer.report import write_report
 from dpformer.report.content import attack_bound, gather, popularity_group
-from dpformer.privacy.numbers import round_up
 from dpformer.report.page import _percent
 from dpformer.training import Config, finished, train
 from dpformer.training.tune import restated
@@ -65,7 +65,15 @@ def test_the_page_says_it_all(run: Path, tmp_path: Path) -> None:
     assert facts["private"]
     for sentence in (facts["headline"], *facts["words"], *facts["data"], *facts["not_covered"]):
         assert sentence in text
-    for part in ("Privacy Facts", round_up(facts["epsilon"]), "NDCG@10", "HIT@10", "MRR", "Training loss", "Gradient norms"):
+    for part in (
+        "Privacy Facts",
+        round_up(facts["epsilon"]),
+        "NDCG@10",
+        "HIT@10",
+        "MRR",
+        "Training loss",
+        "Gradient norms",
+    ):
         assert part in text
     for part in (
         "Budget spent",

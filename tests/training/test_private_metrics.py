@@ -101,9 +101,7 @@ def test_verify_accepts_it(made: Path) -> None:
     assert result.passed and all(finding.ok for finding in result.findings), result.to_dict()
 
 
-def test_a_run_that_died_at_the_end_draws_the_same_noise_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_died_at_the_end_draws_the_same_noise_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two noisy versions of the same metrics, averaged, would be less noisy than what is paid for."""
     config = tiny_config(write_log(tmp_path / "log.csv"), **CHOICES)
     write, first = RunFolder.write_json, []

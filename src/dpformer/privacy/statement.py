@@ -159,7 +159,7 @@ def _accuracy(metrics: dict[str, Any], event: dict[str, Any]) -> str:
     return (
         f"Accuracy on held-out items was measured once, with noise (alone ε = {round_up(event['epsilon_alone'])}): "
         f"NDCG@10 {metrics['ndcg@10']:.4f} and HIT@10 {metrics['hit@10']:.4f}, each most likely within "
-        f"{2 * metrics['deviation']:.4f} of the exact value. The ε above includes it: these two numbers may be published."
+        f"{2 * metrics['deviation']:.4f} of the exact value. The ε above includes it, so both numbers may be published."
     )
 
 
