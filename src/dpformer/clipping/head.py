@@ -23,7 +23,7 @@ from dpformer.clipping.uses import Ragged
 
 TILE = 1 << 20  # numbers of one tile of logits: 4 MB of float32, about a core's share of the cache
 _TINY = 1e-30  # float32 has few digits left below this
-KEEP = 1 << 25  # residuals are kept up to this many numbers (128 MB of float32)
+KEEP = 1 << 26  # residuals are kept up to this many numbers (256 MB of float32)
 
 
 def softmax_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from dpformer.clipping.gate import leaves
 from dpformer.clipping.tap import Source
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner, squared
 
-KEEP = 1 << 24  # numbers written out at a time: 64 MB of float32
+KEEP = 1 << 25  # numbers written out at a time: 128 MB of float32
 CANCELLATION = 1e-4  # below this share of the parts' own norms, a Gram norm has lost too many digits
 
 
