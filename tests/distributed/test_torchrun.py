@@ -38,26 +38,26 @@ def test_torchrun_restarts_and_it_resumes(log: Path, alone: Alone, tmp_path: Pat
     (tmp_path / "config.toml").write_text(config.to_toml())
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "2", "--monitor-interval", "0.1", "-m", "dpformer", "train"]
-    job = subprocess.Popen(
-        [*command, "--config", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command += ["--config", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")]
+    with (tmp_path / "said").open("w") as said:
+        job = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=said, stderr=said)
     try:
-        jobs.wait_for_steps(tmp_path / "run", 3, seconds=120)
-        leader = process_of(job.pid, 0)
-        os.kill(process_of(job.pid, 1), signal.SIGKILL)
-        leader = process_of(job.pid, 0, but=leader)
-        taken = len(metrics(tmp_path / "run", "step"))
-        jobs.wait_for_steps(tmp_path / "run", taken + 3, seconds=120)
-        os.kill(leader, signal.SIGKILL)
-        said, _ = job.communicate(timeout=120)
+        kill_twice(job.pid, tmp_path / "run")
+        job.wait(120)
     finally:
         job.terminate()  # its processes end with it
         job.wait(60)
-    assert job.returncode == 0, said
-    assert said.count("privacy.json") == 1, "one process speaks"
+        print(text := (tmp_path / "said").read_text())
+    assert job.returncode == 0
+    assert text.count("privacy.json") == 1, "one process speaks"
     assert_same(tmp_path / "run", expected)
     assert metrics(tmp_path / "run", "step", "users") == metrics(expected, "step", "users")
+
+
+def kill_twice(job: int, run: Path) -> None:
+    jobs.wait_for_steps(run, 3, seconds=120)
+    leader = process_of(job, 0)
+    os.kill(process_of(job, 1), signal.SIGKILL)
+    leader = process_of(job, 0, but=leader)
+    jobs.wait_for_steps(run, len(metrics(run, "step")) + 3, seconds=120)
+    os.kill(leader, signal.SIGKILL)

@@ -98,7 +98,7 @@ def scorer(model: Any) -> ScoreFunction:
         scores = torch.empty(len(histories), model.num_items)
         for start in range(0, len(order), size):
             rows = order[start : start + size]
-            scores[torch.from_numpy(rows)] = model.scores([histories[row] for row in rows])
+            scores[torch.from_numpy(rows)] = model.scores([histories[row] for row in rows]).to(scores)
         return scores
 
     return score

@@ -102,7 +102,7 @@ def generate(
     text = list(prompt)
     for _ in range(length):
         with torch.no_grad():
-            scores = model.scores([text[-model.max_length :]])[0].double()
+            scores = model.scores([text[-model.max_length :]])[0].double().cpu()  # as the generator
         if never is not None:
             scores[never] = -math.inf
         if top_k is not None and top_k < len(scores):

@@ -151,6 +151,7 @@ class Config(BaseModel):
     evaluate_every: Limit = _choice("Training", 0, "Epochs between evaluations; 0: none. Not covered by ε.")
     micro_batch_tokens: Count = _choice("Training", 16_384, "Positions computed at once; never changes the guarantee.")
     threads: Count | None = _choice("Training", None, "CPU threads (all).")
+    device: str | None = _choice("Training", None, "Where to compute: cpu, cuda (a GPU if there is one).")
     checkpoint_seconds: NotNegative = _choice("Training", 60.0, "Time between checkpoints.")
 
     @property
@@ -255,6 +256,8 @@ class Config(BaseModel):
         if batch_size > users:
             raise DpformerError(f"batch_size is {batch_size:,} and there are {users:,} users: give at most that")
         needed = self.model == "transformer" if self.reattention is None else self.reattention
+        from dpformer.training.device import device_of  # torch
+
         return self.but(
             file=self.file and self.file.resolve(),
             catalog=self.catalog and self.catalog.resolve(),
@@ -266,6 +269,7 @@ class Config(BaseModel):
             delta=self.delta or 1 / users,
             batch_size=batch_size,
             threads=self.threads or threads,
+            device=str(device_of(self.device)),
         )
 
     # To the run folder.
@@ -279,8 +283,8 @@ class Config(BaseModel):
         return "\n".join(lines[1:]) + "\n"
 
     def hash(self) -> str:
-        """SHA-256 of the choices."""
-        values = {name: str(value) if isinstance(value, Path) else value for name, value in self}
+        """SHA-256 of the choices; where it is computed is not what is computed."""
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in self if name != "device"}
         if not self.private_metrics:  # runs from before there was this choice keep their hash
             del values["private_metrics"], values["metrics_share"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

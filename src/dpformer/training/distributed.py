@@ -61,7 +61,8 @@ class Team:
     def enlist(self, config: Config, plan: Plan, num_items: int, trainer: Trainer) -> None:
         """Tells the others which model to build, and joins the trainer."""
         key = bytes.fromhex(str(trainer.dropout.state_dict()["key"]))
-        self._tell([("enlist", config, plan, num_items, dict(trainer.model.state_dict()), key)] * self.size)
+        state = {name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()}  # others have other GPUs
+        self._tell([("enlist", config, plan, num_items, state, key)] * self.size)
         trainer.team = self
 
     def sum_gradients(self, trainer: Trainer, users: np.ndarray, rows: list[slice]) -> list[Part]:
@@ -167,6 +168,7 @@ class Share:
     """The histories one process works on in this step, in place of the data set."""
 
     hash = ""
+    num_items = 1  # how much is computed at once is up to the leader
     train_lengths = np.zeros(0, dtype=np.int64)
 
     def __init__(self, histories: dict[int, np.ndarray]) -> None:

@@ -172,16 +172,16 @@ class Trainer:
 
     def _add_gradients(self, users: np.ndarray, place: int) -> Part:
         torch.manual_seed(torch_seed(self.dropout, self.step, place))
-        batch = Batch.from_histories(self.dataset.histories(users), self.max_length)
+        batch = Batch.from_histories(self.dataset.histories(users), self.max_length).to(self.model.bias.device)
         with_target = batch.lengths > 0
         if not self.config.private:
             losses = self.model(batch)
             losses.sum().backward()
-            return Part(losses.detach()[with_target], None)
+            return Part(losses.detach()[with_target].cpu(), None)
         with self.clipping:
             losses = self.model(batch)
         norms = self.clipping.backward(losses, self.clip)
-        return Part(losses.detach()[with_target], norms)
+        return Part(losses.detach()[with_target].cpu(), norms.cpu())
 
     def _halve(self, row: slice, users: np.ndarray) -> list[slice]:
         if row.stop - row.start == 1:
@@ -232,7 +232,8 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.batches.load_state_dict(state["batches"])
-        self.average = state["average"]
+        if state["average"] is not None:
+            self.average = [m.to(p.device) for m, p in zip(state["average"], self.parameters, strict=True)]
 
     def released(self) -> SequenceModel:
         """The model to release: the last iterate or the average, as the config fixed before the run."""

@@ -18,6 +18,7 @@ from dpformer.models.counts import TransitionCounts
 from dpformer.models.counts_release import release_transitions
 from dpformer.privacy import Ledger, SecureRandom, release_frequencies
 from dpformer.training.config import Config
+from dpformer.training.device import device_of
 from dpformer.training.plan import COUNTS, VOCABULARY_DELTA, Plan, other_events
 
 SYNTHETIC_USERS, SYNTHETIC_ITEMS = 6000, 400  # of the synthetic default: made up, so public
@@ -127,7 +128,7 @@ def build_model(
         model.set_frequencies(frequencies)
     if frequencies is not None and isinstance(model, Transformer):
         model.set_privacy(plan.noise_multiplier, plan.expected_batch_size, frequencies, config.reattention_scale)
-    return model
+    return model.to(device_of(config.device))  # made on the CPU: the same weights for any device
 
 
 def torch_seed(random: SecureRandom, step: int = 0, stream: int = 0) -> int:
