@@ -1,0 +1,114 @@
+"""Pages of results from a small store: what is there is shown as it is, what is not is named with its command."""
+
+import importlib
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from dpformer.training.config import Config
+from experiments import attention_maps, cells, pages, plots, store, tables
+from tests.runs import invoke
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def put(cell: cells.Cell, *levels: float, **more: object) -> None:
+    """A result whose NDCG@10 runs through some levels; HIT is twice that, unmasked half."""
+    curve = [
+        {
+            "step": 5 * place, "epoch": 5.0 * place, "split": "test", "training_loss": 7.0,
+            "masked": {"ndcg@10": level, "hit@10": 2 * level},
+            "unmasked": {"ndcg@10": level / 2, "hit@10": level},
+            "text": {"loss": 100 * level, "bits_per_character": 100 * level / math.log(2)},
+        }
+        for place, level in enumerate(levels, start=1)
+    ]  # fmt: skip
+    store.RUNS.mkdir(exist_ok=True)
+    result = {"cell": cell.name, "data": cell.data, "seed": cell.seed, "curve": curve, **more}
+    (store.RUNS / f"{cell.name}.json").write_text(json.dumps(result))
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(store, "RUNS", tmp_path / "runs")
+    for seed, level in enumerate((0.05, 0.06, 0.07)):
+        put(cells.paper("ml-1m", "vanilla", 5, seed), 0.02, level + 0.01, level)
+    put(cells.paper("ml-1m", "reattention", 5), 0.02, 0.08, 0.081)
+    put(cells.counts("ml-1m", 5), 0.115, popularity={"masked": {"ndcg@10": 0.01, "hit@10": 0.02}} | _unmasked())
+    put(cells.floor("ml-1m"), 0.018, tail=[[1, 90], [10, 20], [100, 1]], users=100, items=120)
+    put(cells.heat_map("ml-1m", "vanilla")[4], 0.031)
+    put(cells.language("vanilla", 5), 0.03, 0.025)
+    return tmp_path
+
+
+def _unmasked() -> dict[str, dict[str, float]]:
+    return {"unmasked": {"ndcg@10": 0.005, "hit@10": 0.01}}
+
+
+def test_last_and_best_and_the_spread_over_seeds(small: Path) -> None:
+    rows = {line.split(" | ")[0].strip("| "): line for line in tables.accuracy("ml-1m", 5).splitlines()}
+    vanilla = "4.57 / 8.69 | 6.00 ± 1.00 / 12.00 ± 2.00 | 7.00 ± 1.00 / 14.00 ± 2.00 | 3.00 ± 0.50 / 6.00 ± 1.00 | 3"
+    assert vanilla in rows["Transformer, vanilla"]
+    assert "5.88 / 11.13 | 8.10 / 16.20 | 8.10 / 16.20 |" in rows["**with Re-Attention**"]
+    assert "| 11.50 / 23.00 |" in rows["**transition counts**"]
+    assert "| – | – | – | 0 |" in rows["GRU"]
+
+
+def test_the_pages_of_the_project_can_be_made(small: Path) -> None:
+    for name in pages.PAGES:
+        (small / name).write_text((RESULTS / name).read_text(encoding="utf-8"), encoding="utf-8")
+        pages.write(small / name, pages.blocks(small))
+    text = (small / "paper.md").read_text(encoding="utf-8")
+    for figure in ("convergence-ml-1m.svg", "heat-ml-1m.svg", "long-tail.svg", "tinyshakespeare.svg"):
+        assert f"]({figure})" in text and (small / figure).read_text().startswith("<?xml"), figure
+    assert "](convergence-games.svg)" not in text and "fill games`" in text, "a figure of nothing is not drawn"
+    assert set(pages.blocks(small)) - {"counts"} == set(re.findall("<!-- end of (.+?) -->", text)), (
+        "no figure is left out"
+    )
+    before = text, (small / "heat-ml-1m.svg").read_bytes()
+    pages.write(small / "paper.md", pages.blocks(small))
+    assert before == ((small / "paper.md").read_text(encoding="utf-8"), (small / "heat-ml-1m.svg").read_bytes())
+
+
+def test_what_is_missing_is_named_and_what_is_there_is_not(small: Path) -> None:
+    text = pages.missing()
+    assert text.startswith(f"8 of {len(cells.cells())} runs are in the store.")
+    there = cells.paper("ml-1m", "vanilla", 5).name
+    assert f"fill {there}  #" not in text and f"fill {cells.paper('games', 'gru', 5).name}  #" in text
+
+
+def test_a_block_that_nobody_makes_is_an_error(small: Path) -> None:
+    page = small / "page.md"
+    page.write_text("<!-- gossip -->\n<!-- end of gossip -->\n")
+    with pytest.raises(ValueError, match="has a block 'gossip'"):
+        pages.write(page, pages.blocks(small))
+
+
+def test_every_cell_is_a_valid_run_with_a_name_and_a_command_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPFORMER_DATA", "data")
+    every = cells.cells()
+    assert len({cell.name for cell in every}) == len(every) == len({cell.command for cell in every})
+    for cell in every:
+        if cell.trains:
+            config = cell.config()
+            assert config.model == cell.choices["model"] and config.seed == cell.seed
+    assert sum(cell.minutes for cell in every[:30]) < sum(cell.minutes for cell in every[30:60]), "cheap ones go first"
+
+
+def test_a_command_gives_the_config_of_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPFORMER_DATA", "data")
+    seen: list[Config] = []
+    command = importlib.import_module("dpformer.cli.train")  # the package's `train` is the function in it
+    monkeypatch.setattr(command, "run_or_exit", lambda what, out: seen.append(what))
+    for cell in (cells.paper("games", "unshared", 8, 1), cells.ceiling("ml-1m"), cells.ablations()[0]):
+        invoke(*cell.command.split()[1:])
+        assert seen[-1].but(file=None) == cell.config().but(file=None)
+
+
+def test_attention_maps_of_no_models_are_not_drawn(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_maps, "WORK", small / "work")
+    assert attention_maps.draw("ml-1m", small / "maps.svg") is None
+    assert plots.heat("games", small / "heat.svg") is None
