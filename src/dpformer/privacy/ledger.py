@@ -87,6 +87,8 @@ class Ledger:
             raise ValueError(f"a ledger has the keys adjacency and events, not {facts!r}")
         if facts["adjacency"] != ADJACENCY:
             raise ValueError(f"adjacency must be {ADJACENCY}, not {facts['adjacency']!r}")
+        if not isinstance(facts["events"], list):
+            raise ValueError(f"events must be a list, not {facts['events']!r}")
         return cls(Event.from_dict(event) for event in facts["events"])
 
     def to_json(self) -> str:
@@ -94,7 +96,10 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        return cls.from_dict(json.loads(text))
+        try:
+            return cls.from_dict(json.loads(text))
+        except RecursionError:
+            raise ValueError("a ledger is not nested that deeply") from None
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self._events)

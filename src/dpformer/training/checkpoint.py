@@ -56,13 +56,15 @@ def load_checkpoint(path: Path, *, config: str, data: str | None = None) -> dict
             raise ValueError("its content is not as it was written")
         body = json.loads(header["body"])
         found, state = body["identity"], _unpack(body["state"], tensors)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if not isinstance(found, dict) or not isinstance(state, dict):
+            raise ValueError("its parts are not those of a checkpoint")
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DpformerError(
             f"{path} is not a whole checkpoint of dpformer ({' '.join(str(error).split())[:200]}); "
             "this run cannot be resumed: start it again with another --out"
         ) from None
     _check_identity(path, found, _identity(config, found.get("data") if data is None else data))
-    return {**state, "data": found["data"]}
+    return {**state, "data": found.get("data")}
 
 
 def check_data(path: Path, saved: str, found: str) -> None:
@@ -85,11 +87,11 @@ def _check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any])
             raise DpformerError(
                 f"{path} was made with {name} {found.get(name)}, this is {expected[name]}; resume with that version"
             )
-    if found["config"] != expected["config"]:
+    if found.get("config") != expected["config"]:
         raise DpformerError(
             f"{path} was made with another config; restore config.toml, or start again with another --out"
         )
-    check_data(path, found["data"], expected["data"])
+    check_data(path, str(found.get("data")), str(expected["data"]))
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:

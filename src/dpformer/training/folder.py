@@ -101,7 +101,7 @@ class RunFolder:
     def read_json(self, path: Path) -> dict[str, Any]:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DpformerError(f"{path} cannot be read: {error}") from None
         if not isinstance(content, dict):
             raise DpformerError(f"{path} is not a JSON object")

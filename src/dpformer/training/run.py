@@ -28,6 +28,7 @@ from dpformer.privacy import Ledger, SecureRandom
 from dpformer.privacy.events import METRICS
 from dpformer.privacy.metrics import MetricRelease, release_metrics
 from dpformer.privacy.statement import statement
+from dpformer.privacy.statement_file import check_shape
 from dpformer.privacy.units import unit_of
 from dpformer.training.checkpoint import check_data, load_checkpoint, save_checkpoint
 from dpformer.training.config import Config
@@ -110,7 +111,8 @@ def finished(path: str | Path) -> Run:
     folder = RunFolder.open(path)
     if not folder.done:
         raise DpformerError(f"{folder.path} is not finished; go on with: dpformer train --resume {folder.path}")
-    return Run(folder.path, Config.make(folder.config), folder.read_json(folder.statement))
+    facts = check_shape(folder.read_json(folder.statement), folder.statement)
+    return Run(folder.path, Config.make(folder.config), facts)
 
 
 class _Session:

@@ -1,0 +1,232 @@
+"""The table of readers. A reader gets a file from a stranger: it reads it, or raises one clear sentence."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from dpformer.errors import DpformerError
+from fuzz import seeds
+
+Seeds = Callable[[], list[bytes]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to do with a file, how such a file ends, and some that are valid."""
+
+    read: Callable[[Path], object]
+    suffix: str
+    seeds: Seeds
+    refusals: tuple[type[Exception], ...] = (DpformerError,)
+    slow: bool = False  # accounting or a page for each valid file: fewer examples
+
+
+def try_one(target: Target, content: bytes, folder: Path) -> bool:
+    """Whether the content was read; False if it was refused in a sentence. Anything else is a fault, and raises."""
+    path = folder / f"input{target.suffix}"
+    path.write_bytes(content)
+    try:
+        target.read(path)
+    except target.refusals as error:
+        assert str(error) and "\n" not in str(error), f"not one sentence: {error!r}"
+        return False
+    return True
+
+
+# Readers, with what must hold of all that they read.
+
+
+def _log(path: Path) -> None:
+    from dpformer.data import Dataset, prepare
+
+    dataset = prepare(path, max_length=5)
+    assert isinstance(dataset, Dataset) and dataset.offsets[-1] == len(dataset.items)
+    assert not len(dataset.items) or 0 <= dataset.items.min() <= dataset.items.max() < dataset.num_items
+
+
+def _catalog(path: Path) -> None:
+    from dpformer.data import read_catalog
+
+    found = read_catalog(path)
+    assert len(set(found.ids)) == len(found)
+
+
+def _text(unit: Any, path: Path) -> None:
+    from dpformer.data.text import read_text
+
+    found = read_text(path, unit=unit, tokens=_characters(), max_length=8)
+    assert 0 <= found.items.min() <= found.items.max() < found.num_items
+
+
+@cache
+def _characters() -> Any:
+    from dpformer.data.tokens import Tokens
+
+    return Tokens.of_characters("ascii")
+
+
+def _tokenizer(path: Path) -> None:
+    from dpformer.data.tokens import Tokens
+
+    tokens = Tokens.of_file(path)
+    assert len(tokens.vocabulary) >= 1 + max(tokens.encode("ab a\u00e9"), default=0)
+
+
+def _histories(path: Path) -> None:
+    from dpformer.cli.recommend import _read
+
+    for name, items in _read(path):
+        assert isinstance(name, str) and isinstance(items, list)
+        seeds_release().index(items)
+
+
+@cache
+def seeds_release() -> Any:
+    from dpformer.training import load_release
+
+    return load_release(seeds.run("transformer") / "model.safetensors")
+
+
+def _config(path: Path) -> None:
+    from dpformer.training.config import Config
+
+    found = Config.make(path).resolve(users=10**6, threads=1)
+    path.write_text(found.to_toml(), encoding="utf-8")
+    assert Config.make(path) == found, "what is written is what is read"
+
+
+def _checkpoint(path: Path) -> None:
+    from dpformer.training.checkpoint import load_checkpoint
+
+    load_checkpoint(path, config="c", data="d")
+
+
+def _checkpoint_body(path: Path) -> None:
+    """A stranger can make the digest right, too."""
+    import torch
+    from safetensors.torch import save_file
+
+    from dpformer.training.checkpoint import _digest
+
+    try:
+        body = path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return
+    tensors = {"000000": torch.ones(2, 3)}
+    header = json.dumps({"digest": _digest(body, tensors), "body": body})
+    save_file(tensors, path, {"dpformer-checkpoint": header})
+    _checkpoint(path)
+
+
+def _release(path: Path) -> None:
+    from dpformer.training import load_release
+
+    release = load_release(path)
+    assert len(release.vocabulary) == release.model.num_items
+    release.recommend([release.index(release.vocabulary[:2])], 3)
+
+
+def _release_header(name: str, path: Path) -> None:
+    """A stranger can make the digest right, too."""
+    from safetensors.torch import load_file, save_file
+
+    from dpformer.training.release import _digest
+
+    tensors = load_file(seeds.run(name) / "model.safetensors")
+    try:
+        about = json.loads(path.read_bytes())
+        about.pop("sha256", None)
+        header = json.dumps({**about, "sha256": _digest(about, tensors)}, allow_nan=False)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        header = path.read_bytes().decode("utf-8", "replace")
+    save_file(tensors, path, {"dpformer": header})
+    _release(path)
+
+
+def _ledger(path: Path) -> None:
+    from dpformer.privacy import Ledger
+
+    ledger = Ledger.from_json(path.read_text(encoding="utf-8"))
+    assert Ledger.from_json(ledger.to_json()) == ledger
+
+
+@cache
+def _copy_of_run(name: str) -> Path:
+    from tests.training.memo import remember
+
+    remember()  # the accountant answers the same question once: most of the time would go there
+    folder = Path(tempfile.mkdtemp(dir=seeds.run(name).parent))
+    return Path(shutil.copytree(seeds.run(name), folder / "run"))
+
+
+def _statement(name: str, path: Path) -> None:
+    """`verify` never falls over, and lets nothing pass that says something else; nor do commands that show it."""
+    from dpformer.privacy.verify import _same, verify
+    from dpformer.report.content import gather
+    from dpformer.report.page import render
+    from dpformer.training import finished
+
+    run = _copy_of_run(name)
+    (run / "privacy.json").write_bytes(path.read_bytes())
+    if verify(run).passed:
+        assert _same(json.loads(path.read_bytes()), json.loads(seeds.statement(name)), 1e-6), "a false statement passed"
+    render(gather(finished(run), public=True))
+
+
+def _metrics(path: Path) -> None:
+    from dpformer.report.content import gather
+    from dpformer.report.page import render
+    from dpformer.training import finished
+    from dpformer.training.folder import Metrics
+
+    run = _copy_of_run("transformer")
+    (run / "metrics.jsonl").write_bytes(path.read_bytes())
+    try:
+        render(gather(finished(run)))
+    finally:
+        Metrics(path, 3).close()  # what a resumed run does with the lines of the killed one
+
+
+def _one(make: Callable[[], bytes]) -> Seeds:
+    return lambda: [make()]
+
+
+def _csv() -> list[bytes]:
+    return [seeds.table(",", "user_id,item_id,rating,timestamp\n"), seeds.table(";", "user;item;rating;time\n")]
+
+
+TARGETS: dict[str, Target] = {
+    "csv": Target(_log, ".csv", _csv),
+    "tsv": Target(_log, ".tsv", lambda: [seeds.table("\t", "user_id\titem_id\trating\ttimestamp\n")]),
+    "inter": Target(_log, ".inter", lambda: [seeds.table("\t", "user_id:token\titem_id:token\tr:float\ttime:float\n")]),
+    "movielens": Target(_log, ".dat", lambda: [seeds.table("::")]),
+    "lines": Target(_log, ".txt", lambda: [b"".join(f"{u} {i}\n".encode() for u, i, *_ in seeds.ROWS)]),
+    "jsonl": Target(_log, ".jsonl", lambda: [seeds.json_lines("user_id", "item_id", "rating", "timestamp")]),
+    "parquet": Target(_log, ".parquet", _one(seeds.parquet)),
+    "catalog": Target(_catalog, ".csv", seeds.catalog),
+    "text-lines": Target(partial(_text, "line"), ".txt", lambda: [b"".join(b"Line %d.\n" % n for n in range(40))]),
+    "text-chunks": Target(partial(_text, "chunk"), ".txt", lambda: ["Wörter, words. ".encode() * 20]),
+    "text-documents": Target(partial(_text, "document"), ".jsonl", _one(seeds.texts)),
+    "text-authors": Target(partial(_text, "author"), ".jsonl", _one(seeds.texts)),
+    "tokenizer": Target(_tokenizer, ".json", _one(seeds.tokenizer)),
+    "histories": Target(_histories, ".jsonl", _one(seeds.histories)),
+    "config": Target(_config, ".toml", _one(seeds.config)),
+    "checkpoint": Target(_checkpoint, ".safetensors", _one(seeds.checkpoint)),
+    "checkpoint-body": Target(_checkpoint_body, ".safetensors", _one(seeds.checkpoint_body)),
+    "release": Target(_release, ".safetensors", lambda: [seeds.model("transformer"), seeds.model("counts")]),
+    "release-header": Target(
+        partial(_release_header, "transformer"), ".safetensors", lambda: [seeds.model_header("transformer")]
+    ),
+    "counts-header": Target(partial(_release_header, "counts"), ".safetensors", lambda: [seeds.model_header("counts")]),
+    "ledger": Target(_ledger, ".json", _one(seeds.ledger), (ValueError,)),
+    "statement": Target(
+        partial(_statement, "transformer"), ".json", lambda: [seeds.statement("transformer")], slow=True
+    ),
+    "counts-statement": Target(partial(_statement, "counts"), ".json", lambda: [seeds.statement("counts")], slow=True),
+    "metrics": Target(_metrics, ".jsonl", _one(seeds.metrics), slow=True),
+}
