@@ -19,13 +19,14 @@ class Workload:
     heads: int = 1
     blocks: int = 2
     batch: int = 256  # users of a logical batch in the benchmark
-    tokens: int = 6400  # positions of one of our micro-batches
+    tokens: int = 16_384  # positions of one of our micro-batches, at most
     physical: int = 32  # users of a physical batch of the others
+    made_up: int = 0  # median length of made-up users; 0: those of the real data, if it is there
 
     def sequences(self) -> list[np.ndarray]:
         """A logical batch of users, drawn with a fixed seed from the real data, or made up in its likeness."""
         rng = np.random.default_rng(0)
-        users = _real(self) or _made_up(self, rng)
+        users = (None if self.made_up else _real(self)) or _made_up(self, rng)
         chosen = rng.choice(len(users), self.batch, replace=len(users) < self.batch)
         return [users[i][-self.max_length - 1 :] for i in chosen]
 
@@ -34,8 +35,8 @@ WORKLOADS = {
     w.name: w
     for w in (
         Workload("ml-1m", 3_416, 200, 0.2),
-        Workload("games", 23_715, 50, 0.5, batch=512, tokens=2400),
-        Workload("shakespeare", 65, 256, 0.2, dim=384, heads=6, blocks=6, batch=32, tokens=2048, physical=8),
+        Workload("games", 23_715, 50, 0.5, batch=1024),
+        Workload("shakespeare", 65, 256, 0.2, dim=384, heads=6, blocks=6, batch=64, tokens=2048, physical=8),
     )
 }
 
@@ -59,7 +60,7 @@ def _real(workload: Workload) -> list[np.ndarray] | None:
 
 
 def _made_up(workload: Workload, rng: np.random.Generator) -> list[np.ndarray]:
-    """Log-normal lengths with the medians of the real data: the shape is right, the items are noise."""
-    median = {"ml-1m": 96, "games": 6}.get(workload.name, workload.max_length + 1)
+    """Log-normal lengths, with the medians of the real data unless told: the shape is right, the items are noise."""
+    median = workload.made_up or {"ml-1m": 96, "games": 6}.get(workload.name, workload.max_length + 1)
     lengths = np.full(2000, median) if median > workload.max_length else rng.lognormal(np.log(median), 1.0, 2000)
     return [rng.integers(0, workload.items, max(2, int(n))) for n in lengths]

@@ -6,6 +6,10 @@ micro-batch have nearly the same length, and little is spent on padding.
 
 import numpy as np
 
+from dpformer.clipping import head
+
+FEW = 1024  # positions: with fewer at once, the overhead of a micro-batch costs more than computing logits again
+
 
 def by_length(users: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The users, the longest first (so that memory runs out at once or never), ties in the order given."""
@@ -26,3 +30,12 @@ def cut(lengths: np.ndarray, tokens: int) -> list[slice]:
         slices.append(slice(start, stop))
         start = stop
     return slices
+
+
+def positions_at_once(most: int, items: int) -> int:
+    """Positions of a micro-batch: at most `most`, and so few that the residuals of its softmax can be kept.
+
+    Where that would leave too few (more than 65,536 items), they are not kept but computed again.
+    """
+    kept = head.KEEP // items
+    return min(most, kept) if kept >= FEW else most
