@@ -75,7 +75,7 @@ def convergence(data: str, path: Path) -> Path | None:
             axis.set_ylim(bottom=0)
         axes[0, column].set_title(f"{TITLES[data]}, ε = {epsilon}")
         axes[1, column].set_xlabel("epoch")
-    axes[0, 0].legend(frameon=False, fontsize=7, ncols=2)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return save(figure, path) if drawn else _nothing(figure)
 
 
@@ -138,10 +138,12 @@ def shakespeare(path: Path) -> Path | None:
     for epsilon, width in ((5, 1.0), (8, 1.6), (10, 2.4)):
         for model, colour in COLOURS.items():
             found = results(lambda seed, m=model, e=epsilon: language(m, e, seed))
-            label = f"ε = {epsilon}, {NAMES[model]}"
-            drawn |= band(axis, found, lambda p: p["text"]["loss"], color=colour, linewidth=width, label=label)
+            label, style = f"ε = {epsilon}, {NAMES[model]}", "-" if model == "vanilla" else "--"
+            drawn |= band(
+                axis, found, lambda p: p["text"]["loss"], color=colour, linewidth=width, linestyle=style, label=label
+            )
     found = results(lambda seed: ceiling("tinyshakespeare", seed))
-    drawn |= band(axis, found, lambda p: p["text"]["loss"], color="0.4", linestyle="--", label="not private")
+    drawn |= band(axis, found, lambda p: p["text"]["loss"], color="0.4", linestyle=":", label="not private")
     if not drawn:
         return _nothing(figure)
     axis.set(xlabel="epoch", ylabel="held-out loss, nats a character")
