@@ -119,6 +119,8 @@ def _print(result: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from dpformer.privacy.numbers import plain
+
     m, console = result.mechanism, Console()
     table = Table("check", "measured", "claimed", "p-value", "", title="Audit", title_justify="left")
     for check in result.checks:
@@ -126,9 +128,9 @@ def _print(result: Any) -> None:
         table.add_row(check.name, check.measured, check.expected, f"{check.p_value:.2g}", mark)
     console.print(table)
     console.print(
-        f"{m.steps:,} steps at sample rate {m.sample_rate:.4g}, noise multiplier {m.noise_multiplier:g}, clip norm "
-        f"{m.clip_norm:g}; {len(result.scores):,} canaries, of which {result.guesses.members:,} took part; "
-        f"δ = {result.delta:.3g}; {result.seconds:.0f} s.\n"
+        f"{m.steps:,} steps at sample rate {plain(m.sample_rate)}, noise multiplier {plain(m.noise_multiplier)}, clip "
+        f"norm {plain(m.clip_norm)}; {len(result.scores):,} canaries, of which {result.guesses.members:,} took part; "
+        f"δ = {plain(result.delta, 3, up=True)}; {result.seconds:.0f} s.\n"
         f"ε claimed for training        {result.epsilon_claimed:.3f}\n"
         f"ε shown, {result.confidence:.0%} confidence      {result.epsilon_lower:.3f}  (for this kind of mechanism; "
         f"without that assumption {result.epsilon_lower_any:.3f})",

@@ -70,7 +70,9 @@ def _print(plan: Any, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(plan.to_dict(), indent=2, ensure_ascii=False))
         return
+    from dpformer.privacy.numbers import plain, round_up
+
     typer.echo(
         f"{len(plan.candidates)} candidates, {plan.mean_runs:g} runs on average; the search as a whole costs "
-        f"ε = {plan.epsilon:.3f} at δ = {plan.delta:.3g}"
+        f"ε = {round_up(plan.epsilon)} at δ = {plain(plan.delta, 3, up=True)}"
     )

@@ -5,6 +5,8 @@ The statement is published, so apart from N and the vocabulary, which it names a
 
 from typing import Any
 
+from dpformer.privacy.numbers import plain
+
 
 def data_statement(description: dict[str, Any]) -> list[str]:
     """Sentences on filters, vocabulary, sequences and N, from `Dataset.description`."""
@@ -41,7 +43,7 @@ def _vocabulary(description: dict[str, Any]) -> str:
         return (
             f"The vocabulary of {size} was released from the data with differential privacy: a histogram with noise "
             f"multiplier {price['noise_multiplier']:g}, thresholded at {price['threshold']:.2f}, of at most "
-            f"{price['max_items']} items a user; it adds δ = {price['delta']:.2g}.{left_out}"
+            f"{price['max_items']} items a user; it adds δ = {plain(price['delta'], 2, up=True)}.{left_out}"
         )
     return (
         f"The vocabulary of {size} was taken from the data and is assumed public: the guarantee does not cover which "
@@ -58,6 +60,6 @@ def _length(longest: int | None) -> str:
 def _split(split: dict[str, Any]) -> str:
     held_out = "last two items (validation, test) are" if split["validation"] else "last item is"
     return (
-        f"Of every user with at least 3 items the {held_out} held out; users with fewer train only. Metrics on "
+        f"Of every user with at least 3 items the {held_out} held out; users with fewer train only. Exact metrics on "
         "held-out items are not covered by the guarantee."
     )

@@ -26,6 +26,7 @@ import numpy as np
 from dpformer.errors import DpformerError
 from dpformer.privacy.accounting import quiet
 from dpformer.privacy.events import Event, Gaussian
+from dpformer.privacy.numbers import plain, round_up
 from dpformer.privacy.randomness import SecureRandom
 from dpformer.privacy.statement import headline, words
 from dpformer.training.config import Config
@@ -182,9 +183,9 @@ def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
     changed = {**facts, "epsilon": tuning["epsilon"], "epsilon_one_run": facts["epsilon"], "tuning": tuning}
     changed["accountant"] = "Rényi differential privacy (dp-accounting), repeated a random number of times and selected"
     sentence = (
-        f"Settings were tuned on the same data: {tuning['mean_runs']:g} runs on average, their number drawn at random, "
-        f"scored with noise, and only the best one kept. The ε above is of all of it; one run alone has "
-        f"ε = {facts['epsilon']:.4g}."
+        f"Settings were tuned on the same data: {plain(tuning['mean_runs'])} runs on average, their number drawn at "
+        f"random, scored with noise, and only the best one kept. The ε above is of all of it; one run alone has "
+        f"ε = {round_up(facts['epsilon'])}."
     )
     return {**changed, "headline": headline(changed), "words": [*words(changed), sentence]}
 
