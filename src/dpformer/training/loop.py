@@ -172,7 +172,7 @@ class Trainer:
 
     def _add_gradients(self, users: np.ndarray, place: int) -> Part:
         torch.manual_seed(torch_seed(self.dropout, self.step, place))
-        batch = Batch.from_histories(self.dataset.histories(users), self.max_length).to(self.model.bias.device)
+        batch = Batch.from_histories(self.dataset.histories(users), self.max_length).to(self.parameters[0].device)
         with_target = batch.lengths > 0
         if not self.config.private:
             losses = self.model(batch)
