@@ -16,7 +16,7 @@ from tests.distributed.test_distributed import LONG, assert_same, metrics
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 
 
-def process_of(job: int, rank: int, but: int = 0, seconds: float = 120) -> int:
+def process_of(job: int, rank: int, but: int = 0, seconds: float = 400) -> int:
     """The pid of a rank of a job of torchrun, once there is one other than `but`."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -43,7 +43,7 @@ def test_torchrun_restarts_and_it_resumes(log: Path, alone: Alone, tmp_path: Pat
         job = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=said, stderr=said)
     try:
         kill_twice(job.pid, tmp_path / "run")
-        job.wait(120)
+        job.wait(400)
     finally:
         job.terminate()  # its processes end with it
         job.wait(60)
@@ -55,9 +55,9 @@ def test_torchrun_restarts_and_it_resumes(log: Path, alone: Alone, tmp_path: Pat
 
 
 def kill_twice(job: int, run: Path) -> None:
-    jobs.wait_for_steps(run, 3, seconds=120)
+    jobs.wait_for_steps(run, 3, seconds=400)
     leader = process_of(job, 0)
     os.kill(process_of(job, 1), signal.SIGKILL)
     leader = process_of(job, 0, but=leader)
-    jobs.wait_for_steps(run, len(metrics(run, "step")) + 3, seconds=120)
+    jobs.wait_for_steps(run, len(metrics(run, "step")) + 3, seconds=400)
     os.kill(leader, signal.SIGKILL)
