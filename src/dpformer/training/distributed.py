@@ -21,7 +21,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
@@ -51,6 +51,7 @@ class Team:
     rank: int
     size: int
     busy: bool = False  # work is dealt out and not yet brought back: nobody listens
+    build: Callable[..., SequenceModel] = build_model  # what the others make of the leader's config
 
     @property
     def leads(self) -> bool:
@@ -101,7 +102,7 @@ class Team:
         trainer: Trainer | None = None
         while (message := self._hear())[0] != "done":
             if message[0] == "enlist":
-                trainer = _assistant(*message[1:])
+                trainer = _assistant(self.build, *message[1:])
                 continue
             assert trainer is not None
             _, trainer.step, trainer.tokens, trainer.widths, rows, histories = message
@@ -242,12 +243,19 @@ def _together(rank: int) -> Iterator[None]:
         ) from None
 
 
-def _assistant(config: Config, plan: Plan, num_items: int, state: dict[str, Tensor], key: bytes) -> Trainer:
+def _assistant(
+    build: Callable[..., SequenceModel],
+    config: Config,
+    plan: Plan,
+    num_items: int,
+    state: dict[str, Tensor],
+    key: bytes,
+) -> Trainer:
     """A trainer that only adds up gradients: weights and randomness come from the leader."""
     assert config.threads is not None
     torch.set_num_threads(config.threads)
     random = SecureRandom("assistant")
-    model: SequenceModel = build_model(config, plan, num_items, None, random)
+    model = build(config, plan, num_items, None, random)
     model.load_state_dict(state)
     trainer = Trainer(config, plan, cast(Dataset, Share({})), model, random)
     trainer.dropout = SecureRandom(trainer.dropout.context, key=key)
