@@ -58,6 +58,30 @@ def test_a_run_from_the_command_line(log: Path, tmp_path: Path) -> None:
     assert json.loads(again.stdout)["steps"] == 12
 
 
+def test_without_choices_it_is_one_release_of_whole_histories(log: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = invoke("train", log, "--out", run)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("User-level differential privacy with ε = ")
+    config, facts = Config.make(run / "config.toml"), json.loads((run / "privacy.json").read_text())
+    assert (config.model, config.max_length, config.recipe) == ("counts", None, "default")
+    assert facts["steps"] is None and [event["label"] for event in facts["events"]] == ["transition counts"]
+    assert "One user is one sequence; all items of a user are trained on." in facts["data"]
+    for command in (["evaluate", run], ["report", run], ["verify", run], ["recommend", run, "--history", "i1,i2"]):
+        assert invoke(*command).exit_code == 0, command
+    assert "is one noisy release, not trained in steps" in refused("audit", run)
+    assert "no matrices to store in int8" in refused("export", run, tmp_path / "m.onnx", "--int8")
+    assert invoke("export", run, tmp_path / "m.onnx").exit_code == 0
+    page = (run / "report.html").read_text()
+    assert "learning_rate" not in page and "Nothing was trained step by step" in page
+
+
+def test_the_papers_recipe_is_a_flag_away(log: Path) -> None:
+    result = invoke("train", log, "--recipe", "paper", "--dry-run", "--users", 6040, "--json")
+    facts = json.loads(result.stdout)
+    assert facts["steps"] == 590 and facts["expected_batch_size"] == 1024
+
+
 def test_a_config_file_and_flags_on_top(log: Path, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(f'file = "{log}"\nepsilon = 2.0\nepochs = 1\ndim = 8\nblocks = 1\nseed = 1\n')
     result = invoke("train", "--config", tmp_path / "c.toml", "--epsilon", "inf", "--out", tmp_path / "run")
