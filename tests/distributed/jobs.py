@@ -111,9 +111,10 @@ def own_loop(out: Path, seed_key: bytes | None = None) -> None:
 
     import dpformer as dp
     from dpformer.training.distributed import add_up_gradients, shared_key
+    from dpformer.training.joining import join_processes
 
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo")
+    join_processes("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
     key = shared_key()
     keys: list[Any] = [None] * size
     dist.all_gather_object(keys, key)

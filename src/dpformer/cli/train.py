@@ -53,7 +53,8 @@ def run_or_exit(what: Config | Path, out: Path | None = None) -> Any:
     """Trains by a config, or goes on with a run folder; stopped by Ctrl-C, it says so and exits with 130."""
     quiet_threads()
     from dpformer import training
-    from dpformer.training.distributed import restarted, start_team
+    from dpformer.training.distributed import start_team
+    from dpformer.training.joining import restarted
     from dpformer.training.run import started_before
 
     team = start_team()
@@ -62,7 +63,8 @@ def run_or_exit(what: Config | Path, out: Path | None = None) -> Any:
         raise typer.Exit
     if isinstance(what, Config):
         out = out or default_out(what)
-        if restarted() and started_before(what, out):
+        again = restarted() if team is None else team.again
+        if again and started_before(what, out):
             what = out
     try:
         if isinstance(what, Path):

@@ -20,10 +20,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, cast
 
 import numpy as np
@@ -36,12 +34,10 @@ from dpformer.errors import DpformerError
 from dpformer.models import SequenceModel
 from dpformer.privacy import SecureRandom
 from dpformer.training.config import Config
+from dpformer.training.joining import check_gpus, join_processes, together
 from dpformer.training.loop import Part, Totals, Trainer
 from dpformer.training.plan import Plan
 from dpformer.training.start import build_model
-
-PATIENCE = timedelta(hours=6)  # while the leader reads data or evaluates; a process that ends is noticed at once
-ARRIVAL = timedelta(minutes=30)  # between the first process of a job and the last
 
 
 @dataclass
@@ -50,6 +46,7 @@ class Team:
 
     rank: int
     size: int
+    again: bool = False  # torchrun has started the job before
     busy: bool = False  # work is dealt out and not yet brought back: nobody listens
     build: Callable[..., SequenceModel] = build_model  # what the others make of the leader's config
 
@@ -61,6 +58,7 @@ class Team:
 
     def enlist(self, config: Config, plan: Plan, num_items: int, trainer: Trainer) -> None:
         """Tells the others which model to build, and joins the trainer."""
+        check_gpus(config.device)
         key = bytes.fromhex(str(trainer.dropout.state_dict()["key"]))
         state = {name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()}  # others have other GPUs
         self._tell([("enlist", config, plan, num_items, state, key)] * self.size)
@@ -116,19 +114,19 @@ class Team:
     # What goes over the wire.
 
     def _tell(self, messages: list[Any]) -> None:
-        with _together(self.rank):
+        with together(self.rank):
             dist.scatter_object_list([None], messages, src=0)
 
     def _hear(self) -> Any:
         message: list[Any] = [None]
-        with _together(self.rank):
+        with together(self.rank):
             dist.scatter_object_list(message, None, src=0)
         return message[0]
 
     @torch.no_grad()
     def _send_weights(self, parameters: Sequence[Tensor]) -> None:
         flat = torch.cat([p.detach().flatten() for p in parameters])
-        with _together(self.rank):
+        with together(self.rank):
             dist.broadcast(flat, src=0)
         if not self.leads:
             for p, values in _pieces(parameters, flat):
@@ -146,7 +144,7 @@ class Team:
         zeros = (torch.zeros_like(p, dtype=torch.float64) for p in parameters)
         flat = torch.cat([(z if t is None else t).flatten() for z, t in zip(zeros, totals, strict=True)])
         reports: list[Any] | None = [None] * self.size if self.leads else None
-        with _together(self.rank):
+        with together(self.rank):
             dist.reduce(flat, dst=0)
             dist.gather_object(report, reports, dst=0)
         if self.leads:
@@ -184,63 +182,10 @@ def start_team() -> Team | None:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "RANK" not in os.environ:
         return None
-    join_processes("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    return Team(dist.get_rank(), size)
-
-
-def join_processes(backend: str) -> None:
-    """`dist.init_process_group` for processes of torchrun, be it the first time or after a restart.
-
-    torchrun keeps one store of keys and values for all restarts of a job, and torch writes the same keys into it each
-    time: a process that is started again finds the addresses of dead ones there, and calls them for ever
-    (pytorch/pytorch#135712). Counting restarts does not help, as machines count differently. So the processes first
-    agree on a new name, under which they keep what they write.
-    """
-    rank = int(os.environ["RANK"])
-    with _together(rank):
-        store, rank, size = next(dist.rendezvous("env://", timeout=ARRIVAL))
-        own = dist.PrefixStore(_agree_on_name(dist.PrefixStore("dpformer", store), rank, size), store)
-        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=PATIENCE)
-
-
-def _agree_on_name(store: dist.Store, rank: int, size: int) -> str:
-    """A name that the first process makes up. Others ask for it under a name of their own, and confirm.
-
-    So nothing that former processes left behind is taken for an answer: their questions are answered too, but who is
-    dead does not confirm.
-    """
-    me = os.urandom(16).hex()
-    if rank > 0:
-        store.set(f"question of {rank}", me)
-        name = store.get(f"answer to {me}").decode()  # waits
-        store.set(f"{name} has {rank}", "")
-        return name
-    others, until = range(1, size), time.monotonic() + ARRIVAL.total_seconds()
-    while missing := [other for other in others if not store.check([f"{me} has {other}"])]:
-        if time.monotonic() > until:
-            raise RuntimeError(f"process {missing[0]} has not come within {ARRIVAL}")
-        for other in missing:
-            if store.check([f"question of {other}"]):
-                store.set("answer to " + store.get(f"question of {other}").decode(), me)
-        time.sleep(0.02)
-    return me
-
-
-def restarted() -> bool:
-    """Whether torchrun has started this job again after a process of it ended."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-@contextlib.contextmanager
-def _together(rank: int) -> Iterator[None]:
-    """An error here means that another process has gone; the state on disk is whole."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise DpformerError(
-            f"process {rank} stops because another process of this job has ended ({str(error).splitlines()[0][:120]}); "
-            "start the job again with --resume RUN"
-        ) from None
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    again = join_processes("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    return Team(dist.get_rank(), size, again)
 
 
 def _assistant(
