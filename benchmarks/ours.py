@@ -20,7 +20,8 @@ def ours(w: Workload, sequences: list[np.ndarray], reattention: bool) -> tuple[T
         model.set_privacy(1.0, w.batch, torch.full((w.items,), 0.01))
     lengths = np.array([len(s) - 1 for s in sequences])
     order = by_length(np.arange(len(sequences)), lengths)
-    parts = cut(lengths[order], positions_at_once(w.tokens, w.items))
+    encoder = sum(p.numel() for p in model.parameters() if p.shape[:1] != (w.items,))
+    parts = cut(lengths[order], positions_at_once(w.tokens, w.items, encoder, w.max_length))
     return model, [Batch.from_histories([sequences[i] for i in order[part]], w.max_length) for part in parts]
 
 
@@ -30,11 +31,17 @@ def private_step(w: Workload, sequences: list[np.ndarray], reattention: bool) ->
     inner = torch.optim.Adam(model.parameters(), lr=1e-3)
     optimizer = dp.PrivateOptimizer(inner, noise_multiplier=1.0, clip_norm=1.0, expected_batch_size=len(sequences))
 
+    def pass_of(batch: Batch) -> None:
+        with clipping:
+            losses = model(batch)
+        clipping.backward(losses, dp.normalize(1.0))
+
+    pass_of(Batch.from_histories(sequences[:2], w.max_length))  # the proof takes memory: on two users, as in training
+    optimizer.zero_grad()
+
     def step() -> None:
         for batch in batches:
-            with clipping:
-                losses = model(batch)
-            clipping.backward(losses, dp.normalize(1.0))
+            pass_of(batch)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -20,28 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.training.logs import TINY, write_log
 
 from dpformer.privacy.verify import verify
 from dpformer.training import Config, resume, train
 from dpformer.training import run as _imported  # noqa: F401
 
 
-def write_log(path: Path, users: int = 60, items: int = 20, seed: int = 0) -> Path:
-    """A small log: users walk through the items in order."""
-    rng = random.Random(seed)
-    lines = ["user_id,item_id,timestamp"]
-    for user in range(users):
-        start = rng.randrange(items)
-        lines += [f"u{user},i{(start + t) % items},{t}" for t in range(rng.randrange(1, 10))]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 def config_of(log: Path, seed: int) -> Config:
-    return Config.make(
-        file=log, epsilon=4.0, batch_size=20, epochs=24, dim=8, blocks=1, max_length=6, seed=seed, threads=1,
-        micro_batch_tokens=40, checkpoint_seconds=0.0, average=bool(seed % 2), evaluate_every=12 * (seed % 3),
-    )  # fmt: skip
+    often = {"epochs": 24, "micro_batch_tokens": 40, "checkpoint_seconds": 0.0}
+    each = {
+        "seed": seed,
+        "average": bool(seed % 2),
+        "evaluate_every": 12 * (seed % 3),
+        "private_metrics": seed % 2 == 0,
+    }
+    return Config.make(file=log, **{**TINY, **often, **each})
 
 
 def child(config: Config, out: Path) -> int:

@@ -36,7 +36,7 @@ WORKLOADS = {
     for w in (
         Workload("ml-1m", 3_416, 200, 0.2),
         Workload("games", 23_715, 50, 0.5, batch=1024),
-        Workload("shakespeare", 65, 256, 0.2, dim=384, heads=6, blocks=6, batch=64, tokens=2048, physical=8),
+        Workload("shakespeare", 65, 256, 0.2, dim=384, heads=6, blocks=6, batch=64, physical=8),
     )
 }
 

@@ -10,21 +10,12 @@ from typer.testing import CliRunner, Result
 from dpformer.cli import app
 from dpformer.errors import DpformerError
 from dpformer.training import Config, train
-from tests.training.logs import write_log
+from tests.training.logs import TINY, write_log
 from tests.training.memo import remember
 
 ITEMS = 20
 EVIL = "<script>alert('i0')</script>"  # the title of item i0
-CHOICES: dict[str, Any] = {
-    "epsilon": 4.0,
-    "batch_size": 20,
-    "epochs": 4,
-    "dim": 8,
-    "blocks": 1,
-    "max_length": 6,
-    "threads": 1,
-    "evaluate_every": 2,
-}
+CHOICES: dict[str, Any] = {**TINY, "evaluate_every": 2}
 _made: dict[str, Path] = {}
 
 

@@ -166,7 +166,18 @@ def test_noise_made_ahead_is_the_noise_of_the_address() -> None:
         for got, want in zip(ahead.take(random, 9, sizes), wanted, strict=True):
             np.testing.assert_array_equal(got, want)
     ahead.prepare(random.within("other weights"), 9, sizes)
-    np.testing.assert_array_equal(ahead.take(random, 9, sizes)[2], wanted[2])
+    np.testing.assert_array_equal(list(ahead.take(random, 9, sizes))[2], wanted[2])
+
+
+def test_noise_for_large_tables_is_not_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpformer.privacy.noise.AHEAD", 100)
+    random, sizes, ahead = SecureRandom(key=KEY), [60, 1000, 41, 40], NoiseAhead()
+    ahead.prepare(random, 1, sizes)
+    assert ahead._worker is not None
+    ahead._worker.join()
+    assert set(ahead._worker.arrays) == {0, 3}, "those that fit"
+    for stream, got in enumerate(ahead.take(random, 1, sizes)):
+        np.testing.assert_array_equal(got, random.normal(sizes[stream], step=1, stream=stream))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -177,7 +188,7 @@ def test_noise_ahead_survives_a_fork() -> None:
     ahead.prepare(random, 1, sizes)
     child = os.fork()
     if child == 0:
-        good = np.array_equal(ahead.take(random, 1, sizes)[0], random.normal(sizes[0], step=1))
+        good = np.array_equal(next(ahead.take(random, 1, sizes)), random.normal(sizes[0], step=1))
         os._exit(0 if good else 1)
     assert os.waitpid(child, 0)[1] == 0
-    np.testing.assert_array_equal(ahead.take(random, 1, sizes)[0], random.normal(sizes[0], step=1))
+    np.testing.assert_array_equal(next(ahead.take(random, 1, sizes)), random.normal(sizes[0], step=1))

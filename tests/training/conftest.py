@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dpformer.training import Config
-from tests.training.logs import write_log
+from tests.training.logs import TINY, write_log
 from tests.training.memo import remember
 
 
@@ -28,15 +28,4 @@ def tiny(log: Path) -> Config:
 
 
 def tiny_config(log: Path, **changes: Any) -> Config:
-    choices: dict[str, Any] = {
-        "epsilon": 4.0,
-        "batch_size": 20,
-        "epochs": 4,
-        "dim": 8,
-        "blocks": 1,
-        "max_length": 6,
-        "seed": 7,
-        "threads": 1,
-        "micro_batch_tokens": 40,
-    }
-    return Config.make(file=log, **{**choices, **changes})
+    return Config.make(file=log, **{**TINY, "seed": 7, "micro_batch_tokens": 40, **changes})

@@ -1,7 +1,18 @@
-"""A small log, for runs that take seconds."""
+"""A small log and small choices, for runs that take seconds."""
 
 import random
 from pathlib import Path
+from typing import Any
+
+TINY: dict[str, Any] = {
+    "epsilon": 4.0,
+    "batch_size": 20,
+    "epochs": 4,
+    "dim": 8,
+    "blocks": 1,
+    "max_length": 6,
+    "threads": 1,
+}
 
 
 def write_log(path: Path, users: int = 60, items: int = 20, seed: int = 0) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +13,9 @@ from dpformer.audit.observation import Mechanism, Watch, observe
 from dpformer.audit.result import Audit
 from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
 from dpformer.privacy.events import PoissonGaussian
+
+if TYPE_CHECKING:
+    from dpformer.training.distributed import Team
 
 LEAST_CANARIES, LEAST_STEPS = 100, 4
 
@@ -28,6 +32,7 @@ def audit(
     confidence: float = 0.95,
     seed: int | None = None,
     watch: Watch = iter,
+    team: Team | None = None,
 ) -> Audit:
     """Runs training on canaries and compares what it gives away with what is claimed.
 
@@ -46,6 +51,7 @@ def audit(
         confidence: of the lower bound.
         seed: to repeat an audit.
         watch: gets the range of steps and gives them back one by one, for progress bars.
+        team: several processes, of which this one leads; see `observe`.
     """
     began = time.monotonic()
     mechanism = _mechanism(noise_multiplier, sample_rate, steps, clip_norm, clipping)
@@ -55,7 +61,7 @@ def audit(
         raise ValueError(f"confidence is {confidence}; it must be at least 0.5 and below 1")
     delta = delta_of(delta)
     with torch.random.fork_rng(devices=[]):
-        seen = observe(mechanism, canaries, seed=seed, watch=watch)
+        seen = observe(mechanism, canaries, seed=seed, watch=watch, team=team)
     claimed = PoissonGaussian(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps)
     guesses = guess(seen.scores, seen.member, confidence)
     noise = effective_noise(guesses.error_at_most, claimed)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpformer.data import Dataset
-from dpformer.models import Batch
+from dpformer.models import Batch, SequenceModel
+from dpformer.training.config import Config
+from dpformer.training.plan import Plan
 
 WIDTH = 64  # columns of the table, as of an embedding
 SPARE = 16  # rows of the table that no canary owns: noise and nothing else
@@ -42,6 +45,11 @@ class CanaryTable(nn.Module):
         looked_up = (F.embedding(rows, self.table) * picked).sum(1)
         multiplied = F.linear(picked, self.table).gather(1, rows[:, None])[:, 0]
         return self.weight * (looked_up + multiplied)
+
+
+def canary_model(_: Config, plan: Plan, count: int, *__: object) -> SequenceModel:
+    """What the other processes of an audited job work on (`Team.build`)."""
+    return cast(SequenceModel, CanaryTable(count, plan.clip_norm))
 
 
 def canary_data(members: Sequence[int] | np.ndarray, count: int) -> Dataset:

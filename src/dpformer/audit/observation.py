@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from dpformer.training.checkpoint import load_checkpoint, save_checkpoint
 from dpformer.training.config import Config
 from dpformer.training.loop import Trainer
 from dpformer.training.plan import Plan
+
+if TYPE_CHECKING:
+    from dpformer.training.distributed import Team
 
 KEEP = 2**23  # numbers of noise kept for the checks, and of inclusion
 Watch = Callable[[range], Iterable[int]]
@@ -63,10 +66,15 @@ class Observation:
     restart: int  # the step before which training was stopped and resumed
 
 
-def observe(mechanism: Mechanism, canaries: int, *, seed: int | None = None, watch: Watch = iter) -> Observation:
-    """Trains on about half of the canaries, by the toss of coins, and records what is released about all of them."""
+def observe(
+    mechanism: Mechanism, canaries: int, *, seed: int | None = None, watch: Watch = iter, team: Team | None = None
+) -> Observation:
+    """Trains on about half of the canaries, by the toss of coins, and records what is released about all of them.
+
+    With a `team` of processes this one leads; the others are to call `team.follow()` with `build=canary_model`.
+    """
     member = np.random.default_rng(seed).random(canaries) < 0.5
-    return _Observer(mechanism, member, seed).run(watch)
+    return _Observer(mechanism, member, seed, team).run(watch)
 
 
 class _CanaryPlan(Plan):
@@ -77,8 +85,8 @@ class _CanaryPlan(Plan):
 
 
 class _Observer:
-    def __init__(self, mechanism: Mechanism, member: np.ndarray, seed: int | None) -> None:
-        self.mechanism, self.member, self.seed = mechanism, member, seed
+    def __init__(self, mechanism: Mechanism, member: np.ndarray, seed: int | None, team: Team | None) -> None:
+        self.mechanism, self.member, self.seed, self.team = mechanism, member, seed, team
         self.members, self.others = np.flatnonzero(member), np.flatnonzero(~member)
         self.data = canary_data(self.members, len(member))
         self.scores = np.zeros(len(member))
@@ -90,7 +98,7 @@ class _Observer:
     def run(self, watch: Watch) -> Observation:
         m = self.mechanism
         restart = m.steps // 2
-        trainer = self._trainer(self.data)
+        trainer = self._joined(self._trainer(self.data))
         same = other_data = None
         for step in watch(range(m.steps)):
             if step == restart:
@@ -118,9 +126,12 @@ class _Observer:
 
     def _trainer(self, data: Dataset) -> Trainer:
         m, users = self.mechanism, data.num_users
+        # Several micro-batches for every process of a team.
+        tokens = 1024 if self.team is None else max(1, int(m.sample_rate * users) // (3 * self.team.size))
         config = Config.make(
-            max_length=2, clipping=m.clipping, clip_norm=m.clip_norm, seed=self.seed, micro_batch_tokens=1024
-        ).resolve(users=users, threads=1)
+            model="transformer", max_length=2, clipping=m.clipping, clip_norm=m.clip_norm, seed=self.seed,
+            micro_batch_tokens=tokens,
+        ).resolve(users=users, threads=1)  # fmt: skip
         plan = _CanaryPlan(
             users=users,
             expected_batch_size=m.sample_rate * users,  # type: ignore[arg-type]  # in general no whole number
@@ -135,6 +146,11 @@ class _Observer:
         model = cast(SequenceModel, CanaryTable(len(self.member), m.clip_norm))
         return Trainer(config, plan, data, model, SecureRandom("audit", seed=self.seed))
 
+    def _joined(self, trainer: Trainer) -> Trainer:
+        if self.team is not None:
+            self.team.enlist(trainer.config, trainer.plan, len(self.member), trainer)
+        return trainer
+
     def _restarted(self, trainer: Trainer) -> tuple[Trainer, dict[str, Any]]:
         """Another trainer that goes on from a checkpoint on disk, as after a crash."""
         with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +159,7 @@ class _Observer:
             saved = load_checkpoint(path, config="audit", data="canaries")["trainer"]
         fresh = self._trainer(self.data)
         fresh.restore(saved)
-        return fresh, saved
+        return self._joined(fresh), saved
 
     def _noise_with_another_user(self, saved: dict[str, Any]) -> np.ndarray:
         """The noise that the same checkpoint gives on other data. Equal noise would cancel in the difference."""

@@ -1,12 +1,12 @@
 """`dpformer audit [RUN]`: canaries through training, a lower bound on ε beside the claim, checks of all chance."""
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dpformer.cli.results import AsJson, conclude
 from dpformer.errors import DpformerError
 
 
@@ -26,13 +26,13 @@ def audit(
     confidence: Annotated[float, typer.Option(help="Of the lower bound.")] = 0.95,
     seed: Annotated[int | None, typer.Option(help="To repeat an audit.", show_default=False)] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the result, SVG or PNG.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Audit: train on made-up users with the settings of a run, and see how well they can be told apart.
 
     The real sampler, clipping, noise and optimizer are used; no private data is touched. Exit code 1 if something
     speaks against the claim. Without RUN, the paper's settings on MovieLens-1M are audited: 6,040 users, batches of
-    1,024, 100 epochs, ε = 5.
+    1,024, 100 epochs, ε = 5. Several processes are audited together: torchrun --nproc-per-node 2 -m dpformer audit.
     """
     flags = {"--epsilon": epsilon, "--noise-multiplier": noise_multiplier, "--users": users, "--batch": batch}
     flags.update({"--epochs": epochs, "--delta": delta})
@@ -51,12 +51,7 @@ def audit(
         raise DpformerError(str(error)) from None
     if plot is not None:
         result.plot(plot)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
-    else:
-        _print(result)
-    if not result.passed:
-        raise typer.Exit(1)
+    conclude(result, _print, as_json)
 
 
 def settings_of(run: Path) -> dict[str, Any]:
@@ -104,15 +99,27 @@ def _audit(settings: dict[str, Any], canaries: int, confidence: float, seed: int
     from rich.progress import track
 
     from dpformer.audit import audit as run_audit
+    from dpformer.audit.canaries import canary_model
+    from dpformer.training.distributed import start_team
 
+    team = start_team()
+    if team is not None and not team.leads:
+        team.build = canary_model
+        team.follow()
+        raise typer.Exit
     console = Console(stderr=True)
-    return run_audit(
-        **settings,
-        canaries=canaries,
-        confidence=confidence,
-        seed=seed,
-        watch=lambda steps: track(steps, "training on canaries", console=console, disable=not console.is_terminal),
-    )
+    try:
+        return run_audit(
+            **settings,
+            canaries=canaries,
+            confidence=confidence,
+            seed=seed,
+            watch=lambda steps: track(steps, "training on canaries", console=console, disable=not console.is_terminal),
+            team=team,
+        )
+    finally:
+        if team is not None:
+            team.dismiss()
 
 
 def _print(result: Any) -> None:

@@ -1,11 +1,11 @@
 """`dpformer evaluate RUN [DATA]`: how good the recommendations are, on items held out from training."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dpformer.cli.results import AsJson, print_json
 from dpformer.errors import DpformerError
 
 
@@ -20,7 +20,7 @@ def evaluate(
     private_metrics: Annotated[
         bool, typer.Option("--private-metrics", help="Only what the run released with noise, covered by ε.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rank each user's held-out item among all items: NDCG@k, HIT@k, MRR, with popularity beside them.
 
@@ -50,7 +50,7 @@ def evaluate(
     if "metrics" in opened.statement:
         facts["private_metrics"] = opened.statement["metrics"]
     if as_json:
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
     else:
         _print(facts, opened.statement)
 
@@ -64,7 +64,7 @@ def _covered(run: Any, path: Path, data: Path | None, as_json: bool) -> None:
         raise DpformerError(f"{path} has no private metrics, and no budget left for any: train with --private-metrics")
     if as_json:
         facts = {"headline": run.statement["headline"], "covered": run.statement["private"], "metrics": released}
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
         return
     typer.echo(run.statement["headline"])
     typer.echo(covered_line(run.statement))
@@ -88,7 +88,7 @@ def _language(run: Any, data: Path | None, as_json: bool) -> None:
     note = "Measured on held-out text: the guarantee does not cover these numbers, keep them as private as the data."
     if as_json:
         facts = {"headline": run.statement["headline"], "covered": False, "note": note, "metrics": found}
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
         return
     typer.echo(run.statement["headline"])
     typer.echo(f"loss                {found['loss']:.4f} nats a token")

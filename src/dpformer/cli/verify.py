@@ -1,18 +1,18 @@
 """`dpformer verify RUN`: whether statement, ledger, config, data and released file hold together."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dpformer.cli.results import AsJson, conclude
 from dpformer.errors import DpformerError
 
 
 def verify(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     read_data: Annotated[bool, typer.Option(help="Prepare the data again and compare it, if it is there.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Verify a run: ε from its ledger again, settings against the config, the released file, hashes.
 
@@ -24,12 +24,7 @@ def verify(
     from dpformer.privacy.verify import verify as check
 
     result = check(run, dataset=_dataset(run) if read_data else None)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
-    else:
-        _print(result)
-    if not result.passed:
-        raise typer.Exit(1)
+    conclude(result, _print, as_json)
 
 
 def _dataset(run: Path) -> Any:

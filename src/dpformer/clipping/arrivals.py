@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpformer.clipping import norms
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import ParameterUses, by_parameter
 from dpformer.clipping.tap import Tap
@@ -43,6 +44,7 @@ class Arrivals:
         dtype = torch.promote_types(losses.dtype, torch.float32)
         self.squared = torch.zeros(self.users, dtype=dtype, device=losses.device)  # (B,) Σ of ‖g_b‖² so far
         self.groups: list[ParameterUses] = []
+        self.room = norms.KEEP  # numbers of written-out gradients that may still be kept
         self.families = families_of(taps)
 
     def __call__(self, tap: Tap, grad: Tensor) -> None:
@@ -68,7 +70,8 @@ class Arrivals:
             for tap in reached:
                 tap.forget()
         for group in groups:
-            self.squared += group.squared_norms(self.users)
+            self.squared += group.squared_norms(self.users, self.room)
+            self.room -= 0 if group.written is None else group.written.numel()
         self.groups += groups
 
 

@@ -1,8 +1,8 @@
 """All uses of one parameter together: per-user norms, then the clipped sum.
 
 For a few users at a time, either the gradients are written out and squared, or the inner products of all pairs of uses
-are summed (Gram), whichever is cheaper (errata 3). Written-out gradients that fit `KEEP` numbers are kept, so that the
-clipped sum is one weighted sum of them instead of another matrix product.
+are summed (Gram), whichever is cheaper (errata 3). Written-out gradients are kept while those of all parameters fit
+`KEEP` numbers, so that the clipped sum is one weighted sum of them instead of another matrix product.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpformer.clipping.gate import leaves
 from dpformer.clipping.tap import Source
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner, squared
 
-KEEP = 1 << 25  # numbers written out at a time: 128 MB of float32
+KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
 CANCELLATION = 1e-4  # below this share of the parts' own norms, a Gram norm has lost too many digits
 
 
@@ -69,31 +69,33 @@ class ParameterUses:
     sources: list[Source]
     written: Tensor | None = None  # (B, *shape), if kept
 
-    def squared_norms(self, users: int) -> Tensor:
-        """(B,) ‖g_b‖² of this parameter."""
+    def squared_norms(self, users: int, room: int) -> Tensor:
+        """(B,) ‖g_b‖² of this parameter; written-out gradients are kept if they are at most `room` numbers."""
         made = sum(getattr(s, "numbers_each", 0) for s in self.sources)
+        each = made + self.parameter.numel()
+        kept = users * each <= room
         if made == 0:  # nothing is computed to look at all users at once
-            gram = self._gram(self._uses(0, users))
+            gram = self._gram(self._uses(0, users), kept)
             if gram is not None:
                 return gram
-        step = max(1, KEEP // max(1, made + self.parameter.numel()))
-        pieces = [self._squared(a, min(a + step, users), users) for a in range(0, users, step)]
+        step = users if kept else max(1, KEEP // max(1, each))
+        pieces = [self._squared(a, min(a + step, users), kept) for a in range(0, users, step)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _uses(self, a: int, b: int) -> list[Use]:
         return joined([s.part(a, b) for s in self.sources])
 
     @staticmethod
-    def _gram(uses: list[Use]) -> Tensor | None:
-        return _squared_by_gram(uses) if gram_cost(uses) < dense_cost(uses) else None
+    def _gram(uses: list[Use], kept: bool) -> Tensor | None:
+        return _squared_by_gram(uses) if gram_cost(uses) < dense_cost(uses, kept) else None
 
-    def _squared(self, a: int, b: int, users: int) -> Tensor:
+    def _squared(self, a: int, b: int, kept: bool) -> Tensor:
         uses = self._uses(a, b)
-        gram = self._gram(uses)
+        gram = self._gram(uses, kept)
         if gram is not None:
             return gram
         written = written_out(uses)
-        if b - a == users:
+        if kept:
             self.written, self.sources = written, []
         return torch.linalg.vector_norm(written.reshape(b - a, -1), dim=1).square()
 

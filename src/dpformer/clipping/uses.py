@@ -25,6 +25,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+PASSES = 16.0  # multiply-adds in the time in which a number goes to memory and back
+
 
 @dataclass
 class Outer:
@@ -240,12 +242,16 @@ def _pair_cost(one: Use, other: Use) -> float:
     return rows_each(one) * rows_each(other) * float(one.left.shape[-1] + one.right.shape[-1])
 
 
-def dense_cost(uses: Sequence[Use]) -> float:
-    """Multiply-adds a user of writing the gradient out; a number written and read back counts as several."""
+def dense_cost(uses: Sequence[Use], kept: bool) -> float:
+    """Multiply-adds a user of writing the gradient out, beyond what the inner products need as well: the clipped sum.
+
+    What is written out and kept makes the sum too, so then its product is not counted; a number that is written and
+    read back counts as several multiply-adds.
+    """
     numbers = prod(uses[0].shape)
-    cost = 4.0 * numbers
+    cost = PASSES * numbers
     for use in uses:
-        if isinstance(use, (Outer, Ragged)):
+        if isinstance(use, (Outer, Ragged)) and not kept:
             cost += rows_each(use) * numbers
         elif isinstance(use, Lookup):
             cost += 4.0 * use.grad.shape[1] * use.grad.shape[2]

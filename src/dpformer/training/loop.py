@@ -29,7 +29,7 @@ from dpformer.errors import DpformerError
 from dpformer.models import Batch, SequenceModel
 from dpformer.privacy import Ledger, PoissonBatches, SecureRandom
 from dpformer.training.config import Config
-from dpformer.training.microbatches import by_length, cut
+from dpformer.training.microbatches import by_length, cut, positions_at_once
 from dpformer.training.optimizer import PrivateOptimizer
 from dpformer.training.plan import Plan
 from dpformer.training.schedule import average_weight, warmup_then_decay
@@ -62,16 +62,19 @@ class Trainer:
         self.dropout = SecureRandom("dropout", key=random.within("dropout").words(4, step=0).tobytes())
         self.team: Team | None = None  # other processes
         self.step = 0
-        self.tokens = config.micro_batch_tokens
         self.max_length = config.max_length
         self.widths = np.maximum(dataset.train_lengths - 1, 0)  # (users,) positions with a target
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        encoder = sum(p.numel() for p in self.parameters if p.shape[:1] != (dataset.num_items,))
+        self.tokens = positions_at_once(config.micro_batch_tokens, dataset.num_items, encoder, config.max_length)
         self.average = [p.detach().clone() for p in self.parameters] if config.average else None
         self.batches = PoissonBatches(plan.users, plan.sample_rate, plan.steps, seed=config.seed)
         self.optimizer = self._optimizer()
         self.clipping = PhantomClipping(model)
         bound: type[normalize] | type[clip] = normalize if config.clipping == "normalize" else clip
         self.clip: ClipFunction = bound(plan.clip_norm)
+        if config.private:
+            self._prove()
 
     def _optimizer(self) -> PrivateOptimizer:
         c = self.config
@@ -89,6 +92,17 @@ class Trainer:
     def ledger(self) -> Ledger:
         """What has touched the data so far."""
         return Ledger([*self.plan.others, self.optimizer.event(self.plan.sample_rate)])
+
+    def _prove(self) -> None:
+        """Lets the engine prove itself on two made-up users: that takes memory, and of two little."""
+        generator = np.random.default_rng(0)
+        histories = list(generator.integers(0, self.dataset.num_items, (2, self.max_length + 1)))
+        self.model.train()
+        with self.clipping:
+            losses = self.model(Batch.from_histories(histories, self.max_length).to(self.model.bias.device))
+        self.clipping.backward(losses, self.clip)
+        for p in self.parameters:
+            p.grad = None
 
     # The step.
 

@@ -6,7 +6,7 @@ micro-batch have nearly the same length, and little is spent on padding.
 
 import numpy as np
 
-from dpformer.clipping import head
+from dpformer.clipping import head, norms
 
 FEW = 1024  # positions: with fewer at once, the overhead of a micro-batch costs more than computing logits again
 
@@ -32,10 +32,12 @@ def cut(lengths: np.ndarray, tokens: int) -> list[slice]:
     return slices
 
 
-def positions_at_once(most: int, items: int) -> int:
-    """Positions of a micro-batch: at most `most`, and so few that the residuals of its softmax can be kept.
+def positions_at_once(most: int, items: int, encoder: int, max_length: int) -> int:
+    """Positions of a micro-batch: at most `most`, and so few that what the engine would like to keep can be kept.
 
-    Where that would leave too few (more than 65,536 items), they are not kept but computed again.
+    That is the residuals of the softmax over `items` (where that would leave too few, they are computed again), and
+    the gradients of users, `encoder` numbers each, in all but the table of items.
     """
     kept = head.KEEP // items
-    return min(most, kept) if kept >= FEW else most
+    users = norms.KEEP // max(1, encoder)
+    return min(most, kept if kept >= FEW else most, max(FEW, users * max_length))

@@ -1,7 +1,7 @@
 """The noisy step: noise on the sum, once; divide by the expected batch size; then any torch optimizer."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -117,11 +117,14 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 "out of the sum (PhantomClipping does so)"
             )
 
-    def _noise(self, parameters: list[Tensor]) -> list[Tensor | None]:
+    def _noise(self, parameters: list[Tensor]) -> Iterator[Tensor | None]:
+        """The noise of each parameter, made one after the other: never all of it at once."""
         if not self.noise_multiplier:
-            return [None] * len(parameters)
+            yield from [None] * len(parameters)
+            return
         arrays = self._ahead.take(self._address(parameters), self.steps, [p.numel() for p in parameters])
-        return [torch.from_numpy(array).view(p.shape) for array, p in zip(arrays, parameters, strict=True)]
+        for array, parameter in zip(arrays, parameters, strict=True):
+            yield torch.from_numpy(array).view(parameter.shape)
 
     def _address(self, parameters: list[Tensor]) -> SecureRandom:
         """The noise to be added at these weights."""
