@@ -8,7 +8,7 @@ by the accountant, so that the whole is (ε, 1/users)-DP. Two ways to join them:
 - *residual*: softmax(h·Eᵀ + prior(history)), the prior being ln P of the counts: the Transformer learns what they lack.
 
 These are measured on *validation* items, with the test items left out of everything, beside counts alone with the whole
-budget. Histories are cut to 50 items and runs are short: this asks whether joining helps at all.
+budget. Histories are cut short and runs are few epochs: this asks whether joining helps at all.
 
 - *free*: an upper bound on any ensemble. Counts and a finished Transformer of the store, *each with the whole budget*,
   so together they spend more than ε, and the best λ is chosen on the test items themselves.
@@ -38,7 +38,7 @@ from dpformer.privacy.events import Gaussian
 from dpformer.training import load_release
 from dpformer.training.schedule import warmup_then_decay
 
-LENGTH, ROWS, USERS = 50, 32, 6040  # items of a history, users at once, users to evaluate on
+ROWS, USERS = 32, 6040  # users at once, users to evaluate on
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)  # λ
 STORE = Path(__file__).parents[1] / "docs" / "results" / "join.json"
 
@@ -71,11 +71,11 @@ def train(
     dataset: Dataset, counts: TransitionCounts, event: Gaussian, how: str, settings: dict[str, Any]
 ) -> tuple[Residual, float]:
     """DP-SGD with the rest of the budget; returns the model and its noise multiplier."""
-    users, batch_size = dataset.num_users, settings["batch_size"]
+    users, batch_size, length = dataset.num_users, settings["batch_size"], settings["length"]
     rate, steps = batch_size / users, -(-settings["epochs"] * users // batch_size)
     sigma = dp.calibrate(epsilon=settings["epsilon"], delta=1 / users, sample_rate=rate, steps=steps, others=[event])
     torch.manual_seed(settings["seed"])
-    model = Residual(dataset.num_items, LENGTH, dim=settings["dim"], blocks=settings["blocks"], dropout=0.2)
+    model = Residual(dataset.num_items, length, dim=settings["dim"], blocks=settings["blocks"], dropout=0.2)
     if how == "ensemble":
         model.set_frequencies(counts.popularity)
     clipping = dp.PhantomClipping(model)
@@ -90,7 +90,7 @@ def train(
         order = chosen[np.argsort(dataset.train_lengths[chosen])]
         total, seen = 0.0, 0
         for at in range(0, len(order), ROWS):
-            batch = Batch.from_histories([h[-LENGTH:] for h in dataset.histories(order[at : at + ROWS])], LENGTH)
+            batch = Batch.from_histories([h[-length:] for h in dataset.histories(order[at : at + ROWS])], length)
             prior = counts.prior_logits(batch.items, batch.lengths) if how == "residual" else None
             with clipping:
                 losses = model.losses(batch, prior)
@@ -112,9 +112,10 @@ def metrics(score: Any, dataset: Dataset) -> list[float]:
 
 
 def ensemble(model: Transformer, counts: TransitionCounts, dataset: Dataset) -> dict[str, list[float]]:
-    """For each λ the metrics of the counts' scores plus λ times the Transformer's logits.
+    """For each λ the metrics of two ways to add up.
 
-    Of the logits the bias is left out: it is popularity, which the counts know.
+    "λ": the counts' scores plus λ times the Transformer's logits, without the bias, which is popularity.
+    "mixture λ": chances instead of logarithms, c + 0.01·q + λ·softmax(logits).
     """
     known: dict[bytes, tuple[Tensor, Tensor]] = {}
 
@@ -133,7 +134,12 @@ def ensemble(model: Transformer, counts: TransitionCounts, dataset: Dataset) -> 
             claims, logits = both(histories)
             return claims + weight * logits
 
+        def mixture(histories: list[np.ndarray], weight: float = weight) -> Tensor:
+            claims, logits = both(histories)
+            return claims.exp() + weight * (logits + model.bias).softmax(1)
+
         found[f"{weight:g}"] = metrics(score, dataset)
+        found[f"mixture {weight:g}"] = metrics(mixture, dataset)
     return found
 
 
@@ -163,6 +169,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
+    parser.add_argument("--length", type=int, default=50)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

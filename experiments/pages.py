@@ -4,11 +4,11 @@ Pages are written by hand; between <!-- NAME --> and <!-- end of NAME --> stands
 """
 
 import argparse
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments import plots, tables
 from experiments.cells import (
     EPSILONS,
     TITLES,
@@ -19,12 +19,16 @@ from experiments.cells import (
     counts,
     floor,
     heat_maps,
+    longer,
     paper,
     shakespeare,
 )
 from experiments.store import ROOT, load
 
-PAGES = ("paper.md", "counts.md")
+from experiments import plots, tables
+
+PAGES = ("paper.md", "counts.md", "join.md")
+JOIN = ROOT / "docs" / "results" / "join.json"
 BLOCK = re.compile(r"<!-- (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->", re.DOTALL)
 
 
@@ -43,6 +47,8 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
             plots.shakespeare(out / "tinyshakespeare.svg"), "Held-out loss", "fill tinyshakespeare"
         ),
         "settings": tables.settings,
+        "longer": lambda: _with_commands(tables.long_runs(), longer()),
+        "join": lambda: tables.joined(list(json.loads(JOIN.read_text(encoding="utf-8")).values())),
         "missing": missing,
     }
     for data in ("ml-1m", "games"):

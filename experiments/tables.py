@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from experiments.cells import SETTINGS, TITLES, Cell, ablations, ceiling, counts, floor, language, paper
+from experiments.cells import SETTINGS, TITLES, Cell, ablations, ceiling, counts, floor, language, longer, paper
 from experiments.paper_numbers import ACTIVATIONS, NANOGPT, PAPER
 from experiments.store import load
 
@@ -109,6 +109,37 @@ def changes() -> str:
                 rows.append([ROWS[base], f"`{change}`", *_ours(results(cell.with_seed))])
     head = ["NDCG@10 / HIT@10, %", "change", "last iterate", "best epoch", "last, unmasked", "seeds"]
     return markdown(head, rows)
+
+
+def long_runs() -> str:
+    """MovieLens at ε = 10: twice the epochs and the batch, so as many steps with less noise."""
+    rows = []
+    for short, cell in zip(("vanilla", "reattention"), longer(), strict=True):
+        for name, which in (("20, 512", paper("ml-1m", short, 10)), ("40, 1024", cell)):
+            rows.append([ROWS[short], name, *_ours(results(which.with_seed))])
+    head = ["NDCG@10 / HIT@10, %", "epochs, batch", "last iterate", "best epoch", "last, unmasked", "seeds"]
+    return markdown(head, rows)
+
+
+def joined(runs: list[Result]) -> str:
+    """Counts and a Transformer under one budget, from join.json."""
+    rows = []
+    for run in runs:
+        found = dict(run.get("joined", {}))
+        alone = found.pop("transformer", None)
+        shown = [found.get(name) for name in ("0.1", "1", "mixture 0.1")]
+        best = max(found, key=lambda name: found[name][0]) if found else None
+        rows.append(
+            [run["data"], f"{run['epsilon']:g}", run["how"], f"{run['share']:g}", _numbers(run["counts"])]
+            + [_numbers(value) for value in (alone, *shown)]
+            + [f"{_numbers(found[best])} ({best})" if best else "–"]
+        )
+    head = ["data", "ε", "how", "share of counts", "counts alone with that share", "Transformer alone"]
+    return markdown([*head, "λ = 0.1", "λ = 1", "mixture, λ = 0.1", "best λ, seen afterwards"], rows)
+
+
+def _numbers(pair: list[float] | None) -> str:
+    return "–" if pair is None else f"{pair[0]:.2f} / {pair[1]:.2f}"
 
 
 def texts(epsilons: tuple[float, ...]) -> str:
