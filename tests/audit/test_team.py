@@ -30,7 +30,7 @@ def test_a_correct_team_passes(tmp_path: Path) -> None:
     [
         ("noise of each rank divided by their number", "noise: deviation"),
         ("all noise on every rank", "noise: deviation"),
-        ("the same share twice", "contribution of one user, in clip norms"),
+        ("the same share twice", "contribution: one user like another"),
         ("a lost share", "contribution of one user, in clip norms"),
     ],
 )

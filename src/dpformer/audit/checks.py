@@ -41,7 +41,7 @@ class Check:
 
 def checks(seen: Observation) -> list[Check]:
     """All checks of one observation."""
-    return [*noise_checks(seen), *inclusion_checks(seen), _contribution(seen)]
+    return [*noise_checks(seen), *inclusion_checks(seen), _contribution(seen), _evenness(seen)]
 
 
 def noise_checks(seen: Observation) -> Iterator[Check]:
@@ -108,6 +108,15 @@ def _contribution(seen: Observation) -> Check:
     return Check(
         "contribution of one user, in clip norms", f"{mean:.4f} ± {error:.4f}", "1", _normal((mean - 1) / error)
     )
+
+
+def _evenness(seen: Observation) -> Check:
+    """Every user adds the same: two who add 2 and 0 have the right mean, and one of them counts twice."""
+    from scipy import stats
+
+    squares, count = seen.unevenness
+    p = _two_sided(float(stats.chi2.cdf(squares, max(count, 1))), squares, max(count, 1)) if count else 1.0
+    return Check("contribution: one user like another", f"{squares / max(count, 1):.4g}", "1", p)
 
 
 # Statistics.

@@ -60,6 +60,7 @@ class Observation:
     noise: np.ndarray  # (T, some) float32: o_tj at canaries that never take part, in deviations of the claimed noise
     inclusion: np.ndarray  # (T, some) bool: which members were in which batch
     contribution: tuple[float, float]  # mean of o_tj where j was in batch t, and its standard error
+    unevenness: tuple[float, int]  # Σ ((o_tj − 1)/σ)² over the same, and how many they are
     same_batches: bool  # a second process with the same key draws the same batches
     other_data: np.ndarray  # (some,): the first noise after the restart, had one user been another
     other_run: np.ndarray | None  # (some,): the first noise of another run; None with a seed
@@ -93,7 +94,7 @@ class _Observer:
         self.spare = [0.0, 0]  # sum of squares and count at spare coordinates
         self.noise: list[np.ndarray] = []
         self.inclusion: list[np.ndarray] = []
-        self.of_included = [0.0, 0]  # sum and count
+        self.of_included = [0.0, 0.0, 0]  # sum, sum of squares around 1, count
 
     def run(self, watch: Watch) -> Observation:
         m = self.mechanism
@@ -108,7 +109,7 @@ class _Observer:
             batch = trainer.batches.batch(step)
             self._record(self._advance(trainer), batch)
         assert same is not None and other_data is not None
-        total, count = self.of_included
+        total, squares, count = self.of_included
         return Observation(
             mechanism=m,
             member=self.member,
@@ -116,6 +117,7 @@ class _Observer:
             noise=np.stack(self.noise),
             inclusion=np.stack(self.inclusion),
             contribution=(total / max(count, 1), m.noise_multiplier / max(count, 1) ** 0.5),
+            unevenness=(squares / m.noise_multiplier**2, int(count)),
             same_batches=same,
             other_data=other_data,
             other_run=None if self.seed is not None else self._kept(self._advance(self._trainer(self.data))),
@@ -204,8 +206,9 @@ class _Observer:
         included = np.zeros(len(self.members), dtype=bool)
         included[batch] = True
         self.inclusion.append(included[: max(2, KEEP // m.steps)])
-        self.of_included[0] += float(released[self.members[batch]].sum())
-        self.of_included[1] += len(batch)
+        seen = released[self.members[batch]]
+        for place, value in enumerate((float(seen.sum()), float(np.square(seen - 1).sum()), len(batch))):
+            self.of_included[place] += value
 
     def _kept(self, released: np.ndarray) -> np.ndarray:
         some = self.others[: max(2, KEEP // self.mechanism.steps)]

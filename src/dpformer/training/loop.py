@@ -99,7 +99,7 @@ class Trainer:
         histories = list(generator.integers(0, self.dataset.num_items, (2, self.max_length + 1)))
         self.model.train()
         with self.clipping:
-            losses = self.model(Batch.from_histories(histories, self.max_length).to(self.model.bias.device))
+            losses = self.model(Batch.from_histories(histories, self.max_length).to(self.parameters[0].device))
         self.clipping.backward(losses, self.clip)
         for p in self.parameters:
             p.grad = None
