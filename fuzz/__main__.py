@@ -72,14 +72,15 @@ def search(name: str, seconds: int, corpus: Path) -> None:
                 importlib.import_module(module.name)
         from fuzz.targets import TARGETS, try_one
     target = TARGETS[name]
+    folder = Path(tempfile.mkdtemp())
     for number, content in enumerate(target.seeds()):
         (corpus / f"seed{number}").write_bytes(content)
-    folder = Path(tempfile.mkdtemp())
+        assert try_one(target, content, folder)  # what is made once is made before the clock runs
 
     def one(content: bytes) -> None:
         try_one(target, content, folder)
 
-    limits = ["-timeout=60", "-rss_limit_mb=6000", f"-max_total_time={seconds}", "-max_len=20000"]
+    limits = ["-timeout=300", "-rss_limit_mb=6000", f"-max_total_time={seconds}", "-max_len=20000"]
     atheris.Setup([sys.argv[0], *limits, "-print_final_stats=0", f"-artifact_prefix={name}-", str(corpus)], one)
     atheris.Fuzz()
 
