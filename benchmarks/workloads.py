@@ -19,7 +19,7 @@ class Workload:
     heads: int = 1
     blocks: int = 2
     batch: int = 256  # users of a logical batch in the benchmark
-    tokens: int = 16_384  # positions of one of our micro-batches, at most
+    tokens: int = 8_192  # positions of one of our micro-batches, at most
     physical: int = 32  # users of a physical batch of the others
     made_up: int = 0  # median length of made-up users; 0: those of the real data, if it is there
 
@@ -36,7 +36,7 @@ WORKLOADS = {
     for w in (
         Workload("ml-1m", 3_416, 200, 0.2),
         Workload("games", 23_715, 50, 0.5, batch=1024),
-        Workload("shakespeare", 65, 256, 0.2, dim=384, heads=6, blocks=6, batch=64, physical=8),
+        Workload("shakespeare", 65, 256, 0.2, dim=384, heads=6, blocks=6, batch=48, physical=8),
     )
 }
 

@@ -71,6 +71,8 @@ class ParameterUses:
 
     def squared_norms(self, users: int, room: int) -> Tensor:
         """(B,) ‖g_b‖² of this parameter; written-out gradients are kept if they are at most `room` numbers."""
+        if len(self.sources) == 1 and isinstance(self.sources[0], Dense):
+            return torch.linalg.vector_norm(self.sources[0].grad.reshape(users, -1), dim=1).square()
         made = sum(getattr(s, "numbers_each", 0) for s in self.sources)
         each = made + self.parameter.numel()
         kept = users * each <= room

@@ -149,7 +149,7 @@ class Config(BaseModel):
     warmup: Share = _choice("Training", 0.2, "Share of the steps in which the rate grows; then it falls to 0.")
     average: bool = _choice("Training", False, "Release the average of iterates instead of the last one.")
     evaluate_every: Limit = _choice("Training", 0, "Epochs between evaluations; 0: none. Not covered by ε.")
-    micro_batch_tokens: Count = _choice("Training", 16_384, "Positions at once, at most; never changes the guarantee.")
+    micro_batch_tokens: Count = _choice("Training", 8_192, "Positions at once, at most; never changes the guarantee.")
     threads: Count | None = _choice("Training", None, "CPU threads (all).")
     device: str | None = _choice("Training", None, "Where to compute: cpu, cuda (a GPU if there is one).")
     checkpoint_seconds: NotNegative = _choice("Training", 60.0, "Time between checkpoints.")
