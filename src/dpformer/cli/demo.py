@@ -65,8 +65,8 @@ def _print(measured: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
     console.print(table)
     console.print(facts["headline"], style="bold", highlight=False, markup=False)
     console.print(
-        "That is each model's alone: whoever releases both spends more. Few items and many users favour the network; on "
-        "logs of thousands of items counts won by far.",
+        "That is each model's alone: whoever releases both spends more. Few items and many users favour the network; "
+        "on logs of thousands of items counts won by far.",
         highlight=False,
     )
 
