@@ -1,5 +1,7 @@
 """Hugging Face models as they are: GPT-2 (Conv1D, tied), Llama (RMSNorm, rotary), GPT-NeoX (Pythia)."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,10 @@ transformers = pytest.importorskip("transformers")
 SIZES = {"vocab_size": 17, "max_position_embeddings": 8, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def gpt2() -> nn.Module:
+def gpt2(tied: bool = True) -> nn.Module:
     config = transformers.GPT2Config(
         vocab_size=17, n_positions=8, n_embd=12, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-        bos_token_id=1, eos_token_id=2,
+        bos_token_id=1, eos_token_id=2, tie_word_embeddings=tied,
     )  # fmt: skip
     return transformers.GPT2LMHeadModel(config)
 
@@ -29,10 +31,10 @@ def llama(tied: bool) -> nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
-def pythia() -> nn.Module:
+def pythia(tied: bool) -> nn.Module:
     config = transformers.GPTNeoXConfig(
         hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=2, hidden_dropout=0.0,
-        attention_dropout=0.0, **SIZES,
+        attention_dropout=0.0, tie_word_embeddings=tied, **SIZES,
     )  # fmt: skip
     return transformers.GPTNeoXForCausalLM(config)
 
@@ -48,14 +50,21 @@ class LossPerUser(nn.Module):
         return next_token_loss(self.body(input_ids=x, use_cache=False).logits, x)
 
 
-MODELS = {"gpt2": gpt2, "llama": lambda: llama(False), "llama-tied": lambda: llama(True), "pythia": pythia}
+MODELS = {
+    f"{make.__name__}-{'tied' if tied else 'untied'}": partial(make, tied)
+    for make in (gpt2, llama, pythia)
+    for tied in (True, False)
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("users", [3, 6])  # 6 users of 6 tokens: B = T
 def test_norms_and_sums(name: str, users: int) -> None:
     torch.manual_seed(0)
-    model = LossPerUser(MODELS[name]()).double()
+    body = MODELS[name]()
+    tied = body.get_input_embeddings().weight is body.get_output_embeddings().weight
+    assert tied == name.endswith("-tied")
+    model = LossPerUser(body).double()
     batch = (torch.randint(0, 17, (users, 6)),)
     truth = one_at_a_time(model, batch)
     norms = engine(model, batch, dp.normalize(1.0))

@@ -1,5 +1,6 @@
 """Jobs of several processes for tests: forked from a server that has imported everything once, joined on loopback."""
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -18,6 +19,7 @@ _context.set_forkserver_preload(
     [
         "torch",
         "torch.distributed",
+        "torch.distributed.launcher.api",
         "dpformer.training.run",
         "dpformer.training.distributed",
         "tests.training.memo",
@@ -38,7 +40,7 @@ def start(size: int, target: Callable[..., None], *args: Any) -> list[ForkServer
     return processes
 
 
-def finish(processes: list[ForkServerProcess], seconds: float = 120) -> list[int | None]:
+def finish(processes: list[ForkServerProcess], seconds: float = 300) -> list[int | None]:
     """Their exit codes; a process that does not end is an error."""
     until = time.monotonic() + seconds
     for process in processes:
@@ -77,6 +79,50 @@ def train(config: Config, out: Path, known: dict[Any, float]) -> None:
         os._exit(end.exit_code)
 
 
+def train_under_torchrun(config: Config, out: Path, known: dict[Any, float]) -> None:
+    """An agent of torchrun with two processes, which it may start again twice. Each leaves its pid behind."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    settings = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id="test",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=2,
+        monitor_interval=0.1,
+        start_method="forkserver",
+    )
+    elastic_launch(settings, _train_as_worker)(config, out, known)
+
+
+def _train_as_worker(config: Config, out: Path, known: dict[Any, float]) -> None:
+    import typer
+
+    from dpformer.cli.train import run_or_exit
+    from tests.training.memo import _known, remember
+
+    remember()
+    _known.update(known)
+    pid_file(out, os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]).write_text(f"{os.getpid()}\n")
+    with contextlib.suppress(typer.Exit):  # sent home
+        run_or_exit(config, out)
+
+
+def pid_file(out: Path, restart: int | str, rank: int | str) -> Path:
+    return out.with_name(f"pid-{restart}-{rank}")
+
+
+def pid_of(out: Path, restart: int, rank: int, seconds: float = 300) -> int:
+    """The process of a rank after so many restarts, once it is there."""
+    until, path = time.monotonic() + seconds, pid_file(out, restart, rank)
+    while not path.exists() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < until, f"rank {rank} is not there after {restart} restarts"
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
 def train_with_little_memory(config: Config, out: Path, known: dict[Any, float]) -> None:
     """On process 1, micro-batches of more than two users do not fit."""
     from dpformer.clipping import PhantomClipping
@@ -94,7 +140,7 @@ def train_with_little_memory(config: Config, out: Path, known: dict[Any, float])
     train(config, out, known)
 
 
-def wait_for_steps(out: Path, steps: int, seconds: float = 60) -> None:
+def wait_for_steps(out: Path, steps: int, seconds: float = 300) -> None:
     """Until the run has taken some steps."""
     until = time.monotonic() + seconds
     metrics = out / "metrics.jsonl"

@@ -102,6 +102,14 @@ class TestUnits:
         everything = [*texts(dataset), *(ASCII.decode(text) for text in dataset.held_out_text)]
         assert sorted(everything) == sorted(f"\n{i}.\n{i + 30}.\n{i + 60}.\n" for i in range(30))
 
+    def test_an_author_who_wrote_much_counts_as_one_sample_too(self, tmp_path: Path) -> None:
+        """The last tokens; the rest is not even counted in frequencies."""
+        rows = [{"author": f"a{i % 30}", "text": "early" * 20 if i < 30 else "late"} for i in range(60)]
+        dataset = read_text(lines_of(tmp_path / "x.jsonl", rows), unit="author", tokens=ASCII, max_length=8)
+        assert set(texts(dataset)) == {"ly\nlate\n"}
+        items, offsets = dataset.packed_train()
+        assert set(ASCII.decode(items.tolist())) == set("ly\nlate\n") and np.all(np.diff(offsets) == 8)
+
     @settings(max_examples=30, deadline=None)
     @given(st.lists(st.tuples(st.integers(0, 40) | st.none(), TEXT), min_size=60, max_size=80), st.data())
     def test_removing_a_unit_changes_nothing_else(
