@@ -14,8 +14,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dpformer.audit import audit
+from dpformer.audit import Audit, audit, audit_counts
 from dpformer.clipping import PhantomClipping, engine, normalize, norms
+from dpformer.models import counts_release
 from dpformer.privacy import PoissonBatches, calibrate
 from dpformer.training import loop
 from dpformer.training.optimizer import PrivateOptimizer
@@ -56,7 +57,12 @@ def of_ranks(made: Tensor) -> Tensor:
     return torch.stack([torch.randn(made.shape, dtype=made.dtype) / 4 for _ in range(4)]).sum(0)
 
 
-# name → (ε, expected batch size, what is broken)
+def quiet_counts() -> list[object]:
+    deviation = counts_release.deviation_of
+    return [patch.object(counts_release, "deviation_of", lambda this, noise: 0.7 * deviation(this, noise))]
+
+
+# name → (ε, expected batch size or 0 for counts, what is broken)
 AUDITS: dict[str, tuple[float, int, Callable[[], list[object]]]] = {
     "correct, ε 5": (5.0, 1024, list),
     "noise × 0.7": (5.0, 1024, lambda: scaled(lambda made: 0.7 * made)),
@@ -68,7 +74,20 @@ AUDITS: dict[str, tuple[float, int, Callable[[], list[object]]]] = {
     "correct, ε 10": (10.0, 1024, list),
     "noise × 0.9": (5.0, 1024, lambda: scaled(lambda made: 0.9 * made)),
     "correct, ε 5, batches of 256": (5.0, 256, list),
+    "correct, counts, ε 5": (5.0, 0, list),
+    "correct, counts, ε 8": (8.0, 0, list),
+    "correct, counts, ε 10": (10.0, 0, list),
+    "counts, noise × 0.7": (5.0, 0, quiet_counts),
 }
+
+
+def run(epsilon: float, batch: int, canaries: int, seed: int) -> Audit:
+    """Batches of no users: transition counts, which are one release."""
+    q, steps = (batch / USERS, -(-100 * USERS // batch)) if batch else (1.0, 1)
+    sigma = calibrate(epsilon=epsilon, delta=1 / USERS, sample_rate=q, steps=steps)
+    if not batch:
+        return audit_counts(noise_multiplier=sigma, delta=1 / USERS, canaries=canaries, seed=seed)
+    return audit(noise_multiplier=sigma, sample_rate=q, steps=steps, delta=1 / USERS, canaries=canaries, seed=seed)
 
 
 def main() -> None:
@@ -81,19 +100,10 @@ def main() -> None:
     missed = 0
     for name in arguments.only:
         epsilon, batch, broken = AUDITS[name]
-        q, steps = batch / USERS, -(-100 * USERS // batch)
-        sigma = calibrate(epsilon=epsilon, delta=1 / USERS, sample_rate=q, steps=steps)
         with ExitStack() as stack:
             for change in broken():
                 stack.enter_context(change)  # type: ignore[arg-type]
-            result = audit(
-                noise_multiplier=sigma,
-                sample_rate=q,
-                steps=steps,
-                delta=1 / USERS,
-                canaries=arguments.canaries,
-                seed=arguments.seed,
-            )
+            result = run(epsilon, batch, arguments.canaries, arguments.seed)
         facts = result.to_dict()
         accused = [check["name"] for check in facts["checks"] if not check["passed"]]
         share = facts["epsilon_lower"] / facts["epsilon_claimed"]

@@ -20,14 +20,16 @@ def make_step(w: Workload, batches: list[tuple[np.ndarray, np.ndarray]]) -> Call
     parameters = _parameters(w)
     optimizer = optax.adam(1e-3)
     state = optimizer.init(parameters)
-    loss = partial(_loss, heads=w.heads)
-    summed = jax.jit(clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2), keep_batch_dim=False))
+    loss = partial(_loss, heads=w.heads, rate=w.dropout)
+    summed = jax.jit(clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2), keep_batch_dim=False, prng_argnum=3))
+    key = jax.random.key(0)
 
     def step() -> None:
-        nonlocal parameters, state
+        nonlocal parameters, state, key
         total = None
         for items, targets in batches:
-            part = summed(parameters, items, targets)
+            key, now = jax.random.split(key)
+            part = summed(parameters, items, targets, now)
             total = part if total is None else jax.tree.map(jnp.add, total, part)
         updates, state = optimizer.update(total, state, parameters)
         parameters = optax.apply_updates(parameters, updates)
@@ -57,23 +59,31 @@ def _shapes(d: int) -> tuple[tuple[str, int, int], ...]:
     return ("project", d, 3 * d), ("merge", d, d), ("expand", d, 4 * d), ("contract", 4 * d, d)
 
 
-def _loss(parameters: Parameters, items: jax.Array, targets: jax.Array, heads: int) -> jax.Array:
+def _loss(
+    parameters: Parameters, items: jax.Array, targets: jax.Array, key: jax.Array, heads: int, rate: float
+) -> jax.Array:
     """Mean cross-entropy of one user's positions; the embedding is shared."""
-    h = parameters["items"][items] + parameters["places"]
-    for block in parameters["blocks"]:
-        h = _block(block, h, heads)
+    first, *keys = jax.random.split(key, 1 + 2 * len(parameters["blocks"]))
+    h = _dropout(parameters["items"][items] + parameters["places"], first, rate)
+    for i, block in enumerate(parameters["blocks"]):
+        h = _block(block, h, heads, keys[2 * i : 2 * i + 2], rate)
     logs = jax.nn.log_softmax(h @ parameters["items"].T)
     each = -jnp.take_along_axis(logs, jnp.maximum(targets, 0)[:, None], 1)[:, 0]
     valid = targets >= 0
     return jnp.where(valid, each, 0).sum() / jnp.maximum(valid.sum(), 1)
 
 
-def _block(p: Parameters, x: jax.Array, heads: int) -> jax.Array:
+def _dropout(x: jax.Array, key: jax.Array, rate: float) -> jax.Array:
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+def _block(p: Parameters, x: jax.Array, heads: int, keys: list[jax.Array], rate: float) -> jax.Array:
     length = x.shape[0]
     q, k, v = (t.reshape(length, heads, -1) for t in jnp.split(_linear(p["project"], x), 3, axis=-1))
     y = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(length, -1)
-    x = _norm(p["norm1"], x + _linear(p["merge"], y))
-    return _norm(p["norm2"], x + _linear(p["contract"], jax.nn.relu(_linear(p["expand"], x))))
+    x = _norm(p["norm1"], x + _dropout(_linear(p["merge"], y), keys[0], rate))
+    y = _linear(p["contract"], jax.nn.relu(_linear(p["expand"], x)))
+    return _norm(p["norm2"], x + _dropout(y, keys[1], rate))
 
 
 def _linear(p: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:

@@ -154,7 +154,7 @@ def opacus_ghost(w: Workload, sequences: list[np.ndarray]) -> Step:
 
 @contender("jax-privacy")
 def jax_privacy(w: Workload, sequences: list[np.ndarray]) -> Step:
-    """jax-privacy, per-user gradients by vmap, compiled; without dropout, which is in its favour."""
+    """jax-privacy, per-user gradients by vmap, compiled; without noise, which is in its favour."""
     from benchmarks.jax_peer import make_step
 
     return make_step(w, [(items.numpy(), targets.numpy()) for items, targets in physical_batches(w, sequences)])

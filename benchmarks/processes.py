@@ -71,7 +71,7 @@ def measure(file: list[str], rounds: int) -> dict[str, Any]:
 PAGE = """\
 # Several processes
 
-Seconds a step of `dpformer train --model transformer` (median over the steps of a run, the best of {rounds} runs each), and
+Seconds a step of `dpformer train --model transformer` (median over the steps of a run, the best of {rounds} runs), and
 the speed relative to one process of two threads.
 
 | | seconds a step | speed |

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from dpformer.models.dropout import Dropout
 from dpformer.models.sequence import SequenceModel, constructor_arguments
 
 
@@ -22,7 +23,7 @@ class Recurrent(SequenceModel):
     ) -> None:
         super().__init__(num_items, max_length, dim, shared)
         self.cell = cell(dim, dim, batch_first=True)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
         states, _ = self.cell(self.dropout(self.embed(items)))  # (B, L, d); a pad comes after all that is real

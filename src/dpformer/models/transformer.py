@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.models.batch import Batch
+from dpformer.models.dropout import Dropout
 from dpformer.models.sequence import SequenceModel, constructor_arguments
 from dpformer.reattention import moments, track
 from dpformer.reattention.attention import Variant, attention
@@ -73,7 +74,7 @@ class Transformer(SequenceModel):
         _check(dim, heads, blocks, norm, activation, reattention)
         self.positions = nn.Embedding(max_length, dim)
         nn.init.normal_(self.positions.weight, std=0.02)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.reattention = bool(reattention)
         variant: Variant = "literal" if reattention == "literal" else "renormalised"
         self.blocks = nn.ModuleList(
@@ -147,7 +148,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention, self.feed_forward, self.norm = attention, feed_forward, norm
         self.norm1, self.norm2 = nn.LayerNorm(attention.dim), nn.LayerNorm(attention.dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self._initialise(branches)
 
     def _initialise(self, branches: int) -> None:

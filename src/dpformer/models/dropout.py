@@ -1,0 +1,35 @@
+"""Dropout that does not hold up two cores: torch draws its masks one number after the other, this one four at a time.
+
+    y = x·m / P[m = 1],     m ~ Bernoulli(1 − p), with 1 − p rounded to a multiple of 2⁻¹⁶, and divided by as rounded
+
+A 64-bit random number makes four elements of a mask. Masks come from torch's default generator, so `torch.manual_seed`
+fixes them; on other devices than the CPU torch's own dropout is used, which is fast there.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LEVELS = 1 << 16
+
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout` with quicker masks on a CPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return input
+        if input.device.type != "cpu":
+            return F.dropout(input, self.p)
+        with torch._C.DisableTorchFunction():  # a mask is no use of a parameter: the engine need not look at it
+            mask = scaled_mask(input, self.p)
+        return input * mask
+
+
+def scaled_mask(like: Tensor, p: float) -> Tensor:
+    """0 with probability p, else 1/(1 − p), of the shape of `like`."""
+    kept = max(1, round((1 - p) * LEVELS))
+    size = like.numel()
+    words = torch.empty(-(-size // 4), dtype=torch.int64, device=like.device).random_(-(2**63), None)
+    lanes = words.view(torch.int16)[:size].view(like.shape)  # uniform in −2¹⁵ … 2¹⁵ − 1
+    return (lanes < kept - LEVELS // 2).to(like.dtype).mul_(LEVELS / kept)
