@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpformer.audit.auditing import audit
     from dpformer.audit.checks import Check
+    from dpformer.audit.counts import audit_counts
     from dpformer.audit.observation import Mechanism, Observation, observe
     from dpformer.audit.result import Audit
 
@@ -15,10 +16,11 @@ _HOME = {
     "Mechanism": "observation",
     "Observation": "observation",
     "audit": "auditing",
+    "audit_counts": "counts",
     "observe": "observation",
 }
 
-__all__ = ["Audit", "Check", "Mechanism", "Observation", "audit", "observe"]
+__all__ = ["Audit", "Check", "Mechanism", "Observation", "audit", "audit_counts", "observe"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dpformer.audit.bound import Guesses, assumption_free, effective_noise, epsilon_at, guess, total_variation
-from dpformer.audit.checks import Check, checks
+from dpformer.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
+from dpformer.audit.checks import checks, told_apart
 from dpformer.audit.observation import Mechanism, Watch, observe
 from dpformer.audit.result import Audit
 from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
@@ -17,7 +17,7 @@ from dpformer.privacy.events import PoissonGaussian
 if TYPE_CHECKING:
     from dpformer.training.distributed import Team
 
-LEAST_CANARIES, LEAST_STEPS = 100, 4
+LEAST_STEPS = 4
 
 
 def audit(
@@ -55,10 +55,7 @@ def audit(
     """
     began = time.monotonic()
     mechanism = _mechanism(noise_multiplier, sample_rate, steps, clip_norm, clipping)
-    if whole("canaries", canaries, 1) < LEAST_CANARIES:
-        raise ValueError(f"canaries is {canaries}; fewer than {LEAST_CANARIES} show nothing")
-    if not 0.5 <= confidence < 1:
-        raise ValueError(f"confidence is {confidence}; it must be at least 0.5 and below 1")
+    check_size(canaries, confidence)
     delta = delta_of(delta)
     with torch.random.fork_rng(devices=[]):
         seen = observe(mechanism, canaries, seed=seed, watch=watch, team=team)
@@ -74,7 +71,7 @@ def audit(
         effective_noise=noise,
         confidence=confidence,
         guesses=guesses,
-        checks=(_told_apart(guesses, claimed), *checks(seen)),
+        checks=(told_apart(guesses, claimed), *checks(seen)),
         seconds=time.monotonic() - began,
         scores=seen.scores,
         member=seen.member,
@@ -91,13 +88,3 @@ def _mechanism(noise_multiplier: float, sample_rate: float, steps: int, clip_nor
         clip_norm=positive("clip_norm", clip_norm),
         clipping=clipping,
     )
-
-
-def _told_apart(guesses: Guesses, claimed: PoissonGaussian) -> Check:
-    """How many canaries were guessed wrong, and how likely so few are if the claim is true."""
-    from scipy import stats
-
-    canaries = guesses.members + guesses.non_members
-    least = (1 - total_variation(claimed)) / 2
-    p = float(stats.binom.cdf(guesses.errors, canaries, least))
-    return Check("canaries guessed wrong", f"{guesses.errors / canaries:.4f}", f"at least {least:.4f}", p)

@@ -20,10 +20,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpformer.privacy.accounting import compose, epsilon_of, first_interval, quiet
+from dpformer.privacy.arguments import whole
 from dpformer.privacy.events import PoissonGaussian
 
+LEAST_CANARIES = 100
 RANGE = 16.0  # effective noise is looked for within this factor of the claim
 PRECISION = 5e-4  # of the effective noise, relative; rounded up
+
+
+def check_size(canaries: int, confidence: float) -> None:
+    """Refuses an audit that could show nothing."""
+    if whole("canaries", canaries, 1) < LEAST_CANARIES:
+        raise ValueError(f"canaries is {canaries}; fewer than {LEAST_CANARIES} show nothing")
+    if not 0.5 <= confidence < 1:
+        raise ValueError(f"confidence is {confidence}; it must be at least 0.5 and below 1")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from dpformer.audit.bound import Guesses, total_variation
 from dpformer.audit.observation import Observation
+from dpformer.privacy.events import PoissonGaussian
 
 ALARM = 1e-6
 MOST = 2048  # steps, or coordinates, or users of which all pairs are looked at
@@ -41,14 +43,30 @@ class Check:
 
 def checks(seen: Observation) -> list[Check]:
     """All checks of one observation."""
-    return [*noise_checks(seen), *inclusion_checks(seen), _contribution(seen), _evenness(seen)]
+    return [*noise_checks(seen), *inclusion_checks(seen), *contribution_checks(seen.contribution, seen.unevenness)]
 
 
 def noise_checks(seen: Observation) -> Iterator[Check]:
-    """The noise x, (T, K): standard normal, all independent."""
+    """The noise x, (T, K): standard normal, all independent, and never used twice."""
+    x = seen.noise
+    yield from distribution_checks(x, seen.mechanism.noise_multiplier)
+    yield _largest("noise: any two steps, before and after a restart", _some_steps(x, seen.restart))
+    yield _largest("noise: any two coordinates", x[:, :MOST].T)
+    # Training was resumed from one checkpoint twice, once with other data: the same noise would cancel.
+    yield _largest("noise: resumed with other data", np.stack([x[seen.restart], seen.other_data]))
+    if seen.other_run is not None:
+        yield another_run(x[0], seen.other_run)
+
+
+def another_run(noise: np.ndarray, other: np.ndarray) -> Check:
+    """(K,) noise of two runs: the same would cancel."""
+    return _largest("noise: of another run", np.stack([noise, other]))
+
+
+def distribution_checks(x: np.ndarray, sigma: float) -> Iterator[Check]:
+    """Noise (T, K) over its claimed deviation: standard normal, and neighbours independent."""
     from scipy import stats
 
-    x, sigma = seen.noise, seen.mechanism.noise_multiplier
     n, steps, width = x.size, *x.shape
     squares = float(np.square(x, dtype=np.float64).sum())
     deviation = sigma * math.sqrt(squares / n)
@@ -70,12 +88,6 @@ def noise_checks(seen: Observation) -> Iterator[Check]:
         "noise: all coordinates of a step", f"{sums / steps:.4g}", "1",
         _two_sided(float(stats.chi2.cdf(sums, steps)), sums, steps),
     )  # fmt: skip
-    yield _largest("noise: any two steps, before and after a restart", _some_steps(x, seen.restart))
-    yield _largest("noise: any two coordinates", x[:, :MOST].T)
-    # Training was resumed from one checkpoint twice, once with other data: the same noise would cancel.
-    yield _largest("noise: resumed with other data", np.stack([x[seen.restart], seen.other_data]))
-    if seen.other_run is not None:
-        yield _largest("noise: of another run", np.stack([x[0], seen.other_run]))
 
 
 def inclusion_checks(seen: Observation) -> Iterator[Check]:
@@ -102,21 +114,31 @@ def inclusion_checks(seen: Observation) -> Iterator[Check]:
     yield _overlap("inclusion: any two steps", a[:MOST], q)
 
 
-def _contribution(seen: Observation) -> Check:
-    """What one user adds to its own coordinate: the clip norm, as all canaries are louder. Less is a share lost."""
-    mean, error = seen.contribution
-    return Check(
-        "contribution of one user, in clip norms", f"{mean:.4f} ± {error:.4f}", "1", _normal((mean - 1) / error)
-    )
+def contribution_checks(added: tuple[float, float], around: tuple[float, int]) -> Iterator[Check]:
+    """What users add to their own coordinates: the clip norm, each of them, as all canaries are louder.
 
-
-def _evenness(seen: Observation) -> Check:
-    """Every user adds the same: two who add 2 and 0 have the right mean, and one of them counts twice."""
+    Args:
+        added: mean of what was seen there, in clip norms, and its standard error.
+        around: Σ ((what was seen − 1)/σ)², and over how many: χ². Two users who add 2 and 0 have the right mean.
+    """
     from scipy import stats
 
-    squares, count = seen.unevenness
-    p = _two_sided(float(stats.chi2.cdf(squares, max(count, 1))), squares, max(count, 1)) if count else 1.0
-    return Check("contribution: one user like another", f"{squares / max(count, 1):.4g}", "1", p)
+    mean, error = added
+    measured = f"{mean:.4f} ± {error:.4f}"
+    yield Check("contribution of one user, in clip norms", measured, "1", _normal((mean - 1) / error))
+    squares, count = around[0], max(around[1], 1)
+    p = _two_sided(float(stats.chi2.cdf(squares, count)), squares, count) if around[1] else 1.0
+    yield Check("contribution: one user like another", f"{squares / count:.4g}", "1", p)
+
+
+def told_apart(guesses: Guesses, claimed: PoissonGaussian) -> Check:
+    """How many canaries were guessed wrong, and how likely so few are if the claim is true."""
+    from scipy import stats
+
+    canaries = guesses.members + guesses.non_members
+    least = (1 - total_variation(claimed)) / 2
+    p = float(stats.binom.cdf(guesses.errors, canaries, least))
+    return Check("canaries guessed wrong", f"{guesses.errors / canaries:.4f}", f"at least {least:.4f}", p)
 
 
 # Statistics.

@@ -31,6 +31,7 @@ class Audit:
     seconds: float
     scores: np.ndarray  # (canaries,)
     member: np.ndarray  # (canaries,) bool
+    of: str = "training"  # what was audited
 
     @property
     def passed(self) -> bool:
@@ -43,7 +44,7 @@ class Audit:
         failed = [check.name for check in self.checks if not check.passed]
         if failed:
             return f"FLAGGED: the pipeline does not do what is claimed ({'; '.join(failed)})."
-        seen = f"ε of training is at least {self.epsilon_lower:.3g} with {self.confidence:.0%} confidence"
+        seen = f"ε of {self.of} is at least {self.epsilon_lower:.3g} with {self.confidence:.0%} confidence"
         if self.epsilon_lower > self.epsilon_claimed:
             chance = f"a correct build shows this in {1 - self.confidence:.0%} of audits: repeat it"
             return f"{seen}, just above the claim of {self.epsilon_claimed:.3g}; {chance}."
@@ -55,6 +56,7 @@ class Audit:
         return {
             "passed": self.passed,
             "verdict": self.verdict,
+            "of": self.of,
             "mechanism": asdict(self.mechanism),
             "delta": self.delta,
             "epsilon_claimed": self.epsilon_claimed,

@@ -59,11 +59,9 @@ def settings_of(run: Path) -> dict[str, Any]:
     from dpformer.training.run import finished
 
     facts = finished(run).statement
-    if facts.get("epsilon") is not None and not facts.get("steps"):
-        raise DpformerError(
-            f"{run} is one noisy release, not trained in steps, and an audit sends made-up users through training: "
-            f"audit a network, or check what is stated with dpformer verify {run}"
-        )
+    counts = [event for event in facts["events"] if event["label"] == "transition counts"]
+    if counts:
+        return {"noise_multiplier": counts[0]["noise_multiplier"], "delta": facts["delta"]}
     if facts.get("epsilon") is None or not facts.get("noise_multiplier"):
         raise DpformerError(f"{run} was trained without noise: there is no claim to audit")
     names = ("noise_multiplier", "sample_rate", "steps", "delta", "clipping", "clip_norm")
@@ -99,9 +97,12 @@ def _audit(settings: dict[str, Any], canaries: int, confidence: float, seed: int
     from rich.progress import track
 
     from dpformer.audit import audit as run_audit
+    from dpformer.audit import audit_counts
     from dpformer.audit.canaries import canary_model
     from dpformer.training.distributed import start_team
 
+    if "steps" not in settings:
+        return audit_counts(**settings, canaries=canaries, confidence=confidence, seed=seed)
     team = start_team()
     if team is not None and not team.leads:
         team.build = canary_model
@@ -134,12 +135,13 @@ def _print(result: Any) -> None:
         mark = "ok" if check.passed else "FLAGGED"
         table.add_row(check.name, check.measured, check.expected, f"{check.p_value:.2g}", mark)
     console.print(table)
+    steps = f"{m.steps:,} steps at sample rate {plain(m.sample_rate)}, clip norm {plain(m.clip_norm)}"
     console.print(
-        f"{m.steps:,} steps at sample rate {plain(m.sample_rate)}, noise multiplier {plain(m.noise_multiplier)}, clip "
-        f"norm {plain(m.clip_norm)}; {len(result.scores):,} canaries, of which {result.guesses.members:,} took part; "
+        f"{steps if result.of == 'training' else 'One release'}, noise multiplier {plain(m.noise_multiplier)}; "
+        f"{len(result.scores):,} canaries, of which {result.guesses.members:,} took part; "
         f"δ = {plain(result.delta, 3, up=True)}; {result.seconds:.0f} s.\n"
-        f"ε claimed for training        {result.epsilon_claimed:.3f}\n"
-        f"ε shown, {result.confidence:.0%} confidence      {result.epsilon_lower:.3f}  (for this kind of mechanism; "
+        f"ε claimed for {result.of:<20}{result.epsilon_claimed:.3f}\n"
+        f"ε shown, {result.confidence:.0%} confidence{'':13}{result.epsilon_lower:.3f}  (for this kind of mechanism; "
         f"without that assumption {result.epsilon_lower_any:.3f})",
         highlight=False,
     )

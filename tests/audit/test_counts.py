@@ -1,0 +1,85 @@
+"""The audit of transition counts: tight on a correct release, and it accuses every fault put in."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpformer.audit import Audit, audit_counts
+from dpformer.models import counts_pairs, counts_release
+from dpformer.models.counts_pairs import SLACK
+from dpformer.models.counts_release import deviation_of
+from dpformer.privacy.randomness import SecureRandom
+
+CLAIM: dict[str, Any] = {"noise_multiplier": 0.8, "delta": 1e-3, "canaries": 2000, "seed": 0}
+
+
+def accused(result: Audit) -> set[str]:
+    return {check.name for check in result.checks if not check.passed}
+
+
+def test_a_correct_release_shows_most_of_its_epsilon_and_no_more() -> None:
+    result = audit_counts(**CLAIM)
+    assert accused(result) == set() and result.passed
+    assert 0.7 * result.epsilon_claimed < result.epsilon_lower <= result.epsilon_claimed
+    assert "ε of transition counts" in result.verdict and result.to_dict()["of"] == "transition counts"
+
+
+def test_no_noise_is_used_in_two_releases() -> None:
+    assert accused(audit_counts(**{**CLAIM, "seed": None, "canaries": 500})) == set()
+
+
+def test_too_little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts_release, "deviation_of", lambda this, noise: 0.7 * deviation_of(this, noise))
+    result = audit_counts(**CLAIM)
+    assert {"canaries guessed wrong", "noise: deviation"} <= accused(result)
+    assert result.epsilon_lower > 1.1 * result.epsilon_claimed
+
+
+def test_a_round_that_is_not_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every round with the noise of the whole, as if each had the budget for itself."""
+    monkeypatch.setattr(counts_release, "deviation_of", lambda this, noise: noise)
+    assert {"canaries guessed wrong", "noise: deviation"} <= accused(audit_counts(**CLAIM))
+
+
+def test_users_who_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user counts as much as the history is long."""
+    scaled = counts_pairs.scaled
+
+    def loud(users: np.ndarray, cells: np.ndarray, weights: np.ndarray) -> Any:
+        users_, cells_, values = scaled(users, cells, weights)
+        width = int(cells.max(initial=0)) + 1
+        sums = np.bincount(users * width + cells, weights=weights)
+        return users_, cells_, sums[users_ * width + cells_] if len(values) else values
+
+    monkeypatch.setattr(counts_release, "scaled", loud)
+    assert {"canaries guessed wrong", "contribution of one user, in clip norms"} <= accused(audit_counts(**CLAIM))
+
+
+def test_duplicates_that_are_not_merged_before_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair that occurs r times taken for r coordinates: norms are too small, and so is what divides."""
+
+    def wrong(users: np.ndarray, cells: np.ndarray, weights: np.ndarray) -> Any:
+        norms = np.sqrt(np.bincount(users, weights=weights * weights))
+        return users, cells, weights / (norms[users] * SLACK)
+
+    monkeypatch.setattr(counts_release, "scaled", wrong)
+    assert "contribution of one user, in clip norms" in accused(audit_counts(**CLAIM))
+
+
+def test_the_same_noise_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = counts_release._noisy
+    monkeypatch.setattr(
+        counts_release, "_noisy", lambda counts, deviation, random, step: noisy(counts, deviation, random, 1)
+    )
+    assert "noise: deviation" in accused(audit_counts(**CLAIM))
+
+
+def test_the_same_noise_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts_release, "SecureRandom", lambda label, seed: SecureRandom(label, key=bytes(32)))
+    assert accused(audit_counts(**{**CLAIM, "seed": None})) == {"noise: of another run"}
+
+
+def test_bad_arguments_are_one_sentence() -> None:
+    with pytest.raises(ValueError, match="canaries is 10; fewer than 100 show nothing"):
+        audit_counts(**{**CLAIM, "canaries": 10})
