@@ -1,8 +1,10 @@
 """Jobs of several processes for tests: forked from a server that has imported everything once, joined on loopback."""
 
 import contextlib
+import gc
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import time
@@ -79,25 +81,67 @@ def train(config: Config, out: Path, known: dict[Any, float]) -> None:
         os._exit(end.exit_code)
 
 
-def train_under_torchrun(config: Config, out: Path, known: dict[Any, float]) -> None:
-    """An agent of torchrun with two processes, which it may start again twice. Each leaves its pid behind."""
+def train_and_look(config: Config, out: Path, known: dict[Any, float]) -> None:
+    """The others look at what they have: the histories of their own micro-batches, of this step, and no data set."""
+    from dpformer.data import Dataset
+    from dpformer.training.distributed import Share, Team
+
+    hear = Team._hear
+
+    def look(self: Team) -> Any:
+        message = hear(self)
+        if message[0] == "work":
+            *_, rows, histories = message
+            assert set(histories) == {place for row in rows for place in range(row.start, row.stop)}
+        if message[0] == "done":
+            held = [kept for kept in gc.get_objects() if isinstance(kept, Dataset | Share)]
+            assert len(held) <= 1 and not any(isinstance(kept, Dataset) for kept in held)
+        return message
+
+    Team._hear = look  # type: ignore[method-assign]
+    train(config, out, known)
+
+
+def under_torchrun(size: int, restarts: int, target: Callable[..., None], *args: Any) -> None:
+    """An agent of torchrun on this machine, as `torchrun --standalone`, whose processes run `target(*args)`."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     settings = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=2,
+        nproc_per_node=size,
         run_id="test",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        max_restarts=2,
+        max_restarts=restarts,
         monitor_interval=0.1,
         start_method="forkserver",
     )
-    elastic_launch(settings, _train_as_worker)(config, out, known)
+    elastic_launch(settings, target)(*args)
 
 
-def _train_as_worker(config: Config, out: Path, known: dict[Any, float]) -> None:
+def die_and_come_again(times: int) -> None:
+    """Each time the processes have found each other, one of them is killed, the leader too."""
+    import torch
+    import torch.distributed as dist
+
+    from dpformer.training.joining import join_processes
+
+    again = join_processes("gloo")
+    restart, rank, size = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), dist.get_rank(), dist.get_world_size()
+    found = torch.tensor([1.0 + restart])
+    dist.all_reduce(found)
+    assert found.item() == size * (1 + restart), "these are not all of the same start"
+    assert rank > 0 or again == (restart > 0)
+    if restart < times and rank == restart % size:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if restart < times:
+        dist.barrier()  # breaks
+    dist.destroy_process_group()
+
+
+def train_and_tell(config: Config, out: Path, known: dict[Any, float]) -> None:
+    """What `dpformer train` does under torchrun. Each process leaves its pid beside the folder."""
     import typer
 
     from dpformer.cli.train import run_or_exit

@@ -41,10 +41,13 @@ TEXT = {"task": "lm", "unit": "chunk", "batch_size": 20, "epochs": 3}
 
 @pytest.mark.parametrize(("size", "changes"), [(2, LARGE), (3, SMALL), (3, TEXT)])
 def test_the_model_of_one_process(log: Path, alone: Alone, tmp_path: Path, size: int, changes: dict[str, Any]) -> None:
-    """Sampling, dropout, clipping, noise, Adam: anything done twice, left out or drawn anew would show."""
+    """Sampling, dropout, clipping, noise, Adam: anything done twice, left out or drawn anew would show.
+
+    And the others never hold more of the data than their share of a step.
+    """
     config, together = config_of(log, **changes), tmp_path / "together"
     expected = alone(config)
-    assert jobs.finish(jobs.start(size, jobs.train, config, together, _known)) == [0] * size
+    assert jobs.finish(jobs.start(size, jobs.train_and_look, config, together, _known)) == [0] * size
     assert_same(together, expected)
     assert metrics(together, "step", "users", "skipped_users") == metrics(expected, "step", "users", "skipped_users")
     assert json.loads((together / "privacy.json").read_text()) == json.loads((expected / "privacy.json").read_text())

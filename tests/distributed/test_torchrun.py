@@ -12,11 +12,16 @@ from tests.distributed.test_distributed import LONG, assert_same, metrics
 from tests.training.memo import _known
 
 
+def test_processes_find_each_other_again() -> None:
+    """Every time: what the dead wrote into torchrun's store does not mislead. Plain torch hangs at the first."""
+    assert jobs.finish(jobs.start(1, jobs.under_torchrun, 3, 10, jobs.die_and_come_again, 10)) == [0]
+
+
 def test_restarted_twice(log: Path, alone: Alone, tmp_path: Path) -> None:
-    """First a follower is killed, then the leader. What the dead wrote into torchrun's store must not mislead."""
+    """First a follower is killed, then the leader."""
     config, run = config_of(log, **LONG), tmp_path / "run"
     expected = alone(config)
-    agent = jobs.start(1, jobs.train_under_torchrun, config, run, _known)
+    agent = jobs.start(1, jobs.under_torchrun, 2, 2, jobs.train_and_tell, config, run, _known)
     jobs.wait_for_steps(run, 3)
     os.kill(jobs.pid_of(run, restart=0, rank=1), signal.SIGKILL)
     leader = jobs.pid_of(run, restart=1, rank=0)
