@@ -11,7 +11,8 @@ from typing import Any
 import matplotlib
 from rich.progress import track
 
-from benchmarks.speed import RESULTS, TITLES, run
+from benchmarks.page import RESULTS, put
+from benchmarks.speed import TITLES, run
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -78,7 +79,7 @@ def _cell(facts: dict[str, Any] | None) -> str:
         return "–"
     if "error" in facts:
         return "fails"
-    return f"{facts['users_per_second']:.3g} ({facts['peak_mib']:.0f})"
+    return f"{facts['users_per_second']:,.{0 if facts['users_per_second'] >= 100 else 1}f} ({facts['peak_mib']:,.0f})"
 
 
 def plot(curves: dict[str, list[dict[str, Any]]], path: Path) -> None:
@@ -104,12 +105,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for curves.json, curves-table.md, curves.svg")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="folder for curves.json, curves.svg and the tables in speed.md"
+    )
     given = parser.parse_args()
     curves = measure(given.seconds, given.threads)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "curves.json").write_text(json.dumps(curves, indent=1) + "\n")
-    (given.out / "curves-table.md").write_text(markdown(curves))
+    put("curves", markdown(curves), given.out / "speed.md")
     plot(curves, given.out / "curves.svg")
     print(markdown(curves))
 

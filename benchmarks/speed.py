@@ -21,9 +21,9 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.contenders import CONTENDERS
+from benchmarks.page import RESULTS, put
 from benchmarks.workloads import WORKLOADS
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
 TITLES = {
     "plain": "plain PyTorch, not private",
     "own-nonprivate": "dpformer, not private",
@@ -147,7 +147,9 @@ def main() -> None:
         "--rounds", type=int, default=2, help="ours and plain are measured so often, in turns; the best counts"
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for speed.json, speed-table.md, speed.svg")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="folder for speed.json, speed.svg and the table in speed.md"
+    )
     given = parser.parse_args()
     results: dict[str, dict[str, dict]] = {w: {} for w in given.workloads}
     turns = [(turn, c) for turn in range(given.rounds) for c in given.contenders if turn == 0 or c in OFTEN]
@@ -163,7 +165,7 @@ def main() -> None:
     }
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "speed.json").write_text(json.dumps(facts, indent=2) + "\n")
-    (given.out / "speed-table.md").write_text(markdown(results))
+    put("speed", markdown(results), given.out / "speed.md")
     plot(results, given.out / "speed.svg")
     show(results)
 

@@ -11,6 +11,7 @@ from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, w
 from dpformer.privacy.events import PoissonGaussian
 from dpformer.privacy.noise import NoiseAhead, SecureRandom, public_grid
 
+PIECE = 1 << 20  # numbers: the noisy sum of a large table never exists in float64 as a whole
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
 
 
@@ -137,17 +138,19 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def _release(self, parameter: Tensor, noise: Tensor | None) -> None:
         """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division."""
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        place = "cpu" if gradient.device.type == "mps" else gradient.device  # MPS has no float64
-        total = gradient.to(place, torch.float64, copy=True)  # changed in place from here: tables can be large
-        if noise is not None:
-            grid = public_grid(self.noise_std)
-            total.add_(noise.to(place), alpha=self.noise_std).div_(grid).round_().mul_(grid)
-        released = total.div_(self.expected_batch_size).to(parameter)
         if parameter.grad is None:
-            parameter.grad = released
-        else:
-            parameter.grad.copy_(released)
+            parameter.grad = torch.zeros_like(parameter)
+        sums, numbers = parameter.grad.reshape(-1), None if noise is None else noise.reshape(-1)
+        place = "cpu" if sums.device.type == "mps" else sums.device  # MPS has no float64
+        for start in range(0, len(sums), PIECE):
+            part = slice(start, start + PIECE)
+            total = sums[part].to(place, torch.float64)
+            if numbers is not None:
+                grid = public_grid(self.noise_std)
+                total = total.add_(numbers[part].to(place), alpha=self.noise_std).div_(grid).round_().mul_(grid)
+            sums[part] = total.div_(self.expected_batch_size).to(sums)
+        if not parameter.grad.is_contiguous():  # else `sums` is a view of it
+            parameter.grad.copy_(sums.view(parameter.grad.shape))
 
     # What can be asked.
 
