@@ -83,7 +83,7 @@ def markdown(results: dict[str, dict[str, dict]]) -> str:
         cells = []
         for facts in results.values():
             fact = facts.get(name, {})
-            text = f"{fact['users_per_second']:.0f} ({fact['peak_mib']:.0f})" if "peak_mib" in fact else "–"
+            text = f"{fact['users_per_second']:.3g} ({fact['peak_mib']:.0f})" if "peak_mib" in fact else "–"
             cells.append(text if "error" not in fact else "fails")
         lines.append(f"| {TITLES[name]} | " + " | ".join(cells) + " |")
     lines += ["", "| ratio (aim) | " + " | ".join(results) + " |", "| --- |" + " --- |" * len(results)]
@@ -116,7 +116,7 @@ def plot(results: dict[str, dict[str, dict]], path: Path) -> None:
         colours = ["#2563eb" if name.startswith("phantom") else "#9aa4b2" for name in names]
         axis.barh(names, values, color=colours)
         axis.invert_yaxis()
-        axis.bar_label(axis.containers[0], fmt="%.0f", padding=2, fontsize=8)
+        axis.bar_label(axis.containers[0], fmt="%.3g", padding=2, fontsize=8)
         axis.set_title(workload)
         axis.set_xlabel("users a second")
         axis.spines[["top", "right"]].set_visible(False)
