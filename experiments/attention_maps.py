@@ -58,11 +58,28 @@ def draw(data: str, path: Path) -> Path | None:
     return save(figure, path)
 
 
+def print_attention_by_popularity(data: str, users: int = 500) -> None:
+    """Attention of the last position in block 1 on items by popularity; 1 is what looking evenly at all would give."""
+    dataset = prepare(data_file(data), max_length=LENGTH)
+    long = np.flatnonzero(dataset.train_lengths == LENGTH)
+    histories = dataset.histories(np.random.default_rng(0).choice(long, min(users, len(long)), replace=False))
+    share = np.argsort(np.argsort(dataset.item_counts())) / dataset.num_items  # of items that are rarer
+    place = share[np.stack(histories)]
+    for (model, epsilon), network in models(data).items():
+        batch = Batch.for_scores(histories, network.max_length)
+        drawn = network.eval().attention_maps(batch)[0].mean(1)[:, -1].numpy() * LENGTH
+        for low, high in ((0, 0.5), (0.5, 0.75), (0.75, 0.9), (0.9, 1)):
+            inside = drawn[(place >= low) & (place < high)]
+            told = f"mean {inside.mean():.2f}, below 0.05: {(inside < 0.05).mean():.1%} of {len(inside)}"
+            print(f"{NAMES[model]}, ε = {epsilon:g}, items from {low:.0%} to {high:.0%}: {told}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="ml-1m", choices=("ml-1m", "games"))
     data = parser.parse_args().data
     path = draw(data, ROOT / "docs" / "results" / f"attention-{data}.svg")
+    print_attention_by_popularity(data)
     print(path or f"no finished run of {data} under {WORK}: python -m experiments.fill {data}")
 
 
