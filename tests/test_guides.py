@@ -41,9 +41,9 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def commands(page: str, program: str) -> list[list[str]]:
-    """The commands of a page that start a program: in indented lines, after `$ ` and in between backticks."""
+    """The commands of a page that start a program: in indented lines, or after `$ `."""
     text = (GUIDE / page).read_text(encoding="utf-8")
-    found = re.findall(rf"(?:^    |^\$ |`)({program} [^`\n]*)", text, re.MULTILINE)
+    found = re.findall(rf"^(?:    |\$ )({program} .*)$", text, re.MULTILINE)
     return [shlex.split(command, comments=True)[1:] for command in found]
 
 
