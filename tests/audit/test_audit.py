@@ -171,7 +171,7 @@ def test_the_result_as_json_and_as_a_picture(tmp_path: Path) -> None:
     assert facts["passed"] and facts["verdict"].startswith(
         "Nothing speaks against the claim: ε of training is at least"
     )
-    assert facts["mechanism"]["steps"] == 32 and len(facts["checks"]) == 18
+    assert facts["mechanism"]["steps"] == 32 and len(facts["checks"]) == 19
     for name in ("audit.svg", "audit.png"):
         result.plot(tmp_path / name)
     assert b"<svg" in (tmp_path / "audit.svg").read_bytes()
