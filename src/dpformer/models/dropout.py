@@ -2,8 +2,8 @@
 
     y = x·m / P[m = 1],     m ~ Bernoulli(1 − p), with 1 − p rounded to a multiple of 2⁻¹⁶, and divided by as rounded
 
-A 64-bit random number makes four elements of a mask. Masks come from torch's default generator, so `torch.manual_seed`
-fixes them; on other devices than the CPU torch's own dropout is used, which is fast there.
+A 64-bit random number makes four elements of a mask. Masks come from the default generator of the device, so
+`torch.manual_seed` fixes them.
 """
 
 import torch
@@ -14,12 +14,12 @@ LEVELS = 1 << 16
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` with quicker masks on a CPU."""
+    """`nn.Dropout` with quicker masks."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return input
-        if input.device.type != "cpu":
+        if input.device.type == "mps":  # has no 64-bit random numbers over the whole range
             return F.dropout(input, self.p)
         with torch._C.DisableTorchFunction():  # a mask is no use of a parameter: the engine need not look at it
             mask = scaled_mask(input, self.p)
