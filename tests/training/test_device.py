@@ -37,7 +37,10 @@ CHOICES: list[dict[str, Any]] = [
 
 
 def configs(log: Path) -> list[Config]:
-    return [tiny_config(log, **{"model": "transformer", "epochs": 1, **choices}) for choices in CHOICES]
+    return [
+        tiny_config(log, **{"model": "transformer", "epochs": 1, "checkpoint_seconds": 0.0, **choices})
+        for choices in CHOICES
+    ]
 
 
 def train_there(log: Path, out: Path, known: dict[Any, float]) -> None:
@@ -49,7 +52,7 @@ def train_there(log: Path, out: Path, known: dict[Any, float]) -> None:
             folder = out / str(number)
             with contextlib.suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
                 patch.setattr("dpformer.training.run.Metrics.add", interrupt)
-                training.train(config.but(device="second", checkpoint_seconds=0), folder)
+                training.train(config.but(device="second"), folder)
             model = training.resume(folder).release.model.to("second")
             if config.model == "transformer":  # outside of the engine, this torch has no GRU for unknown devices
                 assert model.scores([np.arange(3)]).device.type == "second"
