@@ -29,7 +29,7 @@ MAKE_TENSORS = {  # problems whose model makes tensors in `forward`, for any dev
 }  # fmt: skip
 CHOICES: list[dict[str, Any]] = [
     {"average": True, "evaluate_every": 1},
-    {"shared": False, "norm": "pre", "heads": 2, "clipping": "clip"},
+    {"shared": False, "norm": "pre", "heads": 2, "reattention": False, "clipping": "clip"},
     {"model": "gru"},
     {"epsilon": float("inf")},
     {"task": "lm", "unit": "chunk", "evaluate_every": 1},
