@@ -9,8 +9,8 @@ Two cores cannot carry 100 epochs × 5 seeds × everything. What counts for accu
 number of steps T: on MovieLens, at T = 236 and ε = 5, it is 2.46e-3 with B = 512 and 20 epochs, 2.13e-3 with B = 1,024
 and 40 epochs, and 2.0e-3 with B = 2,560 and 100 epochs. So runs take 20 epochs (Games 10), at the paper's ε and with
 everything else as in the paper; σ is calibrated for the shorter run. A pair of longer runs shows what that costs. One
-learning rate a data set, fixed beforehand, instead of the best of a grid for every cell. Heat maps take 10 epochs and a
-coarser grid. TinyShakespeare takes a smaller model on shorter chunks.
+learning rate a data set, from the training loss of a few steps, instead of the best of a grid for every cell. Heat
+maps take 10 epochs and a coarser grid. TinyShakespeare takes a smaller model on shorter chunks.
 """
 
 import math
