@@ -141,7 +141,7 @@ def _print(result: Any) -> None:
         f"{len(result.scores):,} canaries, of which {result.guesses.members:,} took part; "
         f"δ = {plain(result.delta, 3, up=True)}; {result.seconds:.0f} s.\n"
         f"ε claimed for {result.of:<20}{result.epsilon_claimed:.3f}\n"
-        f"ε shown, {result.confidence:.0%} confidence{'':13}{result.epsilon_lower:.3f}  (for this kind of mechanism; "
+        f"ε shown, {result.confidence:.0%} confidence{'':11}{result.epsilon_lower:.3f}  (for this kind of mechanism; "
         f"without that assumption {result.epsilon_lower_any:.3f})",
         highlight=False,
     )
