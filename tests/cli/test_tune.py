@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from dpformer.training import tune as tuning
 from dpformer.training.tune import draw_runs, logarithmic_gamma, plan_tuning, repeated_epsilon, tune
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
-from tests.training.memo import remember
+from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this file)
 
 # The law.
 
@@ -45,13 +44,6 @@ def test_the_cost_is_that_of_the_paper_on_tuning() -> None:
 
 
 # The search.
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _remembered() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        remember(patch.setattr)
-        yield
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,7 @@ from dpformer.training import Config, load_dataset, load_release, save_release, 
 from dpformer.training.loop import Trainer
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
-from tests.training.memo import remember
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _remembered() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        remember(patch.setattr)
-        yield
+from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this file)
 
 
 @pytest.fixture(scope="module")

@@ -32,16 +32,9 @@ from dpformer.training.plan import make_plan
 from dpformer.training.start import build_model
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
-from tests.training.memo import remember
+from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this file)
 
 STEPS = 12
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _remembered() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        remember(patch.setattr)
-        yield
 
 
 @pytest.fixture(scope="module")

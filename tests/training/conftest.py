@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -6,14 +5,7 @@ import pytest
 
 from dpformer.training import Config
 from tests.training.logs import TINY, write_log
-from tests.training.memo import remember
-
-
-@pytest.fixture(autouse=True, scope="package")
-def accountant_remembers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        remember(patch.setattr)
-        yield
+from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this folder)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """The accountant, remembering its answers: many small runs with the same plan need not be calibrated each."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import pytest
 
 from dpformer.privacy import accounting, calibration, statement
 from dpformer.training import plan
@@ -25,3 +27,11 @@ def remember(put: Callable[[Any, str, Any], None] = setattr) -> None:
     put(plan, "calibrate", _remember("calibrate", calibration.calibrate))
     for module in (plan, statement):
         put(module, "epsilon_of", _remember("epsilon_of", accounting.epsilon_of))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def accountant_remembers() -> Iterator[None]:
+    """For every test of a file or folder that imports it."""
+    with pytest.MonkeyPatch.context() as patch:
+        remember(patch.setattr)
+        yield
