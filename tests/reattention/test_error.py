@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
-from dpformer.reattention import effective_error
+from dpformer.reattention import adam_error, effective_error
+from dpformer.training.optimizer import PrivateOptimizer
+from dpformer.training.schedule import warmup_then_decay
 
 
 def test_definition() -> None:
@@ -40,3 +42,26 @@ def test_no_noise_is_no_error() -> None:
 def test_bad_input(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         effective_error(*arguments)
+
+
+def test_adam_error_is_how_far_noise_alone_moves_parameters() -> None:
+    """Nothing but noise: the deviation of 20,000 parameters after all steps, whatever σ and B."""
+    steps, rate = 150, 0.01
+    rates = [rate * warmup_then_decay(step, steps, 0.2) for step in range(steps)]
+    for sigma, expected_batch_size in ((0.7, 50.0), (4.0, 2000.0)):
+        parameter = torch.nn.Parameter(torch.zeros(20_000))
+        optimizer = PrivateOptimizer(
+            torch.optim.Adam([parameter]),
+            noise_multiplier=sigma,
+            clip_norm=1.0,
+            expected_batch_size=expected_batch_size,
+            seed=0,
+        )
+        for now in rates:
+            for group in optimizer.param_groups:
+                group["lr"] = now
+            optimizer.step()
+            optimizer.zero_grad()
+        found = parameter.detach().std().item()
+        assert adam_error(rates, 3).weights.item() == pytest.approx(found, rel=0.1)
+    assert adam_error([], 3).items.tolist() == [0.0, 0.0, 0.0]

@@ -23,7 +23,7 @@ from dpformer.models.dropout import Dropout
 from dpformer.models.sequence import SequenceModel, constructor_arguments
 from dpformer.reattention import moments, track
 from dpformer.reattention.attention import Variant, attention
-from dpformer.reattention.error import effective_error
+from dpformer.reattention.error import EffectiveError, effective_error
 from dpformer.reattention.moments import Gaussian
 from dpformer.reattention.recording import recording
 from dpformer.reattention.track import Tracked
@@ -131,9 +131,14 @@ class Transformer(SequenceModel):
 
         `frequencies` (M,) are public or released with DP. Without Re-Attention there is nothing to tell.
         """
-        error = effective_error(noise_multiplier, expected_batch_size, torch.as_tensor(frequencies), scale=scale)
+        self.set_error(
+            effective_error(noise_multiplier, expected_batch_size, torch.as_tensor(frequencies), scale=scale)
+        )
+
+    def set_error(self, error: EffectiveError) -> None:
+        """Tells Re-Attention how noisy the parameters are, whatever that was derived from."""
         if len(error.items) != self.num_items:
-            raise ValueError(f"frequencies are of {len(error.items)} items; the model has {self.num_items}")
+            raise ValueError(f"the effective error is of {len(error.items)} items; the model has {self.num_items}")
         if self.reattention:
             self.item_error.copy_(error.items)
             self.weight_error.copy_(error.weights)

@@ -35,9 +35,9 @@ _OF_LOGS = (
 )  # fmt: skip
 
 OF_NETWORKS = (
-    "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_scale",
-    "frequency_bias", "clipping", "clip_norm", "frequency_share", "batch_size", "epochs", "learning_rate",
-    "weight_decay", "warmup", "average", "evaluate_every", "micro_batch_tokens", "checkpoint_seconds",
+    "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
+    "reattention_scale", "frequency_bias", "clipping", "clip_norm", "frequency_share", "batch_size", "epochs",
+    "learning_rate", "weight_decay", "warmup", "average", "evaluate_every", "micro_batch_tokens", "checkpoint_seconds",
 )  # fmt: skip
 
 # A recipe is a named set of defaults. "default": what is most accurate at the same ε (docs/results/paper.md), which are
@@ -129,6 +129,11 @@ class Config(BaseModel):
     reattention_variant: Literal["renormalised", "literal"] = _choice(
         "Model", "renormalised", "As derived, or printed."
     )
+    reattention_error: Literal["gradient", "adam"] = _choice(
+        "Model",
+        "gradient",
+        "Effective error: noise of a gradient by item frequency (the paper's), or what Adam makes of all steps' noise.",
+    )
     reattention_scale: NotNegative = _choice("Model", 1.0, "Scale of the effective error; 1 is the paper's.")
     frequency_bias: bool = _choice("Model", True, "Start from the released popularity of items.")
 
@@ -168,7 +173,11 @@ class Config(BaseModel):
 
     @property
     def needs_frequencies(self) -> bool:
-        return self.model != "counts" and (self.frequency_bias or bool(self.reattention))  # counts bring their own
+        return self.model != "counts" and (self.frequency_bias or self._error_by_frequency)  # counts bring their own
+
+    @property
+    def _error_by_frequency(self) -> bool:
+        return bool(self.reattention) and self.reattention_error == "gradient"
 
     @model_validator(mode="before")
     @classmethod
@@ -203,7 +212,9 @@ class Config(BaseModel):
             raise ValueError("frequency_share, vocabulary_share, metrics_share leave nothing for training: lower them")
         if self.private and self.needs_frequencies and not self.frequency_share:
             asker, fix = (
-                ("Re-Attention", "--no-re-attention") if self.reattention else ("frequency_bias", "switch it off")
+                ("Re-Attention", "--no-re-attention")
+                if self._error_by_frequency
+                else ("frequency_bias", "switch it off")
             )
             raise ValueError(f"{asker} needs item frequencies: give frequency_share above 0, or {fix}")
         return self
@@ -287,6 +298,8 @@ class Config(BaseModel):
         values = {name: str(value) if isinstance(value, Path) else value for name, value in self if name != "device"}
         if not self.private_metrics:  # runs from before there was this choice keep their hash
             del values["private_metrics"], values["metrics_share"]
+        if self.reattention_error == "gradient":
+            del values["reattention_error"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -17,9 +17,11 @@ from dpformer.models import GRU, LSTM, SequenceModel, Transformer
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.counts_release import release_transitions
 from dpformer.privacy import Ledger, SecureRandom, release_frequencies
+from dpformer.reattention.error import EffectiveError, adam_error, effective_error
 from dpformer.training.config import Config
 from dpformer.training.device import device_of
 from dpformer.training.plan import COUNTS, VOCABULARY_DELTA, Plan, other_events
+from dpformer.training.schedule import warmup_then_decay
 
 SYNTHETIC_USERS, SYNTHETIC_ITEMS = 6000, 400  # of the synthetic default: made up, so public
 
@@ -126,9 +128,19 @@ def build_model(
         model = {"gru": GRU, "lstm": LSTM}[config.model](num_items, config.max_length, **common)
     if frequencies is not None and config.frequency_bias:
         model.set_frequencies(frequencies)
-    if frequencies is not None and isinstance(model, Transformer):
-        model.set_privacy(plan.noise_multiplier, plan.expected_batch_size, frequencies, config.reattention_scale)
+    if isinstance(model, Transformer) and config.reattention:
+        model.set_error(_effective_error(config, plan, num_items, frequencies))
     return model.to(device_of(config.device))  # made on the CPU: the same weights for any device
+
+
+def _effective_error(config: Config, plan: Plan, num_items: int, frequencies: Tensor | None) -> EffectiveError:
+    scale = config.reattention_scale
+    if config.reattention_error == "adam":
+        steps = range(plan.steps if plan.noise_multiplier else 0)  # without noise there is no error
+        rates = [config.learning_rate * warmup_then_decay(step, plan.steps, config.warmup) for step in steps]
+        return adam_error(rates, num_items, scale=scale)
+    assert frequencies is not None
+    return effective_error(plan.noise_multiplier, plan.expected_batch_size, frequencies, scale=scale)
 
 
 def torch_seed(random: SecureRandom, step: int = 0, stream: int = 0) -> int:
