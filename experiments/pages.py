@@ -11,6 +11,8 @@ from pathlib import Path
 
 from experiments.cells import (
     EPSILONS,
+    HEAT_MAPS,
+    ITEMS,
     TITLES,
     Cell,
     ablations,
@@ -20,7 +22,9 @@ from experiments.cells import (
     floor,
     heat_maps,
     longer,
+    other_settings,
     paper,
+    scales,
     shakespeare,
 )
 from experiments.store import ROOT, load
@@ -38,16 +42,17 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
         "ablations": lambda: _with_commands(tables.changes(), ablations()),
         "activations": tables.activations,
         "attention maps": lambda: _image(_there(out / "attention-ml-1m.svg"), "Attention maps", "attention_maps"),
-        "counts": lambda: tables.counted(TITLES, EPSILONS),
+        "counts": lambda: tables.counted(ITEMS, EPSILONS),
         "long tail": lambda: _image(
             plots.long_tail(out / "long-tail.svg"), "Share of users by item", "fill popularity"
         ),
+        "scales": lambda: _with_commands(tables.scaled(), scales()),
         "tinyshakespeare": lambda: _with_commands(tables.texts(EPSILONS), shakespeare()),
         "tinyshakespeare curves": lambda: _image(
             plots.shakespeare(out / "tinyshakespeare.svg"), "Held-out loss", "fill tinyshakespeare"
         ),
         "settings": tables.settings,
-        "longer": lambda: _with_commands(tables.long_runs(), longer()),
+        "other settings": lambda: _with_commands(tables.compared(), longer() + other_settings()),
         "join": lambda: tables.joined(list(json.loads(JOIN.read_text(encoding="utf-8")).values())),
         "missing": missing,
     }
@@ -56,6 +61,7 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
         made[f"{data} convergence"] = lambda d=data: _image(  # type: ignore[misc]
             plots.convergence(d, out / f"convergence-{d}.svg"), f"{TITLES[d]}: accuracy by epoch", f"fill {d}"
         )
+    for data in HEAT_MAPS:
         made[f"{data} heat maps"] = lambda d=data: _image(  # type: ignore[misc]
             plots.heat(d, out / f"heat-{d}.svg"), f"{TITLES[d]}: batch × learning rate", f"fill {d} epochs=10"
         )
@@ -98,7 +104,7 @@ def missing() -> str:
     return (
         f"{done} of {done + len(left)} runs are in the store. The others take about {hours:.0f} hours of one core; "
         "`DPFORMER_DATA=FOLDER python -m experiments.fill` computes them in this order and can be stopped at any time. "
-        f"Of those, {len([cell for cell in heat_maps() if load(cell.name) is None])} belong to heat maps.\n\n"
+        f"Of those, {len([cell for cell in heat_maps(*HEAT_MAPS) if load(cell.name) is None])} belong to heat maps.\n\n"
         f"<details><summary>One by one</summary>\n\n{lines}\n\n</details>"
     )
 

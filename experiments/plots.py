@@ -67,8 +67,9 @@ def convergence(data: str, path: Path) -> Path | None:
                 drawn |= band(
                     axis, found, lambda p, k=metric: 100 * p["masked"][k], color=colour, marker=".", label=name
                 )
-                best = PAPER[data][model][epsilon][row]
-                axis.axhline(best, color=colour, linestyle=":", linewidth=1, label=f"{NAMES[model]}, paper's best")
+                if data in PAPER:
+                    level = PAPER[data][model][epsilon][row]
+                    axis.axhline(level, color=colour, linestyle=":", linewidth=1, label=f"{NAMES[model]}, paper's best")
             _level(axis, results(lambda seed, e=epsilon: counts(data, e, seed)), metric, "0.25", "transition counts")
             _level(axis, results(lambda _: floor(data))[:1], metric, "0.6", "popularity")
             axis.set_ylabel(label)
@@ -103,7 +104,7 @@ def heat(data: str, path: Path) -> Path | None:
             )
         axis.set_xticks(range(grid.shape[1]), [f"{rate:g}" for rate in GRID["learning_rate"]])
         axis.set_yticks(range(grid.shape[0]), [str(batch) for batch in GRID["batch_size"]])
-        title = {"unshared": "not shared", "vanilla": "shared", **({} if data == "ml-1m" else NAMES)}[model]
+        title = {"unshared": "not shared", "vanilla": "shared", "reattention": "shared, Re-Attention"}[model]
         axis.set(title=title + (f", d = {change['dim']}" if change else ""), xlabel="learning rate")
     axes[0, 0].set_ylabel("batch")
     figure.suptitle(f"{TITLES[data]}, ε = {HEAT_EPSILON[data]}, {GRID['epochs']} epochs: NDCG@10, %")

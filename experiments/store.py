@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiments.cells import Cell, data_file
+from experiments.cells import FILES, Cell, data_file
 
-from dpformer.data import Dataset, prepare
+from dpformer.data import Dataset
 from dpformer.evaluation import evaluate, hit, ndcg, popularity
 from dpformer.models.counts import TransitionCounts
 from dpformer.report.accuracy import scorer
 from dpformer.training import resume, train
-from dpformer.training.config import OF_NETWORKS
+from dpformer.training.config import OF_NETWORKS, Config
 from dpformer.training.run import Run
 from dpformer.training.start import load_dataset
 
@@ -99,7 +99,8 @@ def _released(run: Run) -> dict[str, Any]:
 
 
 def _floor(cell: Cell) -> dict[str, Any]:
-    dataset, began = prepare(data_file(cell.data), max_length=None), time.time()
+    file = data_file(cell.data) if cell.data in FILES else None
+    dataset, began = load_dataset(Config.make(file=file, model="counts")), time.time()  # whole histories
     items, offsets = dataset.packed_train()
     pairs = np.unique(np.repeat(np.arange(dataset.num_users), np.diff(offsets)) * dataset.num_items + items)
     users = np.sort(np.bincount(pairs % dataset.num_items, minlength=dataset.num_items))[::-1]

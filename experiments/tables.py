@@ -1,10 +1,24 @@
 """Tables in Markdown, from the store alone: what is there is shown with its spread, what is not is a dash."""
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
 
-from experiments.cells import SETTINGS, TITLES, Cell, ablations, ceiling, counts, floor, language, longer, paper
+from experiments.cells import (
+    SETTINGS,
+    TITLES,
+    Cell,
+    ablations,
+    ceiling,
+    counts,
+    floor,
+    language,
+    longer,
+    other_settings,
+    paper,
+    scales,
+)
 from experiments.paper_numbers import ACTIVATIONS, NANOGPT, PAPER
 from experiments.store import load
 
@@ -18,7 +32,6 @@ ROWS = {
     "vanilla": "Transformer, vanilla",
     "reattention": "**with Re-Attention**",
 }
-SETTING_TITLES = {"ml-1m": TITLES["ml-1m"], "games": TITLES["games"], "tinyshakespeare": "TinyShakespeare"}
 Result = dict[str, Any]
 
 
@@ -61,7 +74,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 def settings() -> str:
     """One setting a data set, for all its rows."""
     names = ("batch_size", "epochs", "max_length", "dropout", "learning_rate")
-    lines = [[title, *(f"{SETTINGS[data][name]:g}" for name in names)] for data, title in SETTING_TITLES.items()]
+    lines = [[TITLES[data], *(f"{value[name]:g}" for name in names)] for data, value in SETTINGS.items()]
     return markdown(["", "batch", "epochs", "length", "dropout", "learning rate"], lines)
 
 
@@ -69,11 +82,11 @@ def accuracy(data: str, epsilon: float) -> str:
     """One ε of the paper's main table, with the floor, the ceiling and the counts."""
     rows = []
     for model, title in ROWS.items():
-        printed = "{:.2f} / {:.2f}".format(*PAPER[data][model][epsilon])
+        printed = "{:.2f} / {:.2f}".format(*PAPER[data][model][epsilon]) if data in PAPER else ""
         rows.append([title, printed, *_ours(results(lambda seed, m=model: paper(data, m, epsilon, seed)))])
     rows.append(["**transition counts**", "", *_ours(results(lambda seed: counts(data, epsilon, seed)))])
     rows.append(["popularity, not private", "", *_ours(results(lambda _: floor(data))[:1])])
-    rows.append(["Transformer, vanilla, not private", "", *_ours(results(lambda seed: ceiling(data, seed)))])
+    rows.append([f"{ROWS['vanilla']}, not private", "", *_ours(results(lambda seed: ceiling(data, seed)))])
     head = ["NDCG@10 / HIT@10, %", "paper, best epoch", "ours, last iterate", "ours, best epoch"]
     return markdown([*head, "ours, last, unmasked", "seeds"], rows)
 
@@ -83,10 +96,10 @@ def _ours(found: list[Result]) -> list[str]:
     return [pair([column(result) for result in found]) for column in columns] + [str(len(found))]
 
 
-def counted(names: dict[str, str], epsilons: tuple[float, ...]) -> str:
+def counted(names: tuple[str, ...], epsilons: tuple[float, ...]) -> str:
     """Transition counts and the popularity that is released with them."""
     rows = []
-    for data, title in names.items():
+    for data in names:
         for epsilon in epsilons:
             found = results(lambda seed, d=data, e=epsilon: counts(d, e, seed))
             for model, points in (
@@ -94,31 +107,51 @@ def counted(names: dict[str, str], epsilons: tuple[float, ...]) -> str:
                 ("counts", [result["curve"][-1] for result in found]),
             ):
                 both = [pair([point[policy] for point in points]) for policy in ("masked", "unmasked")]
-                rows.append([title, f"{epsilon:g}", model, *both, str(len(found))])
+                rows.append([TITLES[data], f"{epsilon:g}", model, *both, str(len(found))])
     return markdown(["data", "ε", "model", "NDCG@10 / HIT@10, %", "the same, unmasked", "seeds"], rows)
 
 
 def changes() -> str:
     """MovieLens at ε = 5, one change at a time."""
-    rows = []
-    for base in ("vanilla", "reattention"):
-        rows.append([ROWS[base], "–", *_ours(results(lambda seed, b=base: paper("ml-1m", b, 5, seed)))])
-        for cell in ablations():
-            if cell.label.startswith(f"{base}-"):
-                change = cell.label.split("-", 3)[-1].replace("-", ", ")
-                rows.append([ROWS[base], f"`{change}`", *_ours(results(cell.with_seed))])
+    same = [paper("ml-1m", model, 5) for model in ("vanilla", "reattention")]
+    return _changed(sorted([*same, *ablations()], key=lambda cell: list(ROWS).index(_model(cell))))
+
+
+def scaled() -> str:
+    """Synthetic data: how strong Re-Attention should be."""
+    return _changed(scales())
+
+
+def _changed(rows: list[Cell]) -> str:
+    """One change at a time: the name of a cell tells it after model, ε and learning rate."""
     head = ["NDCG@10 / HIT@10, %", "change", "last iterate", "best epoch", "last, unmasked", "seeds"]
-    return markdown(head, rows)
+    lines = []
+    for cell in rows:
+        change = ", ".join(f"`{part}`" for part in cell.label.split("-")[3:])
+        lines.append([ROWS[_model(cell)], change or "–", *_ours(results(cell.with_seed))])
+    return markdown(head, lines)
 
 
-def long_runs() -> str:
-    """MovieLens at ε = 10: twice the epochs and the batch, so as many steps with less noise."""
+def _model(cell: Cell) -> str:
+    return cell.label.split("-")[0]
+
+
+def compared() -> str:
+    """ε = 10 with other batches, epochs, lengths and learning rates, beside the setting of the tables."""
+    same = [paper(data, model, 10) for data in ("ml-1m", "games") for model in ("vanilla", "reattention")]
     rows = []
-    for short, cell in zip(("vanilla", "reattention"), longer(), strict=True):
-        for name, which in (("20, 512", paper("ml-1m", short, 10)), ("40, 1024", cell)):
-            rows.append([ROWS[short], name, *_ours(results(which.with_seed))])
-    head = ["NDCG@10 / HIT@10, %", "epochs, batch", "last iterate", "best epoch", "last, unmasked", "seeds"]
-    return markdown(head, rows)
+    for cell in sorted([*same, *longer(), *other_settings()], key=lambda cell: (TITLES[cell.data], _model(cell))):
+        found = results(cell.with_seed)
+        chosen = [f"{cell.choices[name]:g}" for name in ("batch_size", "epochs", "max_length", "learning_rate")]
+        rows.append([TITLES[cell.data], ROWS[_model(cell)], *chosen, _signal(found), *_ours(found)])
+    head = ["data", "NDCG@10 / HIT@10, %", "batch", "epochs", "length", "learning rate", "q√T/σ"]
+    return markdown([*head, "last iterate", "best epoch", "last, unmasked", "seeds"], rows)
+
+
+def _signal(found: list[Result]) -> str:
+    """How well all steps together know the mean of users' gradients: its noise is 1/(N·signal)."""
+    values = [r["sample_rate"] * math.sqrt(r["steps"]) / r["noise_multiplier"] for r in found]
+    return f"{values[0]:.2f}" if values else "–"
 
 
 def joined(runs: list[Result]) -> str:
