@@ -41,6 +41,9 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
         ({"frequency_share": 0.0, "frequency_bias": False, "reattention": True}, "Re-Attention needs item frequencies"),
         ({"private_vocabulary": True, "delta": 0.1, "frequency_share": 0.5, "vocabulary_share": 0.5}, "lower them"),
         ({"seed": -1}, "seed is -1"),
+        ({"warm_start": 0.5, "epsilon": float("inf")}, "warm_start needs a budget"),
+        ({"warm_start": 0.5, "model": "counts"}, "warm_start is for networks"),
+        ({"warm_start": 0.9, "private_metrics": True, "metrics_share": 0.2}, "leave nothing for training"),
         ({"model": "counts", "epsilon": float("inf")}, "give a finite epsilon"),
     ],
 )

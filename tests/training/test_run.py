@@ -146,15 +146,35 @@ def test_counts_are_one_release(tmp_path: Path) -> None:
     assert resume(done.folder).statement == done.statement
 
 
+def test_a_warm_start_is_one_release_with_its_share_of_the_budget(tmp_path: Path) -> None:
+    """Counts and training in one ledger, frequencies from the counts; steps start where the counts left the items."""
+    log = write_log(tmp_path / "log.csv", users=400)
+    config = tiny_config(log, recipe="paper", warm_start=0.4, epochs=1, seed=None)
+    done = train(config, tmp_path / "run")
+    counts, training = done.statement["events"]
+    assert (counts["label"], training["label"]) == ("transition counts", "training")
+    alone = train(config.but(model="counts", warm_start=0.0), tmp_path / "counts").statement["events"][0]
+    assert counts["noise_multiplier"] == pytest.approx(alone["noise_multiplier"] / math.sqrt(0.4), rel=1e-3)
+    assert done.statement["private"] and 3.9 < done.statement["epsilon"] <= 4
+    assert any("which items follow which" in sentence for sentence in done.statement["words"])
+    assert done.release.frequencies is not None and done.release.model.reattention  # type: ignore[union-attr]
+    still = train(config.but(seed=1, learning_rate=1e-9), tmp_path / "still").release.model
+    sizes = still.items.weight.detach().norm(dim=1)  # type: ignore[union-attr]
+    assert sizes.square().mean().item() == pytest.approx(1, abs=0.1), "random rows would be a hundred times smaller"
+
+
 # Stopping and going on.
 
 
-@pytest.mark.parametrize(("steps", "every"), [(0, 60.0), (5, 60.0), (5, 0.0), (11, 0.0)])
+@pytest.mark.parametrize(
+    ("steps", "every", "warm"), [(0, 60.0, 0), (5, 60.0, 0), (5, 0.0, 0), (11, 0.0, 0), (5, 60.0, 0.5)]
+)
 def test_a_crash_changes_nothing(
-    done: run.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, every: float
+    done: run.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, every: float, warm: float
 ) -> None:
     """Whether the last checkpoint is from just before or from the start: the same model, bit for bit, the same ε."""
-    config = tiny_config(done.config.file, evaluate_every=2, checkpoint_seconds=every)  # type: ignore[arg-type]
+    choices = {"evaluate_every": 2, "checkpoint_seconds": every, "warm_start": warm}
+    config = tiny_config(done.config.file, **choices)  # type: ignore[arg-type]
     whole = train(config, tmp_path / "whole")
     crash_after(monkeypatch, steps)
     with pytest.raises(Crash):

@@ -41,6 +41,14 @@ class SequenceModel(nn.Module):
         self.output = None if shared else nn.Parameter(torch.randn(num_items, dim) * 0.02)
         self.register_buffer("bias", torch.zeros(num_items))
 
+    @torch.no_grad()
+    def start_items(self, factors: Tensor) -> None:
+        """Starts the rows of E from factors (M, d), such as `low_rank_items` makes; rows of zeros say nothing."""
+        known = factors.any(1)
+        for table in (self.items.weight, self.output):
+            if table is not None:
+                table[known] = factors[known].to(table)
+
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
         """(B, L) items, (B,) lengths -> (B, L, d) hidden states; those beyond a row's length mean nothing."""
         raise NotImplementedError

@@ -31,13 +31,14 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Section = Literal["Data", "Model", "Privacy", "Training"]
 _OF_LOGS = (
     "item_column", "timestamp_column", "rating_column", "min_rating", "min_user_actions", "min_item_actions", "catalog",
-    "drop_unknown_items", "private_vocabulary", "private_metrics", "validation", "cache",
+    "drop_unknown_items", "private_vocabulary", "private_metrics", "warm_start", "validation", "cache",
 )  # fmt: skip
 
 OF_NETWORKS = (
     "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
-    "reattention_scale", "frequency_bias", "clipping", "clip_norm", "frequency_share", "batch_size", "epochs",
-    "learning_rate", "weight_decay", "warmup", "average", "evaluate_every", "micro_batch_tokens", "checkpoint_seconds",
+    "reattention_scale", "frequency_bias", "clipping", "clip_norm", "frequency_share", "warm_start", "batch_size",
+    "epochs", "learning_rate", "weight_decay", "warmup", "average", "evaluate_every", "micro_batch_tokens",
+    "checkpoint_seconds",
 )  # fmt: skip
 
 # A recipe is a named set of defaults. "default": what is most accurate at the same ε (docs/results/paper.md), which are
@@ -142,6 +143,9 @@ class Config(BaseModel):
     clipping: Literal["normalize", "clip"] = _choice("Privacy", "normalize", "How each user's gradient is bounded.")
     clip_norm: Positive = _choice("Privacy", 1.0, "C, the bound on each user's gradient.")
     frequency_share: Share = _choice("Privacy", 0.01, "Share of the budget for item frequencies.")
+    warm_start: Share = _choice(
+        "Privacy", 0.0, "Share of the budget for transition counts from which a network's items start; 0: from nothing."
+    )
     vocabulary_share: Share = _choice("Privacy", 0.05, "Share of the budget for a private vocabulary.")
     private_metrics: bool = _choice("Privacy", False, "Release NDCG@10 and HIT@10 with noise at the end, within ε.")
     metrics_share: Share = _choice("Privacy", 0.01, "Share of the budget for private metrics.")
@@ -173,7 +177,10 @@ class Config(BaseModel):
 
     @property
     def needs_frequencies(self) -> bool:
-        return self.model != "counts" and (self.frequency_bias or self._error_by_frequency)  # counts bring their own
+        """Whether item frequencies are released by themselves: transition counts bring their own."""
+        if self.model == "counts" or self.warm_start:
+            return False
+        return self.frequency_bias or self._error_by_frequency
 
     @property
     def _error_by_frequency(self) -> bool:
@@ -207,9 +214,14 @@ class Config(BaseModel):
             raise ValueError("private_vocabulary spends part of delta before the users are counted: give delta")
         if self.private_metrics and not (self.private and self.metrics_share):
             raise ValueError("private_metrics needs a budget: give a finite epsilon and metrics_share above 0")
+        if self.warm_start and not self.private:
+            raise ValueError("warm_start needs a budget: give a finite epsilon, or leave it out")
+        if self.warm_start and self.model == "counts":
+            raise ValueError("warm_start is for networks, and model is counts: leave it out")
         vocabulary, metrics = self.vocabulary_share * self.private_vocabulary, self.metrics_share * self.private_metrics
-        if self.frequency_share + vocabulary + metrics >= 1:
-            raise ValueError("frequency_share, vocabulary_share, metrics_share leave nothing for training: lower them")
+        if (self.warm_start or self.frequency_share) + vocabulary + metrics >= 1:
+            names = f"{'warm_start' if self.warm_start else 'frequency_share'}, vocabulary_share, metrics_share"
+            raise ValueError(f"{names} leave nothing for training: lower them")
         if self.private and self.needs_frequencies and not self.frequency_share:
             asker, fix = (
                 ("Re-Attention", "--no-re-attention")
@@ -300,6 +312,8 @@ class Config(BaseModel):
             del values["private_metrics"], values["metrics_share"]
         if self.reattention_error == "gradient":
             del values["reattention_error"]
+        if not self.warm_start:
+            del values["warm_start"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -154,6 +154,8 @@ def other_events(config: Config) -> tuple[Event, ...]:
         noise = _noise(whole, config.vocabulary_share)
         spare = VOCABULARY_DELTA * config.delta
         events.append(Gaussian(noise_multiplier=noise, label="vocabulary", delta=spare, private=sure))
+    if config.warm_start:
+        events.append(Gaussian(noise_multiplier=_noise(whole, config.warm_start), label=COUNTS, private=sure))
     if config.needs_frequencies:
         noise = _noise(whole, config.frequency_share)
         events.append(Gaussian(noise_multiplier=noise, label="frequencies", private=sure))

@@ -24,6 +24,7 @@ from dpformer.evaluation.evaluate import masked_ranks, scorer
 from dpformer.evaluation.language import language_loss
 from dpformer.models import SequenceModel
 from dpformer.models.counts import TransitionCounts
+from dpformer.models.warm_start import low_rank_items
 from dpformer.privacy import Ledger, SecureRandom
 from dpformer.privacy.events import METRICS
 from dpformer.privacy.metrics import MetricRelease, release_metrics
@@ -148,9 +149,14 @@ class _Session:
             return self._release(trainer.released(), trainer.ledger)
 
     def _trainer(self) -> Trainer:
-        if self.resumed is None:
+        start: TransitionCounts | None = None
+        if self.resumed is None and self.config.warm_start:
+            start, self.frequencies, _ = release_counts(self.config, self.plan, self.dataset)
+        elif self.resumed is None:
             self.frequencies = item_frequencies(self.config, self.plan, self.dataset)
         model = build_model(self.config, self.plan, self.dataset.num_items, self.frequencies, self.random)
+        if start is not None:
+            model.start_items(low_rank_items(start, model.dim))
         trainer = Trainer(self.config, self.plan, self.dataset, model, self.random)
         if self.resumed is not None:
             trainer.restore(self.resumed["trainer"])

@@ -98,12 +98,13 @@ def item_frequencies(config: Config, plan: Plan, dataset: Dataset) -> Tensor | N
 
 
 def release_counts(config: Config, plan: Plan, dataset: Dataset) -> tuple[TransitionCounts, Tensor, Ledger]:
-    """The model that needs no steps: transition counts, all of them one release. With its frequencies and ledger."""
+    """Transition counts, all of them one release, with its frequencies, and the ledger of all but training."""
     items, offsets = dataset.packed_train()
-    release = release_transitions(items, offsets, dataset.num_items, plan.noise_multiplier, seed=config.seed)
-    besides = [event for event in plan.others if event.label != COUNTS]
-    frequencies = torch.from_numpy(release.frequencies.p)
-    return TransitionCounts.from_release(release), frequencies, Ledger([*besides, release.event])
+    noise = plan.noise_of(COUNTS)
+    assert noise is not None
+    release = release_transitions(items, offsets, dataset.num_items, noise, seed=config.seed)
+    ledger = Ledger([release.event if event.label == COUNTS else event for event in plan.others])
+    return TransitionCounts.from_release(release), torch.from_numpy(release.frequencies.p), ledger
 
 
 def build_model(
