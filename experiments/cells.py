@@ -112,6 +112,11 @@ def paper(data: str, model: str, epsilon: float, seed: int = 0, **changes: Any) 
     return Cell(data, label, choices, seed, minutes)
 
 
+def warm(data: str, epsilon: float, seed: int = 0) -> Cell:
+    """The vanilla Transformer of the tables, started from transition counts with half of the budget, in small steps."""
+    return paper(data, "vanilla", epsilon, seed, learning_rate=2e-3, warm_start=0.5, frequency_bias=True)
+
+
 def language(model: str, epsilon: float, seed: int = 0) -> Cell:
     """Characters of TinyShakespeare: the paper's recipe with a smaller model, shorter chunks and few epochs."""
     return paper_language(paper("tinyshakespeare", model, epsilon, seed))
@@ -190,10 +195,17 @@ def ablations() -> list[Cell]:
     return [paper("ml-1m", model, 5, **change) for model, change in changes]
 
 
-def scales(seed: int = 0) -> list[Cell]:
-    """How strong Re-Attention should be, and of which error: synthetic data at a small ε, where seeds are cheap."""
+def cheap(seed: int = 0) -> list[Cell]:
+    """One change at a time, synthetic data at a small ε, where seeds are cheap."""
     changes: list[tuple[str, dict[str, Any]]] = [
         ("vanilla", {}),
+        ("vanilla", {"frequency_bias": True}),
+        ("vanilla", {"average": True}),
+        ("vanilla", {"clipping": "clip"}),
+        ("vanilla", {"norm": "pre"}),
+        ("vanilla", {"dim": 32}),
+        ("vanilla", {"batch_size": 3000}),
+        ("vanilla", {"warm_start": 0.5}),
         ("reattention", {}),
         ("reattention", {"reattention_scale": 0.3}),
         ("reattention", {"reattention_scale": 3}),
@@ -244,12 +256,13 @@ def cells() -> list[Cell]:
         floors(),
         counted(),
         heat_maps("synthetic"),
-        [cell for seed in SEEDS for cell in scales(seed)],
+        [cell for seed in SEEDS for cell in cheap(seed)],
         table("ml-1m", two, (10, 5)),
+        [warm(data, epsilon) for data in ("ml-1m", "games") for epsilon in (5, 10)],
         table("games", two, (10, 5)),
         longer() + other_settings(),
         table("ml-1m", others, (5, 10)) + table("games", others, (5, 10)),
-        [cell for data in ("ml-1m", "games") for cell in table(data, two, (8,))],
+        [cell for data in ("ml-1m", "games") for cell in [*table(data, two, (8,)), warm(data, 8)]],
         ablations(),
         shakespeare(),
         [ceiling("ml-1m"), ceiling("games")],

@@ -24,8 +24,9 @@ from experiments.cells import (
     longer,
     other_settings,
     paper,
-    scales,
+    cheap,
     shakespeare,
+    warm,
 )
 from experiments.store import ROOT, load
 
@@ -46,7 +47,7 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
         "long tail": lambda: _image(
             plots.long_tail(out / "long-tail.svg"), "Share of users by item", "fill popularity"
         ),
-        "scales": lambda: _with_commands(tables.scaled(), scales()),
+        "where seeds are cheap": lambda: _with_commands(tables.cheaply(), cheap()),
         "tinyshakespeare": lambda: _with_commands(tables.texts(EPSILONS), shakespeare()),
         "tinyshakespeare curves": lambda: _image(
             plots.shakespeare(out / "tinyshakespeare.svg"), "Held-out loss", "fill tinyshakespeare"
@@ -71,7 +72,7 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
 def _accuracy(data: str) -> str:
     parts = []
     for epsilon in EPSILONS:
-        rows = [paper(data, model, epsilon) for model in tables.ROWS] + [counts(data, epsilon)]
+        rows = [paper(data, model, epsilon) for model in tables.ROWS] + [warm(data, epsilon), counts(data, epsilon)]
         if epsilon == EPSILONS[0]:
             rows += [floor(data), ceiling(data)]
         parts.append(f"**ε = {epsilon}**\n\n" + _with_commands(tables.accuracy(data, epsilon), rows))

@@ -21,6 +21,7 @@ from experiments.cells import (
     heat_map,
     language,
     paper,
+    warm,
 )
 from experiments.paper_numbers import PAPER
 from experiments.store import load
@@ -70,6 +71,15 @@ def convergence(data: str, path: Path) -> Path | None:
                 if data in PAPER:
                     level = PAPER[data][model][epsilon][row]
                     axis.axhline(level, color=colour, linestyle=":", linewidth=1, label=f"{NAMES[model]}, paper's best")
+            found = results(lambda seed, e=epsilon: warm(data, e, seed))
+            drawn |= band(
+                axis,
+                found,
+                lambda p, k=metric: 100 * p["masked"][k],
+                color="#7a5c99",
+                marker=".",
+                label="started from counts",
+            )
             _level(axis, results(lambda seed, e=epsilon: counts(data, e, seed)), metric, "0.25", "transition counts")
             _level(axis, results(lambda _: floor(data))[:1], metric, "0.6", "popularity")
             axis.set_ylabel(label)

@@ -31,6 +31,7 @@ from dpformer.training.loop import Trainer
 from dpformer.training.plan import make_plan
 from dpformer.training.start import build_model
 from tests.training.conftest import tiny_config
+from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log
 from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this file)
 
@@ -61,15 +62,8 @@ def whole(config: Config, home: Path) -> bytes:
 def stopped(config: Config, home: Path) -> Path:
     """A run that died in its sixth step."""
     with pytest.MonkeyPatch.context() as patch:
-        advance = Trainer.advance
-
-        def dying(self: Trainer) -> dict[str, Any]:
-            if self.step == 5:
-                raise KeyboardInterrupt
-            return advance(self)
-
-        patch.setattr(Trainer, "advance", dying)
-        with pytest.raises(KeyboardInterrupt):
+        crash_after(patch, 5)
+        with pytest.raises(Crash):
             train(config, home / "stopped")
     return home / "stopped"
 

@@ -20,6 +20,7 @@ from dpformer.models import Transformer
 from dpformer.training import Config, resume, train
 from dpformer.training.release import load_release
 from tests.language.test_text import tokenizer_file
+from tests.training.crash import Crash, crash_after
 from tests.training.memo import remember
 
 LENGTH = 8
@@ -127,21 +128,12 @@ def test_author_level_with_a_tokenizer(tmp_path: Path, unit: str) -> None:
 
 
 def test_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpformer.training.loop import Trainer
-
     config = config_of(corpus(tmp_path / "corpus.txt"), checkpoint_seconds=0.0, evaluate_every=0)
     train(config, tmp_path / "whole")
-    advance = Trainer.advance
-
-    def breaks(trainer: Trainer) -> dict[str, Any]:
-        if trainer.step == 4:
-            raise KeyboardInterrupt
-        return advance(trainer)
-
-    monkeypatch.setattr(Trainer, "advance", breaks)
-    with pytest.raises(KeyboardInterrupt):
+    crash_after(monkeypatch, 4)
+    with pytest.raises(Crash):
         train(config, tmp_path / "broken")
-    monkeypatch.setattr(Trainer, "advance", advance)
+    monkeypatch.undo()
     resume(tmp_path / "broken")
     assert (tmp_path / "broken/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 

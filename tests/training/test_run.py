@@ -19,25 +19,10 @@ from dpformer.training import Config, Interrupted, finished, load_dataset, load_
 from dpformer.training.folder import Metrics, RunFolder
 from dpformer.training.loop import Trainer
 from tests.training.conftest import tiny_config
+from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log
 
 KILLS = int(os.environ.get("DPFORMER_KILLS", "8"))
-
-
-class Crash(Exception):
-    pass
-
-
-def crash_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """The process dies inside a later step; what is on disk is what it is."""
-    advance = Trainer.advance
-
-    def dying(self: Trainer) -> dict[str, Any]:
-        if self.step == steps:
-            raise Crash
-        return advance(self)
-
-    monkeypatch.setattr(Trainer, "advance", dying)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
