@@ -11,13 +11,13 @@ from experiments.cells import (
     Cell,
     ablations,
     ceiling,
+    cheap,
     counts,
     floor,
     language,
     longer,
     other_settings,
     paper,
-    cheap,
     warm,
 )
 from experiments.paper_numbers import ACTIVATIONS, NANOGPT, PAPER
