@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from experiments.cells import (
+    EPSILONS,
     GRID,
     HEAT_EPSILON,
     HEAT_MAPS,
@@ -20,14 +21,17 @@ from experiments.cells import (
     floor,
     heat_map,
     language,
+    longer,
     paper,
     warm,
 )
 from experiments.paper_numbers import PAPER
 from experiments.store import load
-from experiments.tables import Result, last, results
+from experiments.tables import Result, last, results, signal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from dpformer.privacy import calibrate
 
 COLOURS = {"vanilla": "#b5452c", "reattention": "#2b6777"}
 NAMES = {"vanilla": "vanilla", "reattention": "Re-Attention"}
@@ -94,6 +98,30 @@ def _level(axis: Axes, found: list[Result], metric: str, colour: str, name: str)
     if found:
         level = np.mean([100 * last(result)[metric] for result in found])
         axis.axhline(level, color=colour, linestyle="--", linewidth=1, label=name)
+
+
+def signals(path: Path) -> Path | None:
+    """MovieLens: accuracy by what all steps together know of the mean gradient, ours and the paper's."""
+    figure, axis = plt.subplots(figsize=(6, 3.8), layout="constrained")
+    every = [paper("ml-1m", model, epsilon) for model in COLOURS for epsilon in EPSILONS] + longer()
+    drawn = False
+    for cell in every:
+        model = cell.label.split("-")[0]
+        for result in results(cell.with_seed):
+            axis.plot(signal(result), 100 * last(result)["ndcg@10"], "o", color=COLOURS[model])
+            drawn = True
+    for epsilon in EPSILONS:  # the largest batch of its grid, 100 epochs
+        users, batch, steps = 6040, 4096, 148
+        sigma = calibrate(epsilon=epsilon, delta=1 / users, sample_rate=batch / users, steps=steps)
+        for model, colour in COLOURS.items():
+            level = PAPER["ml-1m"][model][epsilon][0]
+            axis.plot(batch / users * steps**0.5 / sigma, level, "o", color=colour, fillstyle="none")
+    for model, colour in COLOURS.items():
+        axis.plot([], [], "o", color=colour, label=f"{NAMES[model]}, last iterate")
+        axis.plot([], [], "o", color=colour, fillstyle="none", label=f"{NAMES[model]}, paper's best (ε = 5, 8, 10)")
+    axis.set(xlabel="q√T/σ", ylabel="NDCG@10, %", ylim=(0, 9), title="MovieLens-1M")
+    axis.legend(frameon=False, fontsize=8)
+    return save(figure, path) if drawn else _nothing(figure)
 
 
 def heat(data: str, path: Path) -> Path | None:

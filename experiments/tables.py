@@ -146,15 +146,16 @@ def compared() -> str:
     for cell in sorted([*same, *longer(), *other_settings()], key=lambda cell: (TITLES[cell.data], _model(cell))):
         found = results(cell.with_seed)
         chosen = [f"{cell.choices[name]:g}" for name in ("batch_size", "epochs", "max_length", "learning_rate")]
-        rows.append([TITLES[cell.data], ROWS[_model(cell)], *chosen, _signal(found), *_ours(found)])
+        rows.append(
+            [TITLES[cell.data], ROWS[_model(cell)], *chosen, f"{signal(found[0]):.2f}" if found else "–", *_ours(found)]
+        )
     head = ["data", "NDCG@10 / HIT@10, %", "batch", "epochs", "length", "learning rate", "q√T/σ"]
     return markdown([*head, "last iterate", "best epoch", "last, unmasked", "seeds"], rows)
 
 
-def _signal(found: list[Result]) -> str:
-    """How well all steps together know the mean of users' gradients: its noise is 1/(N·signal)."""
-    values = [r["sample_rate"] * math.sqrt(r["steps"]) / r["noise_multiplier"] for r in found]
-    return f"{values[0]:.2f}" if values else "–"
+def signal(result: Result) -> float:
+    """q√T/σ: how well all steps together know the mean of users' gradients, whose noise is 1/(N·signal)."""
+    return float(result["sample_rate"] * math.sqrt(result["steps"]) / result["noise_multiplier"])
 
 
 def joined(runs: list[Result]) -> str:

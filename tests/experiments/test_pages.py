@@ -27,7 +27,8 @@ def put(cell: cells.Cell, *levels: float, **more: object) -> None:
         for place, level in enumerate(levels, start=1)
     ]  # fmt: skip
     store.RUNS.mkdir(exist_ok=True)
-    result = {"cell": cell.name, "data": cell.data, "seed": cell.seed, "curve": curve, **more}
+    noise = {"sample_rate": 0.1, "steps": 100, "noise_multiplier": 0.5}
+    result = {"cell": cell.name, "data": cell.data, "seed": cell.seed, "curve": curve, **noise, **more}
     (store.RUNS / f"{cell.name}.json").write_text(json.dumps(result))
 
 
@@ -62,7 +63,7 @@ def test_the_pages_of_the_project_can_be_made(small: Path) -> None:
         (small / name).write_text((RESULTS / name).read_text(encoding="utf-8"), encoding="utf-8")
         pages.write(small / name, pages.blocks(small))
     text = (small / "paper.md").read_text(encoding="utf-8")
-    for figure in ("convergence-ml-1m.svg", "heat-ml-1m.svg", "long-tail.svg", "tinyshakespeare.svg"):
+    for figure in ("convergence-ml-1m.svg", "heat-ml-1m.svg", "long-tail.svg", "signals.svg", "tinyshakespeare.svg"):
         assert f"]({figure})" in text and (small / figure).read_text().startswith("<?xml"), figure
     assert "](convergence-games.svg)" not in text and "fill games`" in text, "a figure of nothing is not drawn"
     assert set(pages.blocks(small)) - {"counts", "join"} == set(re.findall("<!-- end of (.+?) -->", text)), (
