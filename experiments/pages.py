@@ -55,6 +55,9 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
         "settings": tables.settings,
         "other settings": lambda: _with_commands(tables.compared(), longer() + other_settings()),
         "signals": lambda: _image(plots.signals(out / "signals.svg"), "Accuracy by q√T/σ", "fill ml-1m"),
+        "warm start": lambda: _with_commands(
+            tables.warmed(), [warm(data, epsilon) for data in ("ml-1m", "games") for epsilon in EPSILONS]
+        ),
         "join": lambda: tables.joined(list(json.loads(JOIN.read_text(encoding="utf-8")).values())),
         "missing": missing,
     }

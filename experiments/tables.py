@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from experiments.cells import (
+    EPSILONS,
     SETTINGS,
     TITLES,
     Cell,
@@ -156,6 +157,23 @@ def compared() -> str:
 def signal(result: Result) -> float:
     """q√T/σ: how well all steps together know the mean of users' gradients, whose noise is 1/(N·signal)."""
     return float(result["sample_rate"] * math.sqrt(result["steps"]) / result["noise_multiplier"])
+
+
+def warmed() -> str:
+    """Networks that start from counts, beside those that start from nothing and counts alone. Last iterates."""
+    rows = []
+    for data in ("ml-1m", "games"):
+        for epsilon in EPSILONS:
+            columns = [
+                results(lambda seed, d=data, e=epsilon: paper(d, "vanilla", e, seed)),
+                results(lambda seed, d=data, e=epsilon: warm(d, e, seed)),
+                results(lambda seed, d=data, e=epsilon: counts(d, e, seed)),
+            ]
+            nothing, started, alone = (pair([last(result) for result in found]) for found in columns)
+            printed = "{:.2f} / {:.2f}".format(*PAPER[data]["reattention"][epsilon])
+            rows.append([TITLES[data], f"{epsilon:g}", nothing, started, alone, printed])
+    head = ["data", "ε", "from nothing", "started from counts", "counts alone", "the paper's best (Re-Attention)"]
+    return markdown(head, rows)
 
 
 def joined(runs: list[Result]) -> str:
