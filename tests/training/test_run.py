@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dpformer.errors import DpformerError
-from dpformer.training import Config, Interrupted, finished, load_dataset, load_release, resume, run, train
+from dpformer.training import Config, Interrupted, finished, load_dataset, load_release, resume, run, start, train
 from dpformer.training.folder import Metrics, RunFolder
 from dpformer.training.loop import Trainer
 from tests.training.conftest import tiny_config
@@ -146,6 +146,20 @@ def test_a_warm_start_is_one_release_with_its_share_of_the_budget(tmp_path: Path
     still = train(config.but(seed=1, learning_rate=1e-9), tmp_path / "still").release.model
     sizes = still.items.weight.detach().norm(dim=1)  # type: ignore[union-attr]
     assert sizes.square().mean().item() == pytest.approx(1, abs=0.1), "random rows would be a hundred times smaller"
+
+
+def test_a_warm_start_with_other_noise_than_planned_is_never_trained_on(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = start.release_transitions
+
+    def careless(items: np.ndarray, offsets: np.ndarray, num_items: int, noise: float, **rest: Any) -> Any:
+        return release(items, offsets, num_items, noise / 2, **rest)
+
+    monkeypatch.setattr(start, "release_transitions", careless)
+    with pytest.raises(AssertionError, match="not what was planned"):
+        train(tiny_config(log, warm_start=0.4), tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
 # Stopping and going on.

@@ -151,7 +151,10 @@ class _Session:
     def _trainer(self) -> Trainer:
         start: TransitionCounts | None = None
         if self.resumed is None and self.config.warm_start:
-            start, self.frequencies, _ = release_counts(self.config, self.plan, self.dataset)
+            start, self.frequencies, paid = release_counts(self.config, self.plan, self.dataset)
+            assert list(paid) == list(self.plan.others), (
+                "what was released is not what was planned, and σ calibrated for"
+            )
         elif self.resumed is None:
             self.frequencies = item_frequencies(self.config, self.plan, self.dataset)
         model = build_model(self.config, self.plan, self.dataset.num_items, self.frequencies, self.random)
