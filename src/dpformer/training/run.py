@@ -152,9 +152,8 @@ class _Session:
         start: TransitionCounts | None = None
         if self.resumed is None and self.config.warm_start:
             start, self.frequencies, paid = release_counts(self.config, self.plan, self.dataset)
-            assert list(paid) == list(self.plan.others), (
-                "what was released is not what was planned, and σ calibrated for"
-            )
+            if list(paid) != list(self.plan.others):
+                raise RuntimeError("what was released is not what was planned and σ calibrated for: nothing is trained")
         elif self.resumed is None:
             self.frequencies = item_frequencies(self.config, self.plan, self.dataset)
         model = build_model(self.config, self.plan, self.dataset.num_items, self.frequencies, self.random)
