@@ -17,7 +17,7 @@ from dpformer.models import GRU, LSTM, SequenceModel, Transformer
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.counts_release import release_transitions
 from dpformer.privacy import Ledger, SecureRandom, release_frequencies
-from dpformer.reattention.error import EffectiveError, adam_error, effective_error
+from dpformer.reattention.error import adam_error
 from dpformer.training.config import Config
 from dpformer.training.device import device_of
 from dpformer.training.plan import COUNTS, VOCABULARY_DELTA, Plan, other_events
@@ -130,18 +130,18 @@ def build_model(
     if frequencies is not None and config.frequency_bias:
         model.set_frequencies(frequencies)
     if isinstance(model, Transformer) and config.reattention:
-        model.set_error(_effective_error(config, plan, num_items, frequencies))
+        _set_error(model, config, plan, frequencies)
     return model.to(device_of(config.device))  # made on the CPU: the same weights for any device
 
 
-def _effective_error(config: Config, plan: Plan, num_items: int, frequencies: Tensor | None) -> EffectiveError:
-    scale = config.reattention_scale
+def _set_error(model: Transformer, config: Config, plan: Plan, frequencies: Tensor | None) -> None:
+    """How noisy the parameters are; without the frequencies it needs it stays unset, until a state is loaded."""
     if config.reattention_error == "adam":
         steps = range(plan.steps if plan.noise_multiplier else 0)  # without noise there is no error
         rates = [config.learning_rate * warmup_then_decay(step, plan.steps, config.warmup) for step in steps]
-        return adam_error(rates, num_items, scale=scale)
-    assert frequencies is not None
-    return effective_error(plan.noise_multiplier, plan.expected_batch_size, frequencies, scale=scale)
+        model.set_error(adam_error(rates, model.num_items, scale=config.reattention_scale))
+    elif frequencies is not None:
+        model.set_privacy(plan.noise_multiplier, plan.expected_batch_size, frequencies, config.reattention_scale)
 
 
 def torch_seed(random: SecureRandom, step: int = 0, stream: int = 0) -> int:
