@@ -1,7 +1,8 @@
 """The runs behind the paper's tables and figures, the most informative first.
 
-    counts and floors  →  ML-1M, ε = 5 and 10, vanilla and Re-Attention  →  Games  →  the other rows  →  ε = 8
-    →  ablations of Re-Attention  →  TinyShakespeare  →  without privacy  →  seeds  →  heat maps  →  seeds of the rest
+    counts and floors  →  synthetic data: heat maps, one change at a time  →  ML-1M, ε = 5 and 10, vanilla and
+    Re-Attention  →  started from counts  →  Games  →  other settings  →  the other rows  →  ε = 8  →  ablations
+    →  TinyShakespeare  →  without privacy  →  seeds  →  heat maps  →  seeds of the rest
 
 Within a group the cheap ones come first (`Cell.minutes`, of one core).
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dpformer.errors import DpformerError
+from dpformer.models import Transformer
 from dpformer.training import Config, Interrupted, finished, load_dataset, load_release, resume, run, start, train
 from dpformer.training.folder import Metrics, RunFolder
 from dpformer.training.loop import Trainer
@@ -142,9 +143,11 @@ def test_a_warm_start_is_one_release_with_its_share_of_the_budget(tmp_path: Path
     assert counts["noise_multiplier"] == pytest.approx(alone["noise_multiplier"] / math.sqrt(0.4), rel=1e-3)
     assert done.statement["private"] and 3.9 < done.statement["epsilon"] <= 4
     assert any("which items follow which" in sentence for sentence in done.statement["words"])
-    assert done.release.frequencies is not None and done.release.model.reattention  # type: ignore[union-attr]
+    assert done.release.frequencies is not None and isinstance(done.release.model, Transformer)
+    assert done.release.model.item_error.isfinite().all(), "Re-Attention has the frequencies that the counts brought"
     still = train(config.but(seed=1, learning_rate=1e-9), tmp_path / "still").release.model
-    sizes = still.items.weight.detach().norm(dim=1)  # type: ignore[union-attr]
+    assert isinstance(still, Transformer)
+    sizes = still.items.weight.detach().norm(dim=1)
     assert sizes.square().mean().item() == pytest.approx(1, abs=0.1), "random rows would be a hundred times smaller"
 
 
@@ -173,7 +176,8 @@ def test_a_crash_changes_nothing(
 ) -> None:
     """Whether the last checkpoint is from just before or from the start: the same model, bit for bit, the same ε."""
     choices = {"evaluate_every": 2, "checkpoint_seconds": every, "warm_start": warm}
-    config = tiny_config(done.config.file, **choices)  # type: ignore[arg-type]
+    assert done.config.file is not None
+    config = tiny_config(done.config.file, **choices)
     whole = train(config, tmp_path / "whole")
     crash_after(monkeypatch, steps)
     with pytest.raises(Crash):
