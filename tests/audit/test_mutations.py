@@ -17,6 +17,7 @@ from dpformer.audit import Audit, Mechanism, audit, observe
 from dpformer.audit.checks import checks
 from dpformer.clipping import PhantomClipping, UnsupportedUse, engine, normalize, norms
 from dpformer.privacy import PoissonBatches
+from dpformer.privacy.banded import coefficients
 from dpformer.training import loop
 from dpformer.training.optimizer import PrivateOptimizer
 
@@ -74,7 +75,7 @@ def test_noise_of_each_rank_divided_by_their_number(monkeypatch: pytest.MonkeyPa
 
 
 def test_twice_the_sample_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "PoissonBatches", lambda n, q, steps, seed: PoissonBatches(n, 2 * q, steps, seed=seed))
+    monkeypatch.setattr(loop, "PoissonBatches", lambda n, q, steps, **k: PoissonBatches(n, 2 * q, steps, **k))
     assert_accused(audited(), "inclusion: rate")
 
 
@@ -174,3 +175,48 @@ class Stateless(PoissonBatches):
 def test_processes_that_draw_different_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "PoissonBatches", Stateless)
     assert "inclusion: two processes with one key agree" in accusations()
+
+
+# Noise that is correlated over some steps.
+
+BANDED: dict[str, Any] = {"noise_multiplier": 2.0, "sample_rate": 0.1, "steps": 42, "bands": 4}
+
+
+def test_correlated_noise_passes() -> None:
+    result = audited(**BANDED)
+    assert result.passed, result.verdict
+    assert 0.6 * result.epsilon_claimed < result.epsilon_lower <= result.epsilon_claimed
+    assert "inclusion: at most once in 4 steps" in {check.name for check in result.checks}
+
+
+def test_coefficients_of_a_norm_above_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1, 1/2, 3/8, 5/16 as they are: nobody scaled them, and a user adds 1.2."""
+    monkeypatch.setattr("dpformer.training.optimizer.coefficients", lambda bands: coefficients(bands) * 1.22)
+    result = audited(**BANDED)
+    assert result.epsilon_lower > 1.1 * result.epsilon_claimed
+    assert "noise: deviation" in {check.name for check in result.checks if not check.passed}
+
+
+def test_the_noise_of_past_steps_is_forgotten_on_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = PrivateOptimizer.load_state_dict
+
+    def forgetful(self: PrivateOptimizer, state: dict[str, Any]) -> None:
+        load(self, state)
+        self._past.clear()
+
+    monkeypatch.setattr(PrivateOptimizer, "load_state_dict", forgetful)
+    assert not audited(**{**BANDED, "steps": 16}).passed
+
+
+class OutOfTurn(PoissonBatches):
+    """Groups are not kept apart: everybody may be in every step, at q on average."""
+
+    def batch(self, step: int) -> np.ndarray:
+        words = self._random.words(self.n, step=step)
+        return np.flatnonzero(words < np.uint64(int(self.sample_rate * 2**64)))
+
+
+def test_correlated_noise_for_users_who_do_not_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "PoissonBatches", OutOfTurn)
+    accused = {check.name for check in audited(**BANDED).checks if not check.passed}
+    assert "inclusion: at most once in 4 steps" in accused

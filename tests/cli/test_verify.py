@@ -314,3 +314,25 @@ def test_the_command_with_a_private_vocabulary(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["verify", str(folder), "--json"])
     assert result.exit_code == 0, result.output
     assert all(finding["ok"] for finding in json.loads(result.stdout)["findings"])
+
+
+def test_correlated_noise(tmp_path: Path) -> None:
+    """A run as it was made; then one that hides how noise was correlated, or claims more of it."""
+    log = write_log(tmp_path / "log.csv")
+    run = train(tiny_config(log, seed=None, epochs=2, bands=3), tmp_path / "run").folder
+    result = verify(run, dataset=load_dataset(Config.make(run / "config.toml")))
+    assert result.passed and all(finding.ok for finding in result.findings)
+    facts = json.loads((run / "privacy.json").read_text())
+    assert (facts["bands"], facts["sampler"]) == (3, "Poisson, within groups that take turns")
+    assert any("fell into one of 3 groups, which took turns" in sentence for sentence in facts["words"])
+    for change in (
+        lambda facts: facts.pop("bands"),
+        lambda facts: facts.update(bands=2),
+        lambda facts: facts["events"][-1].update(bands=2),
+        lambda facts: facts["events"][-1].update(kind="poisson_gaussian"),
+    ):
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+        edit(shutil.copytree(run, tmp_path / "other") / "privacy.json", change)
+        assert not verify(tmp_path / "other").passed
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace("bands = 3", "bands = 2"))
+    assert {"ledger", "hash of config.toml"} <= wrong(verify(run))

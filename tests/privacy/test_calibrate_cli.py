@@ -36,6 +36,13 @@ def test_epsilon_of_noise() -> None:
     assert "1.828" in table and "∞" in table and "one user" in table
 
 
+def test_noise_that_is_correlated() -> None:
+    arguments = ("--users", "6040", "--batch", "512", "--epochs", "20", "--epsilon", "10")
+    facts = json.loads(run(*arguments, "--bands", "8", "--json"))
+    assert facts["bands"] == 8 and facts["rows"][0]["noise_multiplier"] == pytest.approx(1.75, abs=0.01)
+    assert "with noise correlated over" in run(*arguments, "--bands", "8")
+
+
 def test_a_frequency_release_takes_its_part() -> None:
     arguments = ("--sample-rate", "0.1", "--epochs", "5", "--delta", "1e-5", "--noise-multiplier", "3", "--json")
     alone, joint = json.loads(run(*arguments)), json.loads(run(*arguments, "--frequency-noise", "8"))

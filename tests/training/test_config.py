@@ -45,6 +45,10 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
         ({"warm_start": 0.5, "model": "counts"}, "warm_start is for networks"),
         ({"warm_start": 0.9, "private_metrics": True, "metrics_share": 0.2}, "leave nothing for training"),
         ({"model": "counts", "epsilon": float("inf")}, "give a finite epsilon"),
+        ({"bands": 0}, "bands is 0; it must be greater than or equal to 1"),
+        ({"bands": 4, "epsilon": float("inf")}, "bands is 4; it is for networks trained with noise"),
+        ({"bands": 4, "model": "counts"}, "bands is 4; it is for networks trained with noise"),
+        ({"bands": 4, "reattention": True}, "bands is 4, and Re-Attention knows the error of independent noise only"),
     ],
 )
 def test_bad_choices_are_one_sentence(choices: dict[str, object], sentence: str) -> None:
@@ -57,6 +61,13 @@ def test_what_the_rule_for_reattention_fills_in_is_checked_too() -> None:
     config = Config.make(frequency_share=0.0, frequency_bias=False)
     with pytest.raises(DpformerError, match="Re-Attention needs item frequencies"):
         config.resolve(users=100, threads=1)
+
+
+def test_bands_need_as_many_groups_of_a_batch_each() -> None:
+    config = Config.make(bands=4, batch_size=25)
+    assert config.model == "transformer" and config.resolve(users=100, threads=1).reattention is False
+    with pytest.raises(DpformerError, match="a batch would need 100 users, and there are 99; lower one of them"):
+        config.resolve(users=99, threads=1)
 
 
 def test_files_that_are_not_toml(tmp_path: Path) -> None:

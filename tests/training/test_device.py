@@ -1,4 +1,6 @@
-"""A run computes where it is told to: on a second device, kept apart from the CPU, it makes the same model up to rounding.
+"""A run computes where it is told to: on a second device, kept apart from the CPU, it makes the same model.
+
+Up to rounding: kernels may add up in another order.
 
 There is no GPU where these tests are written; `tests.second_device` stands in for one. What it cannot show are CUDA's
 own kernels and NCCL.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dpformer.errors import DpformerError
 from dpformer.models import Transformer
-from dpformer.privacy import Gaussian, SecureRandom, epsilon_of
+from dpformer.privacy import BandedGaussian, Gaussian, SecureRandom, epsilon_of
 from dpformer.training.config import Config
 from dpformer.training.plan import COUNTS, Plan, make_plan, other_events
 from dpformer.training.schedule import warmup_then_decay
@@ -76,6 +76,16 @@ def test_epsilon_spent_is_a_bound_at_every_step(plan: Plan) -> None:
     assert spent == sorted(spent) and spent[-1] == plan.epsilon
     for step in (1, 40, 300, 589):
         assert spent[step] >= epsilon_of([*plan.others, plan.training.repeated(step)], plan.delta) - 1e-9
+
+
+def test_epsilon_spent_on_correlated_noise_goes_by_rounds() -> None:
+    plan = plan_of(batch_size=512, epochs=5, bands=4, frequency_bias=False)
+    (training,) = plan.events
+    assert (plan.steps, training) == (59, BandedGaussian(plan.noise_multiplier, 512 / 6040, 59, 4, label="training"))
+    spent = [plan.spent(step) for step in range(plan.steps + 1)]
+    assert spent == sorted(spent) and spent[-1] == plan.epsilon <= 5
+    assert spent[1] == spent[4] < spent[5] == spent[8] and plan.epsilon == epsilon_of(plan.events, plan.delta)
+    assert Plan.from_dict(plan.to_dict()) == plan
 
 
 def test_without_privacy_nothing_is_claimed() -> None:

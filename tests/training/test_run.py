@@ -169,15 +169,23 @@ def test_a_warm_start_with_other_noise_than_planned_is_never_trained_on(
 
 
 @pytest.mark.parametrize(
-    ("steps", "every", "warm"), [(0, 60.0, 0), (5, 60.0, 0), (5, 0.0, 0), (11, 0.0, 0), (5, 60.0, 0.5)]
+    ("steps", "every", "choices"),
+    [
+        (0, 60.0, {}),
+        (5, 60.0, {}),
+        (5, 0.0, {}),
+        (11, 0.0, {}),
+        (5, 60.0, {"warm_start": 0.5}),
+        (5, 0.0, {"bands": 3}),
+        (2, 60.0, {"bands": 2, "model": "gru"}),
+    ],
 )
 def test_a_crash_changes_nothing(
-    done: run.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, every: float, warm: float
+    done: run.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, every: float, choices: dict[str, Any]
 ) -> None:
     """Whether the last checkpoint is from just before or from the start: the same model, bit for bit, the same ε."""
-    choices = {"evaluate_every": 2, "checkpoint_seconds": every, "warm_start": warm}
     assert done.config.file is not None
-    config = tiny_config(done.config.file, **choices)
+    config = tiny_config(done.config.file, evaluate_every=2, checkpoint_seconds=every, **choices)
     whole = train(config, tmp_path / "whole")
     crash_after(monkeypatch, steps)
     with pytest.raises(Crash):

@@ -12,7 +12,7 @@ from dpformer.audit.checks import checks, told_apart
 from dpformer.audit.observation import Mechanism, Watch, observe
 from dpformer.audit.result import Audit
 from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
-from dpformer.privacy.events import PoissonGaussian
+from dpformer.privacy.events import banded_rate
 
 if TYPE_CHECKING:
     from dpformer.training.distributed import Team
@@ -28,6 +28,7 @@ def audit(
     delta: float,
     clip_norm: float = 1.0,
     clipping: str = "normalize",
+    bands: int = 1,
     canaries: int = 10_000,
     confidence: float = 0.95,
     seed: int | None = None,
@@ -47,6 +48,7 @@ def audit(
         delta: δ at which ε is stated.
         clip_norm: C.
         clipping: "normalize" or "clip".
+        bands: over how many steps noise is correlated, as claimed.
         canaries: how many; half of them, by the toss of coins, take part. 10⁴ show about 93% of ε, 10⁵ about 98%.
         confidence: of the lower bound.
         seed: to repeat an audit.
@@ -54,12 +56,12 @@ def audit(
         team: several processes, of which this one leads; see `observe`.
     """
     began = time.monotonic()
-    mechanism = _mechanism(noise_multiplier, sample_rate, steps, clip_norm, clipping)
+    mechanism = _mechanism(noise_multiplier, sample_rate, steps, clip_norm, clipping, bands)
     check_size(canaries, confidence)
     delta = delta_of(delta)
     with torch.random.fork_rng(devices=[]):
         seen = observe(mechanism, canaries, seed=seed, watch=watch, team=team)
-    claimed = PoissonGaussian(mechanism.noise_multiplier, mechanism.sample_rate, mechanism.steps)
+    claimed = mechanism.event
     guesses = guess(seen.scores, seen.member, confidence)
     noise = effective_noise(guesses.error_at_most, claimed)
     return Audit(
@@ -78,13 +80,18 @@ def audit(
     )
 
 
-def _mechanism(noise_multiplier: float, sample_rate: float, steps: int, clip_norm: float, clipping: str) -> Mechanism:
+def _mechanism(
+    noise_multiplier: float, sample_rate: float, steps: int, clip_norm: float, clipping: str, bands: int
+) -> Mechanism:
     if clipping not in ("normalize", "clip"):
         raise ValueError(f"clipping is {clipping!r}; it must be normalize or clip")
+    bands, sample_rate = whole("bands", bands, 1), sample_rate_of(sample_rate)
+    banded_rate(sample_rate, bands)
     return Mechanism(
         noise_multiplier=positive("noise_multiplier", noise_multiplier),
-        sample_rate=sample_rate_of(sample_rate),
-        steps=whole("steps", steps, LEAST_STEPS),
+        sample_rate=sample_rate,
+        steps=whole("steps", steps, LEAST_STEPS * bands),
+        bands=bands,
         clip_norm=positive("clip_norm", clip_norm),
         clipping=clipping,
     )

@@ -94,7 +94,7 @@ def inclusion_checks(seen: Observation) -> Iterator[Check]:
     """Inclusion a, (T, n): true with probability q, all independent."""
     from scipy import stats
 
-    a, q = seen.inclusion, seen.mechanism.sample_rate
+    a, q = seen.inclusion, seen.mechanism.event.sample_rate
     steps, users = a.shape
     total, n = int(a.sum()), a.size
     below, above = float(stats.binom.cdf(total, n, q)), float(stats.binom.sf(total - 1, n, q))
@@ -103,6 +103,9 @@ def inclusion_checks(seen: Observation) -> Iterator[Check]:
         "inclusion: two processes with one key agree", "yes" if seen.same_batches else "no", "yes",
         float(seen.same_batches),
     )  # fmt: skip
+    if seen.mechanism.bands > 1:
+        name = f"inclusion: at most once in {seen.mechanism.bands} steps"
+        yield Check(name, "yes" if seen.in_turn else "no", "yes", float(seen.in_turn))
     if q == 1:
         return
     yield _dispersion("inclusion: size of batches (independent users)", a.sum(1), users, q)

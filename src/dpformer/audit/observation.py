@@ -9,12 +9,17 @@ up (canaries.py). What is watched is `p.grad` as Adam receives it: all that trai
 
 with σ not as claimed but as seen at spare coordinates, since an attacker would look: less noise than claimed is then
 used to the full. Spare coordinates are nobody's, so this costs the statistics nothing.
+
+Noise that is correlated over b steps (privacy/banded.py) is first made independent again, w = C·o. What canary j adds
+in step t is then spread over w_t … w_{t+b−1}, and collected from there: Σ_k c_k·w_{t+k} takes the place of o_t, and the
+ratio that of a round of b steps: j's group has one step in it, and q is b·q. The attacker knows everybody's group.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +32,8 @@ from dpformer.audit.canaries import CanaryTable, canary_data
 from dpformer.data import Dataset
 from dpformer.models import SequenceModel
 from dpformer.privacy import SecureRandom
+from dpformer.privacy.banded import coefficients
+from dpformer.privacy.events import PoissonGaussian, training_event
 from dpformer.training.checkpoint import load_checkpoint, save_checkpoint
 from dpformer.training.config import Config
 from dpformer.training.loop import Trainer
@@ -48,6 +55,13 @@ class Mechanism:
     steps: int
     clip_norm: float = 1.0
     clipping: str = "normalize"
+    bands: int = 1
+
+    @property
+    def event(self) -> PoissonGaussian:
+        """What it costs, as steps with independent noise: `bands` of them are one."""
+        planned = training_event(self.noise_multiplier, self.sample_rate, self.steps, self.bands)
+        return PoissonGaussian(self.noise_multiplier, planned.rate, planned.compositions)
 
 
 @dataclass
@@ -57,8 +71,9 @@ class Observation:
     mechanism: Mechanism
     member: np.ndarray  # (canaries,) bool
     scores: np.ndarray  # (canaries,) L_j
-    noise: np.ndarray  # (T, some) float32: o_tj at canaries that never take part, in deviations of the claimed noise
-    inclusion: np.ndarray  # (T, some) bool: which members were in which batch
+    noise: np.ndarray  # (T, some) float32: w_tj at canaries that never take part, in deviations of the claimed noise
+    inclusion: np.ndarray  # (T, some) bool: which members were in which batch; with bands, in which whole round of them
+    in_turn: bool  # nobody was twice in any `bands` steps in a row
     contribution: tuple[float, float]  # mean of o_tj where j was in batch t, and its standard error
     unevenness: tuple[float, int]  # Σ ((o_tj − 1)/σ)² over the same, and how many they are
     same_batches: bool  # a second process with the same key draws the same batches
@@ -95,6 +110,10 @@ class _Observer:
         self.noise: list[np.ndarray] = []
         self.inclusion: list[np.ndarray] = []
         self.of_included = [0.0, 0.0, 0]  # sum, sum of squares around 1, count
+        self.weights = coefficients(mechanism.bands)
+        self.past: deque[np.ndarray] = deque(maxlen=mechanism.bands - 1)  # o, the latest first
+        self.recent: deque[np.ndarray] = deque(maxlen=mechanism.bands)  # w, the earliest first
+        self.batches: deque[np.ndarray] = deque(maxlen=mechanism.bands)  # their users
 
     def run(self, watch: Watch) -> Observation:
         m = self.mechanism
@@ -106,8 +125,11 @@ class _Observer:
                 trainer, saved = self._restarted(trainer)
                 other_data = self._noise_with_another_user(saved)
                 same = self._same_batches(trainer)
-            batch = trainer.batches.batch(step)
-            self._record(self._advance(trainer), batch)
+            if step == 0:
+                groups = self._groups(trainer)
+            self._look(step, self._advance(trainer), trainer.batches.batch(step), groups)
+        for step in range(m.steps, m.steps + m.bands - 1):  # what the last steps added is cut off by the end
+            self._collect(step, np.zeros_like(self.recent[0]), np.zeros(0, dtype=np.int64), groups)
         assert same is not None and other_data is not None
         total, squares, count = self.of_included
         return Observation(
@@ -115,12 +137,13 @@ class _Observer:
             member=self.member,
             scores=self.scores,
             noise=np.stack(self.noise),
-            inclusion=np.stack(self.inclusion),
+            inclusion=self._rounds(),
+            in_turn=self._in_turn(),
             contribution=(total / max(count, 1), m.noise_multiplier / max(count, 1) ** 0.5),
             unevenness=(squares / m.noise_multiplier**2, int(count)),
             same_batches=same,
             other_data=other_data,
-            other_run=None if self.seed is not None else self._kept(self._advance(self._trainer(self.data))),
+            other_run=None if self.seed is not None else self._noise_of_another_run(),
             restart=restart,
         )
 
@@ -144,6 +167,7 @@ class _Observer:
             noise_multiplier=m.noise_multiplier,
             others=(),
             private=self.seed is None,
+            bands=m.bands,
         )
         model = cast(SequenceModel, CanaryTable(len(self.member), m.clip_norm))
         return Trainer(config, plan, data, model, SecureRandom("audit", seed=self.seed))
@@ -169,6 +193,11 @@ class _Observer:
         neighbour = self._trainer(canary_data(changed, len(self.member)))
         neighbour.restore(saved)
         return self._kept(self._advance(neighbour))
+
+    def _noise_of_another_run(self) -> np.ndarray:
+        first = self._advance(self._trainer(self.data))
+        self.past.clear()
+        return self._kept(first)
 
     def _same_batches(self, trainer: Trainer) -> bool:
         other = self._trainer(self.data).batches
@@ -196,23 +225,64 @@ class _Observer:
 
     # What is kept of a step.
 
-    def _record(self, released: np.ndarray, batch: np.ndarray) -> None:
-        m, count = self.mechanism, len(self.member)
-        self.spare[0] += float(np.square(released[count:]).sum())
-        self.spare[1] += len(released) - count
-        sigma = max((self.spare[0] / self.spare[1]) ** 0.5, 1e-3 * m.noise_multiplier)
-        self.scores += _log_ratio(released[:count], m.sample_rate, sigma)
+    def _groups(self, trainer: Trainer) -> np.ndarray:
+        """(canaries,) the group of each; those that never take part have one by chance."""
+        groups = np.random.default_rng(self.seed).integers(0, self.mechanism.bands, len(self.member))
+        if self.mechanism.bands > 1:
+            groups[self.members] = trainer.batches.groups(0, len(self.members))
+        return groups
+
+    def _look(self, step: int, released: np.ndarray, batch: np.ndarray, groups: np.ndarray) -> None:
         self.noise.append(self._kept(released))
         included = np.zeros(len(self.members), dtype=bool)
         included[batch] = True
-        self.inclusion.append(included[: max(2, KEEP // m.steps)])
-        seen = released[self.members[batch]]
-        for place, value in enumerate((float(seen.sum()), float(np.square(seen - 1).sum()), len(batch))):
+        self.inclusion.append(included[: max(2, KEEP // self.mechanism.steps)])
+        self._collect(step, self._whitened(released), batch, groups)
+        self.past.appendleft(released)
+
+    def _collect(self, step: int, whitened: np.ndarray, batch: np.ndarray, groups: np.ndarray) -> None:
+        """Records the step whose last trace this one holds."""
+        self.recent.append(whitened)
+        self.batches.append(batch)
+        if len(self.recent) == self.mechanism.bands:
+            whole = step < self.mechanism.steps
+            total = sum(c * w for c, w in zip(self.weights, self.recent, strict=True))
+            self._record(cast(np.ndarray, total), self.batches[0], groups == (step + 1) % self.mechanism.bands, whole)
+
+    def _record(self, seen: np.ndarray, batch: np.ndarray, turn: np.ndarray, whole: bool) -> None:
+        m, count = self.mechanism, len(self.member)
+        self.spare[0] += float(np.square(seen[count:]).sum())
+        self.spare[1] += len(seen) - count
+        sigma = max((self.spare[0] / self.spare[1]) ** 0.5, 1e-3 * m.noise_multiplier)
+        self.scores[turn] += _log_ratio(seen[:count][turn], m.event.sample_rate, sigma)
+        if not whole:
+            return
+        added = seen[self.members[batch]]
+        for place, value in enumerate((float(added.sum()), float(np.square(added - 1).sum()), len(batch))):
             self.of_included[place] += value
+
+    def _whitened(self, released: np.ndarray) -> np.ndarray:
+        """Row t of C·o: its noise is independent of all other rows'."""
+        whitened = self.weights[0] * released
+        for c, past in zip(self.weights[1:], self.past, strict=False):
+            whitened = whitened + c * past
+        return cast(np.ndarray, whitened)
 
     def _kept(self, released: np.ndarray) -> np.ndarray:
         some = self.others[: max(2, KEEP // self.mechanism.steps)]
-        return (released[some] / self.mechanism.noise_multiplier).astype(np.float32)
+        return (self._whitened(released)[some] / self.mechanism.noise_multiplier).astype(np.float32)
+
+    def _rounds(self) -> np.ndarray:
+        """(⌊T / bands⌋, some): who took part in which round."""
+        bands = self.mechanism.bands
+        steps = np.stack(self.inclusion[: self.mechanism.steps // bands * bands])
+        return np.logical_or.reduce(steps.reshape(-1, bands, steps.shape[1]), axis=1)
+
+    def _in_turn(self) -> bool:
+        steps, users = np.stack(self.inclusion).nonzero()
+        order = np.lexsort((steps, users))
+        apart, same = np.diff(steps[order]), np.diff(users[order]) == 0
+        return bool((apart[same] >= self.mechanism.bands).all())
 
 
 def _log_ratio(released: np.ndarray, q: float, sigma: float) -> np.ndarray:

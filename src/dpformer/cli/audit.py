@@ -66,7 +66,7 @@ def settings_of(run: Path) -> dict[str, Any]:
         raise DpformerError(f"{run} was trained without noise: there is no claim to audit")
     names = ("noise_multiplier", "sample_rate", "steps", "delta", "clipping", "clip_norm")
     try:
-        return {name: facts[name] for name in names}
+        return {**{name: facts[name] for name in names}, "bands": facts.get("bands") or 1}
     except KeyError as error:
         raise DpformerError(f"{run}/privacy.json has no {error}: look at it with dpformer verify {run}") from None
 
@@ -135,7 +135,8 @@ def _print(result: Any) -> None:
         mark = "ok" if check.passed else "FLAGGED"
         table.add_row(check.name, check.measured, check.expected, f"{check.p_value:.2g}", mark)
     console.print(table)
-    steps = f"{m.steps:,} steps at sample rate {plain(m.sample_rate)}, clip norm {plain(m.clip_norm)}"
+    correlated = f", noise correlated over {m.bands}" if m.bands > 1 else ""
+    steps = f"{m.steps:,} steps at sample rate {plain(m.sample_rate)}{correlated}, clip norm {plain(m.clip_norm)}"
     console.print(
         f"{steps if result.of == 'training' else 'One release'}, noise multiplier {plain(m.noise_multiplier)}; "
         f"{len(result.scores):,} canaries, of which {result.guesses.members:,} took part; "

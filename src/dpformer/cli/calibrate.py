@@ -26,6 +26,7 @@ def calibrate(
     frequency_noise: Annotated[
         float | None, typer.Option(help="Noise multiplier of a frequency release that is part of the budget.")
     ] = None,
+    bands: Annotated[int, typer.Option(help="Steps over which noise is correlated.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """The noise multiplier that a budget (ε, δ) needs, or the ε that a noise multiplier costs.
@@ -47,26 +48,32 @@ def calibrate(
         rates = [_rate_and_steps(rate, epochs, steps) for rate in _rates(users, batch, sample_rate)]
         budgets = [(value, None) for value in epsilon or []]
         noises = [(None, value) for value in noise_multiplier or []]
-        rows = [_row(*asked, *rate, delta, others) for rate, asked in product(rates, [*budgets, *noises])]
+        rows = [_row(*asked, *rate, bands, delta, others) for rate, asked in product(rates, [*budgets, *noises])]
     except ValueError as error:
         raise DpformerError(str(error)) from None
     if as_json:
-        facts = {"adjacency": "add-or-remove-one-user", "frequency_noise": frequency_noise, "rows": rows}
+        facts = {
+            "adjacency": "add-or-remove-one-user",
+            "frequency_noise": frequency_noise,
+            "bands": bands,
+            "rows": rows,
+        }
         typer.echo(json.dumps(facts, indent=2))
     else:
-        _print(rows, frequency_noise)
+        _print(rows, frequency_noise, bands)
 
 
 def _row(
-    wanted: float | None, noise: float | None, rate: float, steps: int, delta: float, others: list[Any]
+    wanted: float | None, noise: float | None, rate: float, steps: int, bands: int, delta: float, others: list[Any]
 ) -> dict[str, Any]:
-    from dpformer.privacy import Ledger, PoissonGaussian
+    from dpformer.privacy import Ledger
     from dpformer.privacy import calibrate as least_noise
+    from dpformer.privacy.events import training_event
 
     if noise is None:
         assert wanted is not None
-        noise = least_noise(epsilon=wanted, delta=delta, sample_rate=rate, steps=steps, others=others)
-    ledger = Ledger([*others, PoissonGaussian(noise, rate, steps, label="training")])
+        noise = least_noise(epsilon=wanted, delta=delta, sample_rate=rate, steps=steps, others=others, bands=bands)
+    ledger = Ledger([*others, training_event(noise, rate, steps, bands, label="training")])
     spent, renyi = ledger.epsilon(delta), ledger.epsilon(delta, "rdp")
     return {
         "sample_rate": rate,
@@ -109,7 +116,7 @@ def _at_least_one(name: str, value: int | None) -> int:
     return value
 
 
-def _print(rows: list[dict[str, Any]], frequency_noise: float | None) -> None:
+def _print(rows: list[dict[str, Any]], frequency_noise: float | None, bands: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -127,10 +134,11 @@ def _print(rows: list[dict[str, Any]], frequency_noise: float | None) -> None:
         )
     console = Console()
     console.print(table)
+    over = f" with noise correlated over {bands} steps" if bands > 1 else ""
     with_ = f" and one release of frequencies with noise multiplier {frequency_noise:g}" if frequency_noise else ""
     console.print(
-        f"Adding or removing one user; Poisson-sampled training{with_}; ε by privacy loss distributions (by RDP to "
-        "compare: looser).",
+        f"Adding or removing one user; Poisson-sampled training{over}{with_}; ε by privacy loss distributions "
+        "(by RDP to compare: looser).",
         highlight=False,
     )
 

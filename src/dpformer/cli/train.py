@@ -150,6 +150,8 @@ def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if facts["steps"]:
         rows.append(("noise multiplier σ", f"{facts['noise_multiplier']:g}"))
+        if facts["bands"] > 1:
+            rows.append(("noise correlated over", f"{facts['bands']} steps, for as many groups of users in turn"))
         rows.append(("clip norm C", f"{facts['clip_norm']:g}"))
     rows += [(f"for {event['label']}", f"noise multiplier {event['noise_multiplier']:g}") for event in facts["others"]]
     return rows if facts["private"] else [*rows, ("NOT PRIVATE", "noise comes from a seed")]

@@ -2,7 +2,7 @@
 
 from dpformer.privacy.accounting import epsilon_of
 from dpformer.privacy.calibration import calibrate
-from dpformer.privacy.events import Event, Gaussian, PoissonGaussian
+from dpformer.privacy.events import BandedGaussian, Event, Gaussian, PoissonGaussian
 from dpformer.privacy.frequencies import FrequencyRelease, release_frequencies
 from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.noise import NoiseAhead
@@ -10,6 +10,7 @@ from dpformer.privacy.randomness import SecureNoise, SecureRandom
 from dpformer.privacy.sampling import PoissonBatches
 
 __all__ = [
+    "BandedGaussian",
     "Event",
     "FrequencyRelease",
     "Gaussian",

@@ -73,9 +73,9 @@ def compose(events: Iterable[Event]) -> Composition:
     for event in events:
         once = event.once()
         if isinstance(once, dp_accounting.GaussianDpEvent):
-            precision += event.repeats / once.noise_multiplier**2
+            precision += event.compositions / once.noise_multiplier**2
         else:
-            counts[once] += event.repeats
+            counts[once] += event.compositions
     if precision:
         counts[dp_accounting.GaussianDpEvent(1 / math.sqrt(precision))] = 1
     return sorted(counts.items(), key=repr)

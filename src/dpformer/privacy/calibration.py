@@ -5,14 +5,22 @@ from collections.abc import Callable, Iterable
 
 from dpformer.privacy.accounting import compose, epsilon_of, epsilon_on_grid, first_interval, quiet
 from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
-from dpformer.privacy.events import Event, PoissonGaussian
+from dpformer.privacy.events import Event, training_event
 
 LEAST, MOST = 0.1, 1e7  # noise multipliers looked at
 TOLERANCE = 1e-4  # of ε in the search, relative; what it finds is certified afterwards
 DIGITS = 5  # significant digits of the result, rounded up: what is printed is what is used
 
 
-def calibrate(*, epsilon: float, delta: float, sample_rate: float, steps: int, others: Iterable[Event] = ()) -> float:
+def calibrate(
+    *,
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    others: Iterable[Event] = (),
+    bands: int = 1,
+) -> float:
     """The least noise multiplier σ such that `steps` Poisson-sampled noisy sums, and all `others`, are (ε, δ)-DP.
 
     >>> calibrate(epsilon=5, delta=1 / 6040, sample_rate=1024 / 6040, steps=590)
@@ -27,25 +35,28 @@ def calibrate(*, epsilon: float, delta: float, sample_rate: float, steps: int, o
         sample_rate: q, the probability that one user is in a batch: expected batch size / number of users.
         steps: T, the number of batches; ceil(epochs / q).
         others: events besides training (a `Ledger`, or a frequency release's event), composed jointly.
+        bands: over how many steps noise is correlated; see `BandedGaussian`.
     """
     epsilon, delta = positive("epsilon", epsilon), delta_of(delta)
     sample_rate, steps = sample_rate_of(sample_rate), whole("steps", steps, 1)
+    once = training_event(1.0, sample_rate, steps, bands)
+    rate, times = once.rate, once.compositions
     others = list(others)
     if others and (spent := epsilon_of(others, delta)) >= epsilon:
         raise ValueError(f"the other events alone cost ε = {spent:.4g} of {epsilon:g}; give them more noise")
 
     def events(sigma: float) -> list[Event]:
-        return [*others, PoissonGaussian(sigma, sample_rate, steps)]
+        return [*others, training_event(sigma, sample_rate, steps, bands)]
 
     def spent_on(sigma: float) -> float:
         return epsilon_on_grid(compose(events(sigma)), left, interval)
 
     left = delta - sum(event.repeats * event.failure for event in others)
-    if sample_rate < 1 and left >= -math.expm1(steps * math.log1p(-sample_rate)):
+    if rate < 1 and left >= -math.expm1(times * math.log1p(-rate)):
         raise ValueError(
             f"delta={delta:g} is no less than the probability that a user takes part at all: choose a smaller"
         )
-    sigma = _guess(epsilon, left, sample_rate, steps)
+    sigma = _guess(epsilon, left, rate, times)
     interval = first_interval(compose(events(sigma)), epsilon)
     aim, stride = epsilon, 0.1
     for _ in range(3):  # search on one coarse grid, which overstates ε a little; correct its aim by the accurate ε

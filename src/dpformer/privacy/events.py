@@ -21,6 +21,7 @@ class Event:
 
     kind: ClassVar[str]
     counted_by: ClassVar[str]  # the field with the number of repetitions
+    adds_up: ClassVar[bool] = True  # whether m repetitions and n more cost what m + n cost
     noise_multiplier: float
     label: str = field(default="", kw_only=True)
     private: bool = field(default=True, kw_only=True)
@@ -39,6 +40,11 @@ class Event:
     @property
     def repeats(self) -> int:
         return int(getattr(self, self.counted_by))
+
+    @property
+    def compositions(self) -> int:
+        """How many of `once()` it costs together."""
+        return self.repeats
 
     @property
     def failure(self) -> float:
@@ -114,12 +120,63 @@ class PoissonGaussian(Event):
         import dp_accounting
 
         gaussian = _gaussian(self.noise_multiplier)
-        if self.sample_rate == 1:  # everyone takes part: no amplification, and Gaussians compose in closed form
+        if self.rate == 1:  # everyone takes part: no amplification, and Gaussians compose in closed form
             return gaussian
-        return dp_accounting.PoissonSampledDpEvent(self.sample_rate, gaussian)
+        return dp_accounting.PoissonSampledDpEvent(self.rate, gaussian)
+
+    @property
+    def rate(self) -> float:
+        """The probability that a user takes part in one of the `compositions`."""
+        return self.sample_rate
 
 
-KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in (Gaussian, PoissonGaussian)}
+@dataclass(frozen=True)
+class BandedGaussian(PoissonGaussian):
+    """The same with noise that is correlated over `bands` steps, for as many groups of users in turn (banded.py).
+
+    `sample_rate` is over all steps, expected batch size / users. A user takes part at most once in any `bands` steps,
+    with probability bands·sample_rate; so ⌈steps / bands⌉ sampled Gaussians at that rate are all it costs.
+    """
+
+    kind = "banded_gaussian"
+    adds_up = False  # two runs of one step each are two compositions, one run of two steps with two bands is one
+    bands: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("bands", whole("bands", self.bands, 1))
+        banded_rate(self.sample_rate, self.bands)
+
+    @property
+    def compositions(self) -> int:
+        return -(-self.steps // self.bands)
+
+    @property
+    def rate(self) -> float:
+        return banded_rate(self.sample_rate, self.bands)
+
+
+def banded_rate(sample_rate: float, bands: int) -> float:
+    """bands·q: how likely a user takes part in the step of their group."""
+    rate = bands * sample_rate
+    if not 0 < rate <= 1 + 1e-12:
+        raise ValueError(
+            f"{bands} groups of users at sample rate {sample_rate:g} are {rate:.4g} of all users a step; it must be at "
+            "most 1: lower bands or the batch"
+        )
+    return min(1.0, rate)
+
+
+def training_event(
+    noise_multiplier: float, sample_rate: float, steps: int, bands: int = 1, *, label: str = "", private: bool = True
+) -> PoissonGaussian:
+    """Steps of training, with independent noise for one band."""
+    if whole("bands", bands, 1) == 1:
+        return PoissonGaussian(noise_multiplier, sample_rate, steps, label=label, private=private)
+    return BandedGaussian(noise_multiplier, sample_rate, steps, bands, label=label, private=private)
+
+
+KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in (Gaussian, PoissonGaussian, BandedGaussian)}
 
 
 def _gaussian(noise_multiplier: float) -> "DpEvent":

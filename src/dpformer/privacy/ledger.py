@@ -33,11 +33,11 @@ class Ledger:
         return tuple(self._events)
 
     def add(self, event: Event) -> None:
-        """Records an event; one that differs from a recorded one only in its count is added to that count."""
+        """Records an event; where counts add up, one that differs only in its count is added to the recorded one."""
         if not isinstance(event, Event):
             raise TypeError(f"a ledger holds events, not {event!r}")
         for index, recorded in enumerate(self._events):
-            if type(recorded) is type(event) and recorded.repeated(0) == event.repeated(0):
+            if event.adds_up and type(recorded) is type(event) and recorded.repeated(0) == event.repeated(0):
                 self._events[index] = recorded.repeated(recorded.repeats + event.repeats)
                 return
         self._events.append(event)

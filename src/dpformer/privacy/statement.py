@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from dpformer.privacy.accounting import epsilon_of
-from dpformer.privacy.events import METRICS, Event, PoissonGaussian
+from dpformer.privacy.events import METRICS, BandedGaussian, Event, PoissonGaussian, banded_rate
 from dpformer.privacy.numbers import one_in, plain, power_of_e, round_up
 from dpformer.privacy.units import USER, UnitOfPrivacy, unit_of
 
@@ -85,11 +85,12 @@ def statement(
         "adjacency": unit.adjacency,
         "users": users,
         "accountant": "privacy loss distributions (dp-accounting), all events composed jointly" if noisy else None,
-        "sampler": "Poisson" if training is not None else None,
+        "sampler": _sampler(training),
         "sample_rate": getattr(training, "sample_rate", None),
         "steps": getattr(training, "steps", None),
         "expected_batch_size": expected_batch_size if training is not None else None,
         "noise_multiplier": getattr(training, "noise_multiplier", None),
+        **({"bands": training.bands} if isinstance(training, BandedGaussian) else {}),
         "clipping": clipping if noisy and training is not None else None,
         "clip_norm": clip_norm if noisy and training is not None else None,
         "events": [_with_cost(event, delta) for event in ledger] if noisy else [],
@@ -101,6 +102,12 @@ def statement(
         "versions": {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()},
     }
     return {**facts, "headline": headline(facts), "words": words(facts)}
+
+
+def _sampler(training: PoissonGaussian | None) -> str | None:
+    if isinstance(training, BandedGaussian):
+        return "Poisson, within groups that take turns"
+    return None if training is None else "Poisson"
 
 
 def headline(facts: dict[str, Any]) -> str:
@@ -130,12 +137,7 @@ def words(facts: dict[str, Any]) -> list[str]:
         "smaller ε, the stronger the promise.",
     ]
     if facts["steps"]:
-        sentences.append(
-            f"Training took {facts['steps']:,} steps. In each, every {unit.name} took part independently with "
-            f"probability {plain(facts['sample_rate'])}; what one {unit.name} could add was bounded by "
-            f"{plain(facts['clip_norm'])}, and random noise of deviation "
-            f"{plain(facts['noise_multiplier'] * facts['clip_norm'])} was added to the sum."
-        )
+        sentences.append(_steps(facts, unit))
     for event in facts["events"]:
         if event["label"] == METRICS and "metrics" in facts:
             sentences.append(_accuracy(facts["metrics"], event))
@@ -144,6 +146,24 @@ def words(facts: dict[str, Any]) -> list[str]:
     if not facts["private"]:
         sentences.insert(0, "The random numbers of this run came from a seed, so none of this is promised.")
     return sentences
+
+
+def _steps(facts: dict[str, Any], unit: UnitOfPrivacy) -> str:
+    """How training touched the data."""
+    rate, noise = facts["sample_rate"], plain(facts["noise_multiplier"] * facts["clip_norm"])
+    bounded = f"what one {unit.name} could add was bounded by {plain(facts['clip_norm'])}"
+    if facts.get("bands") is None:
+        return (
+            f"Training took {facts['steps']:,} steps. In each, every {unit.name} took part independently with "
+            f"probability {plain(rate)}; {bounded}, and random noise of deviation {noise} was added to the sum."
+        )
+    bands = facts["bands"]
+    return (
+        f"Training took {facts['steps']:,} steps. By chance every {unit.name} fell into one of {bands} groups, which "
+        f"took turns, and took part in the steps of that group independently with probability "
+        f"{plain(banded_rate(rate, bands))}; {bounded}. The noise was correlated over {bands} steps, so that each time "
+        f"it hid a {unit.name} as well as random noise of deviation {noise} on one sum."
+    )
 
 
 def _touch(event: dict[str, Any], unit: UnitOfPrivacy) -> str:

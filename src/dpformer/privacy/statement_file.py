@@ -47,6 +47,7 @@ class _Statement(_Part):
     sample_rate: Probability | None
     steps: Annotated[int, Field(ge=0)] | None
     noise_multiplier: Number | None
+    bands: Annotated[int, Field(ge=2)] | None = None
     clipping: str | None
     clip_norm: Number | None
     events: list[_Event]

@@ -259,6 +259,7 @@ def _verify_unfinished(folder: RunFolder) -> Verification:
         "noise multiplier": (optimizer["noise_multiplier"], due.noise_multiplier),
         "clip norm": (optimizer["clip_norm"], due.clip_norm),
         "sample rate": (trainer["batches"]["sample_rate"], due.sample_rate),
+        "bands": ((trainer["batches"].get("bands", 1), optimizer.get("bands", 1)), (due.bands, due.bands)),
         "steps counted": (optimizer["steps"], trainer["step"]),
     }
     findings = [

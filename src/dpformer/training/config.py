@@ -36,9 +36,9 @@ _OF_LOGS = (
 
 OF_NETWORKS = (
     "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
-    "reattention_scale", "frequency_bias", "clipping", "clip_norm", "frequency_share", "warm_start", "batch_size",
-    "epochs", "learning_rate", "weight_decay", "warmup", "average", "evaluate_every", "micro_batch_tokens",
-    "checkpoint_seconds",
+    "reattention_scale", "frequency_bias", "clipping", "clip_norm", "frequency_share", "bands", "warm_start",
+    "batch_size", "epochs", "learning_rate", "weight_decay", "warmup", "average", "evaluate_every",
+    "micro_batch_tokens", "checkpoint_seconds",
 )  # fmt: skip
 
 # A recipe is a named set of defaults. "default": what is most accurate at the same ε (docs/results/paper.md), which are
@@ -126,7 +126,7 @@ class Config(BaseModel):
     dropout: Share = _choice("Model", 0.2, "Dropout.")
     norm: Literal["post", "pre"] = _choice("Model", "post", "LayerNorm after each sum, or before each layer.")
     shared: bool = _choice("Model", True, "One matrix is input embedding and softmax weight.")
-    reattention: bool | None = _choice("Model", None, "Correct attention for noise (Transformer: on).")
+    reattention: bool | None = _choice("Model", None, "Correct attention for noise (Transformer: on; with bands off).")
     reattention_variant: Literal["renormalised", "literal"] = _choice(
         "Model", "renormalised", "As derived, or printed."
     )
@@ -143,6 +143,9 @@ class Config(BaseModel):
     clipping: Literal["normalize", "clip"] = _choice("Privacy", "normalize", "How each user's gradient is bounded.")
     clip_norm: Positive = _choice("Privacy", 1.0, "C, the bound on each user's gradient.")
     frequency_share: Share = _choice("Privacy", 0.01, "Share of the budget for item frequencies.")
+    bands: Count = _choice(
+        "Privacy", 1, "Steps over which noise is correlated, for less of it in sums of steps; 1: independent noise."
+    )
     warm_start: Share = _choice(
         "Privacy", 0.0, "Share of the budget for transition counts from which a network's items start; 0: from nothing."
     )
@@ -218,6 +221,13 @@ class Config(BaseModel):
             raise ValueError("warm_start needs a budget: give a finite epsilon, or leave it out")
         if self.warm_start and self.model == "counts":
             raise ValueError("warm_start is for networks, and model is counts: leave it out")
+        if self.bands > 1 and (not self.private or self.model == "counts"):
+            raise ValueError(f"bands is {self.bands}; it is for networks trained with noise: leave it out")
+        if self.bands > 1 and self.reattention:
+            raise ValueError(
+                f"bands is {self.bands}, and Re-Attention knows the error of independent noise only: "
+                "leave one of them out"
+            )
         vocabulary, metrics = self.vocabulary_share * self.private_vocabulary, self.metrics_share * self.private_metrics
         if (self.warm_start or self.frequency_share) + vocabulary + metrics >= 1:
             names = f"{'warm_start' if self.warm_start else 'frequency_share'}, vocabulary_share, metrics_share"
@@ -278,7 +288,13 @@ class Config(BaseModel):
         batch_size = self.batch_size or max(1, min(1024, users // 4))
         if batch_size > users:
             raise DpformerError(f"batch_size is {batch_size:,} and there are {users:,} users: give at most that")
-        needed = self.model == "transformer" if self.reattention is None else self.reattention
+        if self.bands * batch_size > users:
+            raise DpformerError(
+                f"bands is {self.bands} and batch_size {batch_size:,}: a batch would need {self.bands * batch_size:,} "
+                f"users, and there are {users:,}; lower one of them"
+            )
+        default = self.model == "transformer" and self.bands == 1
+        needed = default if self.reattention is None else self.reattention
         from dpformer.training.device import device_of  # torch
 
         return self.but(
@@ -314,6 +330,8 @@ class Config(BaseModel):
             del values["reattention_error"]
         if not self.warm_start:
             del values["warm_start"]
+        if self.bands == 1:
+            del values["bands"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

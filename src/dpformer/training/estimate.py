@@ -68,10 +68,11 @@ def estimate(config: Config, plan: Plan, items: int) -> dict[str, Any]:
         torch.set_num_threads(before)
     per_user = seconds / rows
     data = 4 * plan.users * config.max_length
+    parameters = sum(p.numel() for p in model.parameters())
     return {
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": parameters,
         "seconds": per_user * plan.expected_batch_size * plan.steps,
-        "memory": _peak() + data,
+        "memory": _peak() + data + 8 * parameters * (plan.bands - 1),  # the noise of past steps
     }
 
 

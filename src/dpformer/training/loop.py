@@ -68,7 +68,7 @@ class Trainer:
         encoder = sum(p.numel() for p in self.parameters if p.shape[:1] != (dataset.num_items,))
         self.tokens = positions_at_once(config.micro_batch_tokens, dataset.num_items, encoder, config.max_length)
         self.average = [p.detach().clone() for p in self.parameters] if config.average else None
-        self.batches = PoissonBatches(plan.users, plan.sample_rate, plan.steps, seed=config.seed)
+        self.batches = PoissonBatches(plan.users, plan.sample_rate, plan.steps, bands=plan.bands, seed=config.seed)
         self.optimizer = self._optimizer()
         self.clipping = PhantomClipping(model)
         bound: type[normalize] | type[clip] = normalize if config.clipping == "normalize" else clip
@@ -84,6 +84,7 @@ class Trainer:
             noise_multiplier=self.plan.noise_multiplier,
             clip_norm=self.plan.clip_norm,
             expected_batch_size=self.plan.expected_batch_size,
+            bands=self.plan.bands,
             context=f"config {c.hash()} data {self.dataset.hash}",
             seed=c.seed,
         )

@@ -1,6 +1,7 @@
 """The noisy step: noise on the sum, once; divide by the expected batch size; then any torch optimizer."""
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor
 
 from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, whole
-from dpformer.privacy.events import PoissonGaussian
+from dpformer.privacy.banded import coefficients
+from dpformer.privacy.events import PoissonGaussian, training_event
 from dpformer.privacy.noise import NoiseAhead, SecureRandom, public_grid
 
 PIECE = 1 << 20  # numbers: the noisy sum of a large table never exists in float64 as a whole
@@ -43,6 +45,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
         noise_multiplier: σ; 0 means no noise and no privacy, and is marked so.
         clip_norm: C, what one user's contribution is bounded by.
         expected_batch_size: B = q·n.
+        bands: with more than one, N(0, I) is not independent from step to step but correlated over as many (banded.py):
+            less noise in sums of steps. The batches must be `PoissonBatches(bands=…)`, with as many. It keeps bands − 1
+            copies of the parameters in float64.
         context: names the data and the configuration, such as a hash: put in what a resumed run must agree on.
         key: 32 secret bytes, to share between processes that step alike; by default new ones.
         seed: for tests only: marks the noise as not private.
@@ -55,6 +60,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         noise_multiplier: float,
         clip_norm: float,
         expected_batch_size: float,
+        bands: int = 1,
         context: str = "",
         key: bytes | None = None,
         seed: int | None = None,
@@ -66,14 +72,19 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.noise_multiplier = not_negative("noise_multiplier", noise_multiplier)
         self.clip_norm = positive("clip_norm", clip_norm)
         self.expected_batch_size = positive("expected_batch_size", expected_batch_size)
+        self.bands = whole("bands", bands, 1)
+        if self.bands > 1 and not self.noise_multiplier:
+            raise ValueError(f"bands is {bands}, and there is no noise that could be correlated: leave it out")
         self.steps = 0
         facts = [
             type(inner).__qualname__,
             repr(sorted(inner.defaults.items())),
-            *map(str, map(self.__dict__.get, SAVED)),
+            *map(str, map(self.__dict__.get, self._saved)),
         ]
         self._random = SecureRandom("noise of the step", key=key, seed=seed).within(repr(facts)).within(context)
         self._ahead = NoiseAhead()
+        self._weights = coefficients(self.bands).tolist()
+        self._past: deque[list[Tensor]] = deque(maxlen=self.bands - 1)  # the noise of the last steps, the latest first
 
     # The step.
 
@@ -85,8 +96,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
         parameters = self._parameters()
         for parameter in parameters:
             self._check(parameter)
+        self._check_past(parameters)
+        latest: list[Tensor] = []
         for parameter, noise in zip(parameters, self._noise(parameters), strict=True):
             self._release(parameter, noise)
+            if self.bands > 1 and noise is not None:
+                latest.append(noise)
+        self._past.appendleft(latest)
         self.steps += 1  # what is released is counted, even if the inner step then fails
         self.inner.step()
         if self.noise_multiplier:
@@ -124,8 +140,19 @@ class PrivateOptimizer(torch.optim.Optimizer):
             yield from [None] * len(parameters)
             return
         arrays = self._ahead.take(self._address(parameters), self.steps, [p.numel() for p in parameters])
-        for array, parameter in zip(arrays, parameters, strict=True):
-            yield torch.from_numpy(array).view(parameter.shape)
+        for place, (array, parameter) in enumerate(zip(arrays, parameters, strict=True)):
+            noise = torch.from_numpy(array).view(parameter.shape)
+            for weight, past in zip(self._weights[1:], self._past, strict=False):  # in the first steps there are fewer
+                noise.sub_(past[place], alpha=weight)
+            yield noise.div_(self._weights[0])
+
+    def _check_past(self, parameters: list[Tensor]) -> None:
+        """Noise can be taken back only where it was added."""
+        shapes = [tuple(p.shape) for p in parameters]
+        if self._past and [tuple(noise.shape) for noise in self._past[0]] != shapes:
+            raise ValueError(
+                f"with bands={self.bands} the same parameters must be trained in every step, and they have changed"
+            )
 
     def _address(self, parameters: list[Tensor]) -> SecureRandom:
         """The noise to be added at these weights."""
@@ -169,14 +196,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """One sentence for privacy statements."""
         if not self.noise_multiplier:
             return "no noise: NOT private"
-        return (
-            f"Gaussian noise of {self.noise_multiplier:g} times the clip norm on every sum, {self._random.description}"
-        )
+        over = "every sum" if self.bands == 1 else f"every sum, correlated over {self.bands} steps"
+        return f"Gaussian noise of {self.noise_multiplier:g} times the clip norm on {over}, {self._random.description}"
 
     def event(self, sample_rate: float, label: str = "training") -> PoissonGaussian:
         """The steps taken so far, for a `Ledger`; their batches must be Poisson samples at this rate."""
         rate = sample_rate_of(sample_rate)
-        return PoissonGaussian(self.noise_multiplier, rate, self.steps, label=label, private=self.private)
+        return training_event(self.noise_multiplier, rate, self.steps, self.bands, label=label, private=self.private)
 
     # An optimizer in all else: the inner one's groups, state and hooks.
 
@@ -204,7 +230,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         return getattr(self.inner, name)
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name}={getattr(self, name):g}" for name in SAVED)
+        values = ", ".join(f"{name}={getattr(self, name):g}" for name in self._saved)
         return f"PrivateOptimizer({values})\n{self.inner!r}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -214,17 +240,28 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The inner state, the count and the secret key: keep it private. For `torch.load(weights_only=True)`."""
-        saved = {name: getattr(self, name) for name in SAVED}
+        saved: dict[str, Any] = {name: getattr(self, name) for name in self._saved}
+        if self.bands > 1:
+            saved["past"] = [list(step) for step in self._past]
         return {"inner": self.inner.state_dict(), **saved, "steps": self.steps, "random": self._random.state_dict()}
 
+    @property
+    def _saved(self) -> tuple[str, ...]:
+        return SAVED if self.bands == 1 else (*SAVED, "bands")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the other left off. σ, C and B must be the same: the counted steps were taken with them."""
-        expected = {"inner", "steps", "random", *SAVED}
+        """Goes on where the other left off. σ, C, B and bands must be the same: counted steps were taken with them."""
+        expected = {"inner", "steps", "random", *self._saved, *(["past"] if self.bands > 1 else [])}
         if set(state) != expected:
             raise ValueError(f"a private optimizer's state has the keys {sorted(expected)}, not {sorted(state)}")
-        for name in SAVED:
+        for name in self._saved:
             if state[name] != getattr(self, name):
                 raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {getattr(self, name)}")
         steps, random = whole("steps", state["steps"], 0), self._random.with_state(state["random"])
+        past = [list(noise) for noise in state.get("past", [])]
+        if len(past) != min(steps, self.bands - 1):
+            raise ValueError(f"after {steps} steps with bands={self.bands}, noise of {len(past)} steps was saved")
         self.inner.load_state_dict(state["inner"])
+        self._past.clear()
+        self._past.extend(past)
         self.steps, self._random = steps, random

@@ -19,7 +19,7 @@ from typing import Any
 from dpformer.errors import DpformerError
 from dpformer.privacy.accounting import epsilon_of, quiet
 from dpformer.privacy.calibration import calibrate
-from dpformer.privacy.events import METRICS, Event, Gaussian, PoissonGaussian
+from dpformer.privacy.events import METRICS, Event, Gaussian, training_event
 from dpformer.training.config import Config
 
 COUNTS = "transition counts"
@@ -39,6 +39,7 @@ class Plan:
     noise_multiplier: float  # of training, on the sum, in units of clip_norm; 0 without privacy
     others: tuple[Event, ...]  # what touches the data besides training
     private: bool  # False without noise, and with a seed
+    bands: int = 1  # steps over which noise is correlated, and groups of users that take turns
 
     @property
     def sample_rate(self) -> float:
@@ -46,12 +47,8 @@ class Plan:
 
     @property
     def training(self) -> Event:
-        return PoissonGaussian(
-            noise_multiplier=self.noise_multiplier,
-            sample_rate=self.sample_rate,
-            steps=self.steps,
-            label="training",
-            private=self.private,
+        return training_event(
+            self.noise_multiplier, self.sample_rate, self.steps, self.bands, label="training", private=self.private
         )
 
     @property
@@ -75,7 +72,8 @@ class Plan:
         from dp_accounting.rdp import rdp_privacy_accountant
 
         orders, others, once = self._renyi
-        spent = others + step * once if step else others  # an order may be infinite, and 0·∞ is no number
+        times = self.training.repeated(step).compositions
+        spent = others + times * once if step else others  # an order may be infinite, and 0·∞ is no number
         left = self.delta - sum(event.repeats * event.failure for event in self.others)
         with quiet():
             bound, _ = rdp_privacy_accountant.compute_epsilon(orders, spent, left)
@@ -88,7 +86,7 @@ class Plan:
         with quiet():
             others, once = dp_accounting.rdp.RdpAccountant(), dp_accounting.rdp.RdpAccountant()
             for event in self.others:
-                others.compose(event.once(), event.repeats)
+                others.compose(event.once(), event.compositions)
             once.compose(self.training.once())
         return others.orders, others.rdp, once.rdp
 
@@ -128,6 +126,7 @@ def make_plan(config: Config, users: int) -> Plan:
         noise_multiplier=noise_multiplier,
         others=others,
         private=config.private and config.seed is None,
+        bands=config.bands,
     )
 
 
@@ -137,7 +136,12 @@ def _calibrate(config: Config, sample_rate: float, steps: int, others: tuple[Eve
     assert config.delta is not None
     try:
         return calibrate(
-            epsilon=config.epsilon, delta=config.delta, sample_rate=sample_rate, steps=steps, others=others
+            epsilon=config.epsilon,
+            delta=config.delta,
+            sample_rate=sample_rate,
+            steps=steps,
+            others=others,
+            bands=config.bands,
         )
     except ValueError as error:
         raise DpformerError(str(error)) from None

@@ -76,7 +76,9 @@ def repeated_epsilon(events: tuple[Event, ...], mean_runs: float, delta: float) 
     """ε of selecting the best of a random number of repetitions, by RDP."""
     from dp_accounting import dp_event, rdp
 
-    once = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(event.once(), event.repeats) for event in events])
+    once = dp_event.ComposedDpEvent(
+        [dp_event.SelfComposedDpEvent(event.once(), event.compositions) for event in events]
+    )
     with quiet():
         accountant = rdp.RdpAccountant()
         accountant.compose(dp_event.RepeatAndSelectDpEvent(once, mean_runs, 0.0))
