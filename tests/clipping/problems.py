@@ -550,6 +550,16 @@ class TiedHeadUnequalLengths(Tied):
         return dp.softmax_loss(self.hidden(x)[:, :-1], self.e.weight, targets, bias=self.bias) * 3
 
 
+@problem(padded)
+class TiedHeadOfWeightedPositions(TiedHeadUnequalLengths):
+    """The last positions count most."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        targets = torch.where(x[:, 1:] == 0, -1, x[:, 1:])
+        weights = torch.exp2(torch.arange(x.shape[1] - 1, device=x.device) / 2).expand(targets.shape) + targets.abs()
+        return dp.softmax_loss(self.hidden(x)[:, :-1], self.e.weight, targets, bias=self.bias, position_weights=weights)
+
+
 @problem(ids())
 class SeparateHead(nn.Module):
     def __init__(self) -> None:

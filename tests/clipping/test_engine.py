@@ -216,7 +216,8 @@ def test_gradients_carry_their_sensitivity() -> None:
     assert model.e.weight.grad is not None and model.e.weight.grad.sensitivity == 0.7
 
 
-def test_the_head_agrees_with_cross_entropy() -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_head_agrees_with_cross_entropy(weighted: bool) -> None:
     """Outside the context it is an ordinary differentiable function."""
     torch.manual_seed(0)
     h = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
@@ -225,15 +226,32 @@ def test_the_head_agrees_with_cross_entropy() -> None:
         torch.randn(7, dtype=torch.float64, requires_grad=True),
     )
     targets = torch.tensor([[1, 2, -1, 0], [-1, -1, -1, -1], [6, 6, 6, 6]])
-    losses = dp.softmax_loss(h, w, targets, bias=b)
+    weights = torch.rand(3, 4, dtype=torch.float64) + 0.1 if weighted else None
+    losses = dp.softmax_loss(h, w, targets, bias=b, position_weights=weights)
     each = F.cross_entropy(F.linear(h, w, b).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
-    expected = each.view(3, 4).sum(1) / torch.tensor([3, 1, 4])
+    counted = (targets >= 0) * (1.0 if weights is None else weights)
+    expected = (each.view(3, 4) * counted).sum(1) / counted.sum(1).clamp(min=1e-9)
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-14)
     scale = torch.tensor([1.0, 2.0, -3.0], dtype=torch.float64)
     ours = torch.autograd.grad((losses * scale).sum(), (h, w, b))
     theirs = torch.autograd.grad((expected * scale).sum(), (h, w, b))
     for a, c in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, c, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        (torch.ones(2, 3), r"position weights of shape \(2, 4\), got \(2, 3\)"),
+        (torch.zeros(2, 4), "above 0 wherever there is a target"),
+        (torch.full((2, 4), float("nan")), "above 0 wherever there is a target"),
+        (torch.ones(2, 4, requires_grad=True), "not trained"),
+    ],
+)
+def test_position_weights_that_are_refused(weights: Tensor, sentence: str) -> None:
+    """Weights that are trained would need a gradient that nobody clips."""
+    with pytest.raises(ValueError, match=sentence):
+        dp.softmax_loss(torch.randn(2, 4, 5), torch.randn(7, 5), torch.ones(2, 4).long(), position_weights=weights)
 
 
 class _Largest(TorchDispatchMode):

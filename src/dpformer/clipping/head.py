@@ -1,6 +1,6 @@
 """The softmax head: hidden states and item embeddings in, one loss a user out.
 
-    loss_b = Σ_u w_bu · (log Σ_m exp(⟨h_bu, E_m⟩ + β_m) − ⟨h_bu, E_y⟩ − β_y),     w_bu = 1 / (positions of user b)
+    loss_b = Σ_u w_bu · (log Σ_m exp(⟨h_bu, E_m⟩ + β_m) − ⟨h_bu, E_y⟩ − β_y),     Σ_u w_bu = 1
 
 The residual r_u = softmax(h_u Eᵀ + β) − onehot(y_u) is all that the backward pass needs: ∂loss_b/∂h_u = w_u r_u E and
 ∂loss_b/∂E = Σ_u w_u r_u ⊗ h_u. Only positions with a target are computed, in tiles of rows, and residuals are kept only
@@ -26,7 +26,14 @@ _TINY = 1e-30  # float32 has few digits left below this
 KEEP = 1 << 26  # residuals are kept up to this many numbers (256 MB of float32)
 
 
-def softmax_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None) -> Tensor:
+def softmax_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    position_weights: Tensor | None = None,
+) -> Tensor:
     """Mean cross-entropy of each user's positions, shape (B,); 0 for a user without a target.
 
     Args:
@@ -34,11 +41,13 @@ def softmax_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tenso
         weight: (M, d) one row an item, usually the shared embedding.
         targets: (B, L) int64, the item to predict at each position; −1 where there is nothing to predict.
         bias: (M,) added to the logits.
+        position_weights: (B, L) positive, how much each position counts; by default all alike. Their sum over a user's
+            positions with a target is divided out.
     """
     if has_torch_function((hidden, weight, targets)):
         args = (hidden, weight, targets)
-        return handle_torch_function(softmax_loss, args, *args, bias=bias)
-    rows = HeadRows.of(hidden, weight, targets, bias)
+        return handle_torch_function(softmax_loss, args, *args, bias=bias, position_weights=position_weights)
+    rows = HeadRows.of(hidden, weight, targets, bias, position_weights)
     return _SoftmaxLoss.apply(hidden, weight, bias, rows)
 
 
@@ -52,12 +61,14 @@ class HeadRows:
     bias: Tensor | None  # (M,)
     target: Tensor  # (N,)
     user: Tensor  # (N,) the user of each row, ascending
-    loss_weight: Tensor  # (N,) one over the user's number of positions
+    loss_weight: Tensor  # (N,) adds up to 1 for each user
     kept: Tensor | None  # (N, M) residuals, if they fit
 
     @staticmethod
-    def of(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> HeadRows:
-        _check(hidden, weight, targets, bias)
+    def of(
+        hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, position_weights: Tensor | None = None
+    ) -> HeadRows:
+        _check(hidden, weight, targets, bias, position_weights)
         valid = targets >= 0
         counts = valid.sum(1)
         user = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
@@ -65,6 +76,9 @@ class HeadRows:
         dtype = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
         rows = hidden.detach()[valid].to(dtype)
         loss_weight = (1.0 / counts.to(dtype))[user]
+        if position_weights is not None:
+            loss_weight = position_weights.detach()[valid].to(dtype)
+            loss_weight = loss_weight / loss_weight.new_zeros(len(counts)).index_add_(0, user, loss_weight)[user]
         fixed = None if bias is None else bias.detach().to(dtype)
         table = weight.detach().to(dtype)
         return HeadRows(valid, rows, table, fixed, targets[valid], user, loss_weight, None)
@@ -215,7 +229,9 @@ class HeadUse:
             self.rows.kept.masked_fill_(gone[:, None], 0)
 
 
-def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
+def _check(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, position_weights: Tensor | None
+) -> None:
     if hidden.ndim != 3 or weight.ndim != 2 or hidden.shape[2] != weight.shape[1]:
         raise ValueError(
             f"softmax_loss needs hidden (B, L, d) and weight (M, d), "
@@ -228,5 +244,13 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None)
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"softmax_loss needs a bias of shape ({len(weight)},), got {tuple(bias.shape)}")
+    if position_weights is not None and position_weights.requires_grad:
+        raise ValueError("softmax_loss needs position weights that are not trained: give it .detach() of them")
+    if position_weights is not None and position_weights.shape != targets.shape:
+        raise ValueError(
+            f"softmax_loss needs position weights of shape {tuple(targets.shape)}, got {tuple(position_weights.shape)}"
+        )
+    if position_weights is not None and not bool((position_weights[targets >= 0] > 0).all()):
+        raise ValueError("softmax_loss needs position weights above 0 wherever there is a target")
     if targets.numel() and int(targets.max()) >= len(weight):
         raise ValueError(f"target {int(targets.max())} is outside the {len(weight)} items (−1 means no target)")

@@ -127,6 +127,7 @@ def build_model(
         )
     else:
         model = {"gru": GRU, "lstm": LSTM}[config.model](num_items, config.max_length, **common)
+    model.half_life = config.half_life
     if frequencies is not None and config.frequency_bias:
         model.set_frequencies(frequencies)
     if isinstance(model, Transformer) and config.reattention:

@@ -13,13 +13,13 @@ from dpformer.clipping.rows import Rows
 
 
 def head(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """softmax_loss(hidden, weight, targets, bias=None)."""
+    """softmax_loss(hidden, weight, targets, bias=None, position_weights=None)."""
     hidden, weight, targets = args
-    bias = kwargs.get("bias")
+    bias, position_weights = kwargs.get("bias"), kwargs.get("position_weights")
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
     if gate.is_managed(hidden) or gate.is_public(targets):
         raise gate.refusal(managed[0], func, "give it hidden states and targets of users")
-    positions = HeadRows.of(hidden, weight, targets, bias)
+    positions = HeadRows.of(hidden, weight, targets, bias, position_weights)
     source = hidden.detach()
 
     def replay(asked: Tensor, *fresh: Tensor) -> Tensor:
@@ -27,7 +27,11 @@ def head(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         w, b = gate.fill(fresh, weight, bias)
         logits, wanted = F.linear(source[asked].to(w.dtype), w, b), targets[asked]
         each = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="none")
-        return each.reshape(wanted.shape).sum(1) / (wanted >= 0).sum(1).clamp(min=1)
+        counted = (wanted >= 0).to(each.dtype)
+        if position_weights is not None:
+            counted = counted * position_weights[asked].to(each.dtype)
+        total = counted.sum(1)
+        return (each.reshape(wanted.shape) * counted).sum(1) / total.where(total > 0, 1)
 
     def paired(grad: Tensor, *fresh: Tensor) -> Tensor:
         asked = grad.nonzero()[:, 0]
