@@ -180,6 +180,17 @@ def other_settings() -> list[Cell]:
     ]
 
 
+def correlated() -> list[Cell]:
+    """Noise that is correlated over some steps. A step has more of it: Adam needs larger ones for the same signal."""
+    return [
+        paper("ml-1m", "vanilla", 10, bands=8, learning_rate=0.02),
+        paper("ml-1m", "vanilla", 10, learning_rate=0.014),  # what a larger rate does by itself
+        paper("games", "vanilla", 10, bands=16, learning_rate=0.03),
+        paper("ml-1m", "vanilla", 5, bands=3, learning_rate=0.014),
+        paper("games", "vanilla", 5, bands=8, learning_rate=0.02),
+    ]
+
+
 def ablations() -> list[Cell]:
     """One change at a time, MovieLens at ε = 5: how Re-Attention is scaled and written, and what else may help."""
     changes: list[tuple[str, dict[str, Any]]] = [
@@ -266,7 +277,7 @@ def cells() -> list[Cell]:
         table("ml-1m", two, (10, 5)),
         [warm(data, epsilon) for data in ("ml-1m", "games") for epsilon in (5, 10)],
         table("games", two, (10, 5)),
-        longer() + other_settings(),
+        longer() + other_settings() + correlated(),
         table("ml-1m", others, (5, 10)) + table("games", others, (5, 10)),
         [cell for data in ("ml-1m", "games") for cell in [*table(data, two, (8,)), warm(data, 8)]],
         ablations(),

@@ -1,6 +1,5 @@
 """Tables in Markdown, from the store alone: what is there is shown with its spread, what is not is a dash."""
 
-import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from experiments.cells import (
     ablations,
     ceiling,
     cheap,
+    correlated,
     counts,
     floor,
     language,
@@ -25,6 +25,7 @@ from experiments.paper_numbers import ACTIVATIONS, NANOGPT, PAPER
 from experiments.store import load
 
 from dpformer.cli.moments import DEVIATIONS, variances
+from dpformer.privacy.banded import sum_deviation
 
 ALL_SEEDS = range(5)
 ROWS = {
@@ -155,8 +156,25 @@ def compared() -> str:
 
 
 def signal(result: Result) -> float:
-    """q√T/σ: how well all steps together know the mean of users' gradients, whose noise is 1/(N·signal)."""
-    return float(result["sample_rate"] * math.sqrt(result["steps"]) / result["noise_multiplier"])
+    """q√T/σ: how well all steps together know the mean of users' gradients, whose noise is 1/(N·signal).
+
+    √T is what is left of the noise in the sum of T steps, or less if it is correlated.
+    """
+    steps, left = result["steps"], sum_deviation(result["config"].get("bands", 1), result["steps"])
+    return float(result["sample_rate"] * steps / left / result["noise_multiplier"])
+
+
+def in_bands() -> str:
+    """Noise that is correlated over some steps, beside noise that is independent."""
+    same = [paper(data, "vanilla", epsilon) for data in ("ml-1m", "games") for epsilon in (5, 10)]
+    rows = []
+    for cell in sorted([*same, *correlated()], key=lambda cell: (TITLES[cell.data], cell.choices["epsilon"])):
+        found = results(cell.with_seed)
+        chosen = [f"{cell.choices.get('bands', 1)}", f"{cell.choices['learning_rate']:g}"]
+        noise = [f"{found[0]['noise_multiplier']:.3g}", f"{signal(found[0]):.2f}"] if found else ["–", "–"]
+        rows.append([TITLES[cell.data], f"{cell.choices['epsilon']:g}", *chosen, *noise, *_ours(found)])
+    head = ["data", "ε", "bands", "learning rate", "σ", "signal", "NDCG@10 / HIT@10, %, last iterate", "best epoch"]
+    return markdown([*head, "last, unmasked", "seeds"], rows)
 
 
 def warmed() -> str:

@@ -27,7 +27,7 @@ def put(cell: cells.Cell, *levels: float, **more: object) -> None:
         for place, level in enumerate(levels, start=1)
     ]  # fmt: skip
     store.RUNS.mkdir(exist_ok=True)
-    noise = {"sample_rate": 0.1, "steps": 100, "noise_multiplier": 0.5}
+    noise = {"sample_rate": 0.1, "steps": 100, "noise_multiplier": 0.5, "config": {}}
     result = {"cell": cell.name, "data": cell.data, "seed": cell.seed, "curve": curve, **noise, **more}
     (store.RUNS / f"{cell.name}.json").write_text(json.dumps(result))
 

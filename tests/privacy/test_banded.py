@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.privacy import BandedGaussian, Event, Ledger, PoissonBatches, PoissonGaussian, SecureRandom, calibrate
-from dpformer.privacy.banded import coefficients
+from dpformer.privacy.banded import coefficients, sum_deviation
 from dpformer.training.optimizer import PrivateOptimizer
 
 
@@ -72,6 +72,13 @@ def test_sums_of_steps_hold_less_of_it_and_no_combination_tells_more() -> None:
     white = banded(8, steps) @ noise
     np.testing.assert_allclose(white @ white.T / size, np.eye(steps), atol=6 / size**0.5)
     assert np.square(noise.sum(0)).mean() < 0.4 * steps
+
+
+@pytest.mark.parametrize(("bands", "steps"), [(1, 9), (2, 1), (4, 3), (5, 30)])
+def test_how_much_is_left_in_the_sum(bands: int, steps: int) -> None:
+    exact = np.linalg.norm(np.linalg.inv(banded(bands, steps)).sum(0))
+    assert sum_deviation(bands, steps) == pytest.approx(exact, rel=1e-9)
+    assert sum_deviation(1, steps) == pytest.approx(steps**0.5)
 
 
 def test_users_take_turns() -> None:

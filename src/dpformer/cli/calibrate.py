@@ -68,6 +68,7 @@ def _row(
 ) -> dict[str, Any]:
     from dpformer.privacy import Ledger
     from dpformer.privacy import calibrate as least_noise
+    from dpformer.privacy.banded import sum_deviation
     from dpformer.privacy.events import training_event
 
     if noise is None:
@@ -80,6 +81,7 @@ def _row(
         "steps": steps,
         "delta": delta,
         "noise_multiplier": noise,
+        "sum_noise": noise * sum_deviation(bands, steps),  # of all steps, in clip norms
         "epsilon": spent if math.isfinite(spent) else None,  # JSON has no infinity; None: no guarantee
         "epsilon_rdp": renyi if math.isfinite(renyi) else None,
     }
@@ -120,7 +122,7 @@ def _print(rows: list[dict[str, Any]], frequency_noise: float | None, bands: int
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("sample rate", "steps", "δ", "noise multiplier", "ε", "ε by RDP")
+    table = Table("sample rate", "steps", "δ", "noise multiplier", "noise in the sum", "ε", "ε by RDP")
     for column in table.columns:
         column.justify = "right"
     for row in rows:
@@ -129,6 +131,7 @@ def _print(rows: list[dict[str, Any]], frequency_noise: float | None, bands: int
             f"{row['steps']:,}",
             f"{row['delta']:.3g}",
             f"{row['noise_multiplier']:g}",
+            f"{row['sum_noise']:.4g}",
             _epsilon(row["epsilon"]),
             _epsilon(row["epsilon_rdp"]),
         )

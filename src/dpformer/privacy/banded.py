@@ -28,3 +28,17 @@ def coefficients(bands: int) -> np.ndarray:
     c = np.cumprod(np.concatenate([[1.0], (2 * ks - 1) / (2 * ks)]))
     c /= np.linalg.norm(c)
     return c if len(c) == 1 else c * (1 - 1e-12)  # rounding must not make the norm more than 1
+
+
+def sum_deviation(bands: int, steps: int) -> float:
+    """Deviation of the noise in the sum of all steps, in units of σ: √steps for one band.
+
+    C·y = z in generating functions: prefix sums of y are z through 1 / ((1 − x)·Σ c_k x^k).
+    """
+    c = coefficients(bands)
+    inverse = np.zeros(whole("steps", steps, 1))  # the first column of C⁻¹
+    inverse[0] = 1 / c[0]
+    for t in range(1, steps):
+        reach = min(t, bands - 1)
+        inverse[t] = -np.dot(c[1 : reach + 1], inverse[t - reach : t][::-1]) / c[0]
+    return float(np.linalg.norm(np.cumsum(inverse)))
