@@ -17,6 +17,7 @@ from experiments.cells import (
     TITLES,
     Cell,
     ceiling,
+    correlated,
     counts,
     floor,
     heat_map,
@@ -104,11 +105,13 @@ def signals(path: Path) -> Path | None:
     """MovieLens: accuracy by what all steps together know of the mean gradient, ours and the paper's."""
     figure, axis = plt.subplots(figsize=(6, 3.8), layout="constrained")
     every = [paper("ml-1m", model, epsilon) for model in COLOURS for epsilon in EPSILONS] + longer()
+    every += [cell for cell in correlated() if cell.data == "ml-1m" and "bands" in cell.choices]
     drawn = False
     for cell in every:
         model = cell.label.split("-")[0]
         for result in results(cell.with_seed):
-            axis.plot(signal(result), 100 * last(result)["ndcg@10"], "o", color=COLOURS[model])
+            mark = "s" if "bands" in cell.choices else "o"
+            axis.plot(signal(result), 100 * last(result)["ndcg@10"], mark, color=COLOURS[model])
             drawn = True
     for epsilon in EPSILONS:  # the largest batch of its grid, 100 epochs
         users, batch, steps = 6040, 4096, 148
@@ -119,6 +122,7 @@ def signals(path: Path) -> Path | None:
     for model, colour in COLOURS.items():
         axis.plot([], [], "o", color=colour, label=f"{NAMES[model]}, last iterate")
         axis.plot([], [], "o", color=colour, fillstyle="none", label=f"{NAMES[model]}, paper's best (ε = 5, 8, 10)")
+    axis.plot([], [], "s", color=COLOURS["vanilla"], label=f"{NAMES['vanilla']}, correlated noise")
     axis.set(xlabel="q√T/σ", ylabel="NDCG@10, %", ylim=(0, 9), title="MovieLens-1M")
     axis.legend(frameon=False, fontsize=8)
     return save(figure, path) if drawn else _nothing(figure)

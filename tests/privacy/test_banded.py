@@ -144,7 +144,8 @@ def test_a_resumed_optimizer_takes_back_what_the_other_added() -> None:
         again.copy_(p)
     other.load_state_dict(private.state_dict())
     np.testing.assert_array_equal(np.concatenate([first, released(again, other, 4)]), whole)
-    assert other.event(0.1) == BandedGaussian(1.0, 0.1, 9, 4, label="training", private=False)
+    batches = PoissonBatches(100, 0.1, 10, bands=4)
+    assert other.event(batches) == BandedGaussian(1.0, 0.1, 9, 4, label="training", private=False)
 
 
 def test_what_is_refused() -> None:
@@ -156,6 +157,11 @@ def test_what_is_refused() -> None:
         calibrate(epsilon=5, delta=1e-3, sample_rate=0.3, steps=10, bands=4)
     with pytest.raises(ValueError, match="bands is 2, and there is no noise"):
         optimizer(2, noise_multiplier=0.0)
+    for other in (0.1, PoissonBatches(100, 0.1, 10), PoissonBatches(100, 0.1, 10, bands=4)):
+        with pytest.raises(ValueError, match=r"noise is correlated over 3 steps, and users take turns in [14]: give"):
+            optimizer(3)[1].event(other)
+    with pytest.raises(ValueError, match="noise is correlated over 1 steps, and users take turns in 4"):
+        optimizer(1)[1].event(PoissonBatches(100, 0.1, 10, bands=4))
     p, private = optimizer(3)
     released(p, private, 2)
     state = private.state_dict()

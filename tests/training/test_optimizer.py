@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from dpformer.privacy import Ledger, PoissonGaussian, SecureRandom
+from dpformer.privacy import Ledger, PoissonBatches, PoissonGaussian, SecureRandom
 from dpformer.privacy.randomness import public_grid
 from dpformer.training import PrivateOptimizer
 
@@ -315,6 +315,8 @@ def test_steps_go_into_a_ledger() -> None:
     weights = parameters((2,))
     optimizer = private(weights)
     run(optimizer, weights, 3)
+    assert optimizer.event(PoissonBatches(10, 0.1, 9)) == optimizer.event(0.1)
+    assert not optimizer.event(PoissonBatches(10, 0.1, 9, seed=0)).private
     assert optimizer.event(0.1) == PoissonGaussian(2.0, 0.1, 3, label="training")
     assert Ledger([optimizer.event(0.1)]).epsilon(1e-5) == Ledger([PoissonGaussian(2.0, 0.1, 3)]).epsilon(1e-5)
 

@@ -92,7 +92,7 @@ class Trainer:
     @property
     def ledger(self) -> Ledger:
         """What has touched the data so far."""
-        return Ledger([*self.plan.others, self.optimizer.event(self.plan.sample_rate)])
+        return Ledger([*self.plan.others, self.optimizer.event(self.batches)])
 
     def _prove(self) -> None:
         """Lets the engine prove itself on two made-up users: that takes memory, and of two little."""

@@ -12,6 +12,7 @@ from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, w
 from dpformer.privacy.banded import coefficients
 from dpformer.privacy.events import PoissonGaussian, training_event
 from dpformer.privacy.noise import NoiseAhead, SecureRandom, public_grid
+from dpformer.privacy.sampling import PoissonBatches
 
 PIECE = 1 << 20  # numbers: the noisy sum of a large table never exists in float64 as a whole
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
@@ -199,10 +200,21 @@ class PrivateOptimizer(torch.optim.Optimizer):
         over = "every sum" if self.bands == 1 else f"every sum, correlated over {self.bands} steps"
         return f"Gaussian noise of {self.noise_multiplier:g} times the clip norm on {over}, {self._random.description}"
 
-    def event(self, sample_rate: float, label: str = "training") -> PoissonGaussian:
-        """The steps taken so far, for a `Ledger`; their batches must be Poisson samples at this rate."""
-        rate = sample_rate_of(sample_rate)
-        return training_event(self.noise_multiplier, rate, self.steps, self.bands, label=label, private=self.private)
+    def event(self, batches: PoissonBatches | float, label: str = "training") -> PoissonGaussian:
+        """The steps taken so far, for a `Ledger`: of these batches, or of Poisson samples at this rate.
+
+        Correlated noise protects only users who take turns, so with bands it has to be shown the batches.
+        """
+        if not isinstance(batches, PoissonBatches):
+            rate, turns, private = sample_rate_of(batches), 1, self.private
+        else:
+            rate, turns, private = batches.sample_rate, batches.bands, self.private and batches.private
+        if turns != self.bands:
+            raise ValueError(
+                f"noise is correlated over {self.bands} steps, and users take turns in {turns}: give PoissonBatches "
+                "and PrivateOptimizer the same bands, and the batches to event()"
+            )
+        return training_event(self.noise_multiplier, rate, self.steps, self.bands, label=label, private=private)
 
     # An optimizer in all else: the inner one's groups, state and hooks.
 
