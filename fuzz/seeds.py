@@ -5,7 +5,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from dpformer.privacy import Gaussian, Ledger, PoissonGaussian
+from dpformer.privacy import BandedGaussian, Gaussian, Ledger, PoissonGaussian
 from dpformer.training.config import Config
 
 USERS, ITEMS = 12, 6
@@ -45,9 +45,8 @@ def tokenizer() -> bytes:
 
 
 def ledger() -> bytes:
-    return (
-        Ledger([Gaussian(8.0, label="frequencies"), PoissonGaussian(1.5, 0.1, 20, label="training")]).to_json().encode()
-    )
+    training = PoissonGaussian(1.5, 0.1, 20, label="training"), BandedGaussian(1.5, 0.1, 20, 3, label="correlated")
+    return Ledger([Gaussian(8.0, label="frequencies"), *training]).to_json().encode()
 
 
 def config() -> bytes:

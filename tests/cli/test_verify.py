@@ -19,9 +19,12 @@ from typer.testing import CliRunner
 
 from dpformer.cli import app
 from dpformer.privacy.verify import Verification, verify
+from dpformer.report.page import write_report
 from dpformer.training import Config, load_dataset, load_release, save_release, train
 from dpformer.training.loop import Trainer
+from dpformer.training.plan import make_plan
 from tests.training.conftest import tiny_config
+from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log
 from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this file)
 
@@ -299,6 +302,17 @@ def test_an_unfinished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert {finding.name for finding in result.findings} >= {"plan", "noise multiplier", "steps counted"}
 
 
+def test_an_unfinished_run_with_correlated_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crash_after(monkeypatch, 5)
+    with pytest.raises(Crash):
+        train(tiny_config(write_log(tmp_path / "log.csv"), bands=3, checkpoint_seconds=0.0), tmp_path / "run")
+    assert verify(tmp_path / "run").passed
+    monkeypatch.setattr(
+        "dpformer.privacy.verify.make_plan", lambda config, users: make_plan(config.but(bands=2), users)
+    )
+    assert {"plan", "bands"} <= wrong(verify(tmp_path / "run"))
+
+
 def test_the_command(run: Path) -> None:
     result = CliRunner().invoke(app, ["verify", str(run)])
     assert result.exit_code == 0 and "Everything that was looked at holds." in result.output, result.output
@@ -325,6 +339,8 @@ def test_correlated_noise(tmp_path: Path) -> None:
     facts = json.loads((run / "privacy.json").read_text())
     assert (facts["bands"], facts["sampler"]) == (3, "Poisson, within groups that take turns")
     assert any("fell into one of 3 groups, which took turns" in sentence for sentence in facts["words"])
+    page = write_report(run, out=tmp_path / "report.html").read_text()
+    assert "noise is correlated over 3 steps" in page and "drawn anew in each step" not in page
     for change in (
         lambda facts: facts.pop("bands"),
         lambda facts: facts.update(bands=2),

@@ -557,6 +557,7 @@ class TiedHeadOfWeightedPositions(TiedHeadUnequalLengths):
     def forward(self, x: Tensor) -> Tensor:
         targets = torch.where(x[:, 1:] == 0, -1, x[:, 1:])
         weights = torch.exp2(torch.arange(x.shape[1] - 1, device=x.device) / 2).expand(targets.shape) + targets.abs()
+        weights = weights.where(targets >= 0, float("nan"))  # nobody looks there
         return dp.softmax_loss(self.hidden(x)[:, :-1], self.e.weight, targets, bias=self.bias, position_weights=weights)
 
 

@@ -245,6 +245,8 @@ def test_the_head_agrees_with_cross_entropy(weighted: bool) -> None:
         (torch.ones(2, 3), r"position weights of shape \(2, 4\), got \(2, 3\)"),
         (torch.zeros(2, 4), "above 0 wherever there is a target"),
         (torch.full((2, 4), float("nan")), "above 0 wherever there is a target"),
+        (torch.full((2, 4), float("inf")), "finite position weights"),
+        (torch.full((2, 4), 1e-60, dtype=torch.float64), "above 0 wherever there is a target"),
         (torch.ones(2, 4, requires_grad=True), "not trained"),
     ],
 )

@@ -36,10 +36,11 @@ def metrics(out: Path, *names: str) -> list[list[Any]]:
 SMALL = {"batch_size": 1, "epochs": 1}
 LARGE = {"batch_size": 30, "average": True}
 LONG = {"batch_size": 20, "epochs": 12}
+BANDED = {"batch_size": 15, "bands": 3}
 TEXT = {"task": "lm", "unit": "chunk", "batch_size": 20, "epochs": 3}
 
 
-@pytest.mark.parametrize(("size", "changes"), [(2, LARGE), (3, SMALL), (3, TEXT)])
+@pytest.mark.parametrize(("size", "changes"), [(2, LARGE), (3, SMALL), (3, TEXT), (2, BANDED)])
 def test_the_model_of_one_process(log: Path, alone: Alone, tmp_path: Path, size: int, changes: dict[str, Any]) -> None:
     """Sampling, dropout, clipping, noise, Adam: anything done twice, left out or drawn anew would show.
 

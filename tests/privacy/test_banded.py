@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.privacy import BandedGaussian, Event, Ledger, PoissonBatches, PoissonGaussian, SecureRandom, calibrate
+from dpformer.privacy import (
+    BandedGaussian,
+    Event,
+    Gaussian,
+    Ledger,
+    PoissonBatches,
+    PoissonGaussian,
+    SecureRandom,
+    calibrate,
+)
 from dpformer.privacy.banded import coefficients, sum_deviation
 from dpformer.training.optimizer import PrivateOptimizer
 
@@ -169,6 +178,14 @@ def test_what_is_refused() -> None:
         optimizer(1)[1].load_state_dict(state)
     with pytest.raises(ValueError, match="bands was 3 when this state was saved, now it is 4"):
         optimizer(4)[1].load_state_dict(state)
+    bad = [[torch.full((4,), float("nan"))], state["past"][1]]
+    with pytest.raises(ValueError, match="the noise of past steps that was saved is not finite"):
+        optimizer(3)[1].load_state_dict({**state, "past": bad})
+    wide, other = optimizer(3)
+    other.load_state_dict({**state, "past": [state["past"][0], [torch.zeros(1)]]})
+    with pytest.raises(ValueError, match="with bands=3 the same parameters must be trained in every step"):
+        other.step()
+    assert wide.grad is None and other.steps == 2, "nothing was released"
     with pytest.raises(ValueError, match="after 2 steps with bands=3, noise of 1 steps was saved"):
         optimizer(3)[1].load_state_dict({**state, "past": state["past"][:1]})
     private.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
@@ -178,3 +195,58 @@ def test_what_is_refused() -> None:
     batches = PoissonBatches(100, 0.1, 10, bands=3)
     with pytest.raises(ValueError, match="bands was 3 when this state was saved, now it is 2"):
         PoissonBatches(100, 0.1, 10, bands=2).load_state_dict(batches.state_dict())
+
+
+def test_every_step_is_a_batch_and_every_batch_a_step() -> None:
+    """A sampler an epoch, or a batch that is skipped: then users of one group come closer than bands steps."""
+    p, private = optimizer(3)
+    batches = PoissonBatches(100, 0.1, 4, bands=3)
+    for _ in batches:
+        released(p, private, 1)
+        assert private.event(batches).steps == batches.step
+    with pytest.raises(ValueError, match="4 steps were taken, and 1 of 4 batches given out: with bands each batch"):
+        again = PoissonBatches(100, 0.1, 4, bands=3)
+        next(iter(again))
+        private.event(again)
+    released(p, private, 1)
+    with pytest.raises(ValueError, match="5 steps were taken, and 4 of 4 batches given out"):
+        private.event(batches)
+    with pytest.raises(ValueError, match="5 steps were taken, and 0 of 4 batches given out"):
+        private.event(PoissonBatches(100, 0.1, 4, bands=3))
+
+
+def test_several_parameters_each_take_back_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With noise made ahead on its thread, of all shapes: C·y is white for each of them, and for none another's."""
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((), (300, 4), (0, 3), (7,))]
+    inner = torch.optim.SGD(parameters, lr=0.1)
+    private = PrivateOptimizer(inner, noise_multiplier=1.0, clip_norm=1.0, expected_batch_size=1.0, bands=4, seed=0)
+    rows = []
+    for _ in range(30):
+        private.zero_grad()
+        private.step()
+        rows.append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).double())
+    white = banded(4, 30) @ torch.stack(rows).numpy()
+    np.testing.assert_allclose(white @ white.T / white.shape[1], np.eye(30), atol=6 / white.shape[1] ** 0.5)
+    columns = np.corrcoef(white[:, :50].T)
+    assert abs(columns - np.eye(50)).max() < 0.8
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"bands": 10**400},
+        {"bands": 2**21, "sample_rate": 1e-9},
+        {"steps": 10, "noise_multiplier": 10**400},
+        {"kind": []},
+        {"bands": 2.0},
+    ],
+)
+def test_strange_events_are_one_sentence(facts: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as error:
+        Event.from_dict({**BandedGaussian(1.0, 0.1, 9, 4).to_dict(), **facts})
+    assert len(str(error.value)) < 600
+
+
+def test_everybody_in_turn_is_a_plain_gaussian() -> None:
+    """b·q = 1: no sampling is left to amplify, and four rounds of σ = 2 are one release of σ = 1."""
+    assert Ledger([BandedGaussian(2.0, 0.25, 16, 4)]).epsilon(1e-3) == Ledger([Gaussian(1.0)]).epsilon(1e-3)

@@ -90,8 +90,14 @@ def _mechanism(
     return Mechanism(
         noise_multiplier=positive("noise_multiplier", noise_multiplier),
         sample_rate=sample_rate,
-        steps=whole("steps", steps, LEAST_STEPS * bands),
+        steps=_enough(steps, bands),
         bands=bands,
         clip_norm=positive("clip_norm", clip_norm),
         clipping=clipping,
     )
+
+
+def _enough(steps: int, bands: int) -> int:
+    if bands > 1 and whole("steps", steps, 1) < LEAST_STEPS * bands:
+        raise ValueError(f"steps is {steps}; an audit of noise correlated over {bands} needs {LEAST_STEPS * bands}")
+    return whole("steps", steps, LEAST_STEPS)

@@ -42,7 +42,7 @@ def softmax_loss(
         targets: (B, L) int64, the item to predict at each position; −1 where there is nothing to predict.
         bias: (M,) added to the logits.
         position_weights: (B, L) positive, how much each position counts; by default all alike. Their sum over a user's
-            positions with a target is divided out.
+            positions with a target is divided out. A user's weights may depend on that user's own data only.
     """
     if has_torch_function((hidden, weight, targets)):
         args = (hidden, weight, targets)
@@ -77,8 +77,8 @@ class HeadRows:
         rows = hidden.detach()[valid].to(dtype)
         loss_weight = (1.0 / counts.to(dtype))[user]
         if position_weights is not None:
-            loss_weight = position_weights.detach()[valid].to(dtype)
-            loss_weight = loss_weight / loss_weight.new_zeros(len(counts)).index_add_(0, user, loss_weight)[user]
+            weights = position_weights.detach().to(dtype).where(valid, 0)
+            loss_weight = (weights / weights.sum(1, keepdim=True))[valid]
         fixed = None if bias is None else bias.detach().to(dtype)
         table = weight.detach().to(dtype)
         return HeadRows(valid, rows, table, fixed, targets[valid], user, loss_weight, None)
@@ -250,7 +250,13 @@ def _check(
         raise ValueError(
             f"softmax_loss needs position weights of shape {tuple(targets.shape)}, got {tuple(position_weights.shape)}"
         )
-    if position_weights is not None and not bool((position_weights[targets >= 0] > 0).all()):
-        raise ValueError("softmax_loss needs position weights above 0 wherever there is a target")
+    if position_weights is not None and not bool(_counts(position_weights[targets >= 0]).all()):
+        raise ValueError("softmax_loss needs finite position weights above 0 wherever there is a target")
     if targets.numel() and int(targets.max()) >= len(weight):
         raise ValueError(f"target {int(targets.max())} is outside the {len(weight)} items (−1 means no target)")
+
+
+def _counts(weights: Tensor) -> Tensor:
+    """In float32, in which they may be summed."""
+    weights = weights.to(torch.float32)
+    return (weights > 0) & weights.isfinite()

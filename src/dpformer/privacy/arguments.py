@@ -3,11 +3,17 @@
 import math
 from numbers import Integral, Real
 
+MOST_BANDS = 2**20
+
 
 def _number(name: str, value: object, allowed: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name} must be {allowed}, not {value!r}")
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be {allowed}, not {_short(value)}")
+    return number
 
 
 def positive(name: str, value: object) -> float:
@@ -42,8 +48,20 @@ def sample_rate_of(value: object) -> float:
     return number
 
 
+def bands_of(value: object) -> int:
+    """Over how many steps noise is correlated: 1 (not at all) or more."""
+    if (bands := whole("bands", value, 1)) > MOST_BANDS:
+        raise ValueError(f"bands must be at most {MOST_BANDS:,}, not {_short(value)}")
+    return bands
+
+
 def whole(name: str, value: object, least: int) -> int:
     """A whole number of at least `least`; floats are refused, since rounding a count of steps changes the guarantee."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
     return int(value)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

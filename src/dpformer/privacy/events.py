@@ -7,7 +7,7 @@ counts its repetitions, and `once()`, the same thing in the words of dp-accounti
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dpformer.privacy.arguments import delta_of, not_negative, sample_rate_of, whole
+from dpformer.privacy.arguments import bands_of, delta_of, not_negative, sample_rate_of, whole
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -66,7 +66,7 @@ class Event:
     @staticmethod
     def from_dict(facts: dict[str, Any]) -> "Event":
         """The inverse of `to_dict`; an unknown kind, an unknown key or a missing one is an error."""
-        if not isinstance(facts, dict) or facts.get("kind") not in KINDS:
+        if not isinstance(facts, dict) or not isinstance(facts.get("kind"), str) or facts["kind"] not in KINDS:
             raise ValueError(f"an event must have a kind, one of {', '.join(KINDS)}, not {facts!r}")
         kind = KINDS[facts["kind"]]
         given, known = set(facts) - {"kind"}, {field.name for field in fields(kind)}
@@ -144,7 +144,7 @@ class BandedGaussian(PoissonGaussian):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("bands", whole("bands", self.bands, 1))
+        self._set("bands", bands_of(self.bands))
         banded_rate(self.sample_rate, self.bands)
 
     @property
@@ -158,7 +158,7 @@ class BandedGaussian(PoissonGaussian):
 
 def banded_rate(sample_rate: float, bands: int) -> float:
     """bands·q: how likely a user takes part in the step of their group."""
-    rate = bands * sample_rate
+    rate = bands_of(bands) * sample_rate
     if not 0 < rate <= 1 + 1e-12:
         raise ValueError(
             f"{bands} groups of users at sample rate {sample_rate:g} are {rate:.4g} of all users a step; it must be at "
@@ -171,7 +171,7 @@ def training_event(
     noise_multiplier: float, sample_rate: float, steps: int, bands: int = 1, *, label: str = "", private: bool = True
 ) -> PoissonGaussian:
     """Steps of training, with independent noise for one band."""
-    if whole("bands", bands, 1) == 1:
+    if bands_of(bands) == 1:
         return PoissonGaussian(noise_multiplier, sample_rate, steps, label=label, private=private)
     return BandedGaussian(noise_multiplier, sample_rate, steps, bands, label=label, private=private)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.privacy.arguments import sample_rate_of, whole
+from dpformer.privacy.arguments import bands_of, sample_rate_of, whole
 from dpformer.privacy.events import banded_rate
 from dpformer.privacy.randomness import SecureRandom
 
@@ -35,7 +35,8 @@ class PoissonBatches:
         sample_rate: q, the probability that a user is in a batch.
         steps: T, how many batches there are.
         bands: with more than one, users are dealt at random into as many groups, which take turns: step t draws from
-            group t mod bands alone, at rate bands·q. For noise that is correlated over as many steps (banded.py).
+            group t mod bands alone, at rate bands·q. For noise that is correlated over as many steps (banded.py):
+            then one sampler goes with one optimizer, and each batch, an empty one too, with one step of it.
         key: 32 secret bytes, to share between processes; by default new ones from the operating system.
         seed: for tests only: marks the batches as not private.
     """
@@ -54,7 +55,7 @@ class PoissonBatches:
         self.sample_rate = sample_rate_of(sample_rate)
         self.steps = whole("steps", steps, 1)
         self.step = 0  # batches given out so far
-        self.bands = whole("bands", bands, 1)
+        self.bands = bands_of(bands)
         self._random = SecureRandom(f"Poisson batches of {self.n} users at {self.sample_rate!r}", key=key, seed=seed)
         self._threshold = int(Fraction(banded_rate(self.sample_rate, self.bands)) * 2**64)
 
@@ -73,6 +74,10 @@ class PoissonBatches:
         """One sentence for privacy statements."""
         turns = "" if self.bands == 1 else f" over all of {self.bands} groups that take turns"
         return f"Poisson sampling of users at rate {self.sample_rate:g}{turns}, {self._random.description}"
+
+    def goes_with(self, steps: int) -> bool:
+        """Whether so many steps can have been the first batches, one each: of those given out, or asked for by step."""
+        return steps <= self.steps and self.step in (0, steps)
 
     def batch(self, step: int) -> np.ndarray:
         """(batch,) int64: the users of step 0 ≤ step < steps."""

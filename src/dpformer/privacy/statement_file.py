@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpformer.errors import DpformerError
+from dpformer.privacy.arguments import MOST_BANDS
 
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=1e-300, le=1)]
@@ -47,7 +48,7 @@ class _Statement(_Part):
     sample_rate: Probability | None
     steps: Annotated[int, Field(ge=0)] | None
     noise_multiplier: Number | None
-    bands: Annotated[int, Field(ge=2)] | None = None
+    bands: Annotated[int, Field(ge=2, le=MOST_BANDS)] | None = None
     clipping: str | None
     clip_norm: Number | None
     events: list[_Event]

@@ -157,7 +157,7 @@ class Config(BaseModel):
     batch_size: Count | None = _choice("Training", None, "Expected users in a batch (1024, at most a quarter).")
     epochs: Count | None = _choice("Training", None, "Expected passes over the users (100; synthetic 10).")
     learning_rate: Positive = _choice("Training", 5e-3, "Adam's, at its highest.")
-    half_life: Positive | None = _choice(
+    half_life: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] | None = _choice(
         "Training", None, "Items after which a target counts half in the loss, from a user's last one back (all alike)."
     )
     weight_decay: NotNegative = _choice("Training", 1e-5, "Adam's L2 penalty.")
@@ -226,7 +226,8 @@ class Config(BaseModel):
             raise ValueError("warm_start is for networks, and model is counts: leave it out")
         if self.bands > 1 and (not self.private or self.model == "counts"):
             raise ValueError(f"bands is {self.bands}; it is for networks trained with noise: leave it out")
-        if self.bands > 1 and self.reattention:
+        asked = self.reattention or self.reattention_scale != 1 or self.reattention_error != "gradient"
+        if self.bands > 1 and asked and self.reattention is not False:
             raise ValueError(
                 f"bands is {self.bands}, and Re-Attention knows the error of independent noise only: "
                 "leave one of them out"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, whole
+from dpformer.privacy.arguments import bands_of, not_negative, positive, sample_rate_of, whole
 from dpformer.privacy.banded import coefficients
 from dpformer.privacy.events import PoissonGaussian, training_event
 from dpformer.privacy.noise import NoiseAhead, SecureRandom, public_grid
@@ -47,8 +47,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
         clip_norm: C, what one user's contribution is bounded by.
         expected_batch_size: B = q·n.
         bands: with more than one, N(0, I) is not independent from step to step but correlated over as many (banded.py):
-            less noise in sums of steps. The batches must be `PoissonBatches(bands=…)`, with as many. It keeps bands − 1
-            copies of the parameters in float64.
+            less noise in sums of steps. The batches must be those of one `PoissonBatches(bands=…)`, with as many, in
+            order, one step each, the empty ones too; save both states after a step. It keeps bands − 1 copies of the
+            parameters in float64.
         context: names the data and the configuration, such as a hash: put in what a resumed run must agree on.
         key: 32 secret bytes, to share between processes that step alike; by default new ones.
         seed: for tests only: marks the noise as not private.
@@ -73,7 +74,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.noise_multiplier = not_negative("noise_multiplier", noise_multiplier)
         self.clip_norm = positive("clip_norm", clip_norm)
         self.expected_batch_size = positive("expected_batch_size", expected_batch_size)
-        self.bands = whole("bands", bands, 1)
+        self.bands = bands_of(bands)
         if self.bands > 1 and not self.noise_multiplier:
             raise ValueError(f"bands is {bands}, and there is no noise that could be correlated: leave it out")
         self.steps = 0
@@ -150,7 +151,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def _check_past(self, parameters: list[Tensor]) -> None:
         """Noise can be taken back only where it was added."""
         shapes = [tuple(p.shape) for p in parameters]
-        if self._past and [tuple(noise.shape) for noise in self._past[0]] != shapes:
+        if any([tuple(noise.shape) for noise in step] != shapes for step in self._past):
             raise ValueError(
                 f"with bands={self.bands} the same parameters must be trained in every step, and they have changed"
             )
@@ -203,7 +204,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def event(self, batches: PoissonBatches | float, label: str = "training") -> PoissonGaussian:
         """The steps taken so far, for a `Ledger`: of these batches, or of Poisson samples at this rate.
 
-        Correlated noise protects only users who take turns, so with bands it has to be shown the batches.
+        Correlated noise protects only users who take turns, so with bands it has to be shown the batches, and every
+        step must have been one of them.
         """
         if not isinstance(batches, PoissonBatches):
             rate, turns, private = sample_rate_of(batches), 1, self.private
@@ -213,6 +215,11 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"noise is correlated over {self.bands} steps, and users take turns in {turns}: give PoissonBatches "
                 "and PrivateOptimizer the same bands, and the batches to event()"
+            )
+        if self.bands > 1 and isinstance(batches, PoissonBatches) and not batches.goes_with(self.steps):
+            raise ValueError(
+                f"{self.steps} steps were taken, and {batches.step} of {batches.steps} batches given out: with bands "
+                "each batch, an empty one too, is one step, and one PoissonBatches lasts for all of training"
             )
         return training_event(self.noise_multiplier, rate, self.steps, self.bands, label=label, private=private)
 
@@ -270,7 +277,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
             if state[name] != getattr(self, name):
                 raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {getattr(self, name)}")
         steps, random = whole("steps", state["steps"], 0), self._random.with_state(state["random"])
-        past = [list(noise) for noise in state.get("past", [])]
+        past = [[noise.to("cpu", torch.float64) for noise in step] for step in state.get("past", [])]
+        if not all(bool(noise.isfinite().all()) for step in past for noise in step):
+            raise ValueError("the noise of past steps that was saved is not finite")
         if len(past) != min(steps, self.bands - 1):
             raise ValueError(f"after {steps} steps with bands={self.bands}, noise of {len(past)} steps was saved")
         self.inner.load_state_dict(state["inner"])

@@ -29,7 +29,7 @@ def head(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         each = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="none")
         counted = (wanted >= 0).to(each.dtype)
         if position_weights is not None:
-            counted = counted * position_weights[asked].to(each.dtype)
+            counted = position_weights[asked].to(each.dtype).where(wanted >= 0, 0)
         total = counted.sum(1)
         return (each.reshape(wanted.shape) * counted).sum(1) / total.where(total > 0, 1)
 
