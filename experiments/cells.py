@@ -166,9 +166,11 @@ def table(data: str, models: tuple[str, ...], epsilons: tuple[float, ...], seed:
 
 
 def longer() -> list[Cell]:
-    """More epochs in larger batches: as many steps with less noise. The last has as many epochs as the paper's."""
+    """More epochs in larger batches: as many steps with less noise, or more steps. The last two are as long as the
+    paper's."""
     pair = [paper("ml-1m", model, 10, epochs=40, batch_size=1024) for model in ("vanilla", "reattention")]
-    return [*pair, paper("ml-1m", "vanilla", 10, epochs=100, batch_size=2560)]
+    sizes = ((60, 1024), (100, 2560), (100, 1024))
+    return [*pair, *(paper("ml-1m", "vanilla", 10, epochs=epochs, batch_size=batch) for epochs, batch in sizes)]
 
 
 def other_settings() -> list[Cell]:
@@ -188,6 +190,15 @@ def correlated() -> list[Cell]:
         paper("games", "vanilla", 10, bands=16, learning_rate=0.03),
         paper("ml-1m", "vanilla", 5, bands=3, learning_rate=0.014),
         paper("games", "vanilla", 5, bands=8, learning_rate=0.02),
+    ]
+
+
+def warm_in_bands() -> list[Cell]:
+    """Started from counts, with correlated noise, in steps about twice as large."""
+    start = {"warm_start": 0.5, "frequency_bias": True}
+    return [
+        paper("games", "vanilla", 10, learning_rate=0.005, **start, bands=8),
+        paper("ml-1m", "vanilla", 10, learning_rate=0.004, **start, bands=4),
     ]
 
 
@@ -277,7 +288,7 @@ def cells() -> list[Cell]:
         table("ml-1m", two, (10, 5)),
         [warm(data, epsilon) for data in ("ml-1m", "games") for epsilon in (5, 10)],
         table("games", two, (10, 5)),
-        longer() + other_settings() + correlated(),
+        longer() + other_settings() + correlated() + warm_in_bands(),
         table("ml-1m", others, (5, 10)) + table("games", others, (5, 10)),
         [cell for data in ("ml-1m", "games") for cell in [*table(data, two, (8,)), warm(data, 8)]],
         ablations(),

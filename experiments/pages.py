@@ -28,6 +28,7 @@ from experiments.cells import (
     paper,
     shakespeare,
     warm,
+    warm_in_bands,
 )
 from experiments.store import ROOT, load
 
@@ -55,7 +56,7 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
         ),
         "settings": tables.settings,
         "other settings": lambda: _with_commands(tables.compared(), longer() + other_settings()),
-        "correlated noise": lambda: _with_commands(tables.in_bands(), correlated()),
+        "correlated noise": lambda: _with_commands(tables.in_bands(), correlated() + warm_in_bands()),
         "signals": lambda: _image(plots.signals(out / "signals.svg"), "Accuracy by q√T/σ", "fill ml-1m"),
         "warm start": lambda: _with_commands(
             tables.warmed(), [warm(data, epsilon) for data in ("ml-1m", "games") for epsilon in EPSILONS]

@@ -20,6 +20,7 @@ from experiments.cells import (
     other_settings,
     paper,
     warm,
+    warm_in_bands,
 )
 from experiments.paper_numbers import ACTIVATIONS, NANOGPT, PAPER
 from experiments.store import load
@@ -168,12 +169,26 @@ def in_bands() -> str:
     """Noise that is correlated over some steps, beside noise that is independent."""
     same = [paper(data, "vanilla", epsilon) for data in ("ml-1m", "games") for epsilon in (5, 10)]
     rows = []
-    for cell in sorted([*same, *correlated()], key=lambda cell: (TITLES[cell.data], cell.choices["epsilon"])):
+    every = [*same, *correlated(), *(warm(data, 10) for data in ("ml-1m", "games")), *warm_in_bands()]
+    for cell in sorted(
+        every, key=lambda cell: (TITLES[cell.data], cell.choices["epsilon"], "warm_start" in cell.choices)
+    ):
         found = results(cell.with_seed)
-        chosen = [f"{cell.choices.get('bands', 1)}", f"{cell.choices['learning_rate']:g}"]
+        start = "counts" if "warm_start" in cell.choices else "nothing"
+        chosen = [start, f"{cell.choices.get('bands', 1)}", f"{cell.choices['learning_rate']:g}"]
         noise = [f"{found[0]['noise_multiplier']:.3g}", f"{signal(found[0]):.2f}"] if found else ["–", "–"]
         rows.append([TITLES[cell.data], f"{cell.choices['epsilon']:g}", *chosen, *noise, *_ours(found)])
-    head = ["data", "ε", "bands", "learning rate", "σ", "signal", "NDCG@10 / HIT@10, %, last iterate", "best epoch"]
+    head = [
+        "data",
+        "ε",
+        "from",
+        "bands",
+        "learning rate",
+        "σ",
+        "signal",
+        "NDCG@10 / HIT@10, %, last iterate",
+        "best epoch",
+    ]
     return markdown([*head, "last, unmasked", "seeds"], rows)
 
 

@@ -152,7 +152,7 @@ def _steps(facts: dict[str, Any], unit: UnitOfPrivacy) -> str:
     """How training touched the data."""
     rate, noise = facts["sample_rate"], plain(facts["noise_multiplier"] * facts["clip_norm"])
     bounded = f"what one {unit.name} could add was bounded by {plain(facts['clip_norm'])}"
-    if facts.get("bands") is None:
+    if "bands" not in facts:
         return (
             f"Training took {facts['steps']:,} steps. In each, every {unit.name} took part independently with "
             f"probability {plain(rate)}; {bounded}, and random noise of deviation {noise} was added to the sum."

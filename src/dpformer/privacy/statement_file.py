@@ -48,7 +48,7 @@ class _Statement(_Part):
     sample_rate: Probability | None
     steps: Annotated[int, Field(ge=0)] | None
     noise_multiplier: Number | None
-    bands: Annotated[int, Field(ge=2, le=MOST_BANDS)] | None = None
+    bands: Annotated[int, Field(ge=2, le=MOST_BANDS)] = 2  # only there with correlated noise, and never null
     clipping: str | None
     clip_norm: Number | None
     events: list[_Event]
