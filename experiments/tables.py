@@ -129,11 +129,12 @@ def cheaply() -> str:
 
 
 def _changed(rows: list[Cell]) -> str:
-    """One change at a time: the name of a cell tells it after model, ε and learning rate."""
+    """One change at a time: the name of a cell tells it after model and ε."""
     head = ["NDCG@10 / HIT@10, %", "change", "last iterate", "best epoch", "last, unmasked", "seeds"]
     lines = []
     for cell in rows:
-        change = ", ".join(f"`{part}`" for part in cell.label.split("-")[3:])
+        usual = f"learning_rate={SETTINGS[cell.data]['learning_rate']:g}"
+        change = ", ".join(f"`{part}`" for part in cell.label.split("-")[2:] if part != usual)
         lines.append([ROWS[_model(cell)], change or "–", *_ours(results(cell.with_seed))])
     return markdown(head, lines)
 
