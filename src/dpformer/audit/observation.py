@@ -227,7 +227,8 @@ class _Observer:
 
     def _groups(self, trainer: Trainer) -> np.ndarray:
         """(canaries,) the group of each; those that never take part have one by chance."""
-        groups = np.random.default_rng(self.seed).integers(0, self.mechanism.bands, len(self.member))
+        chance = np.random.default_rng(None if self.seed is None else [self.seed, 1])
+        groups = chance.integers(0, self.mechanism.bands, len(self.member))
         if self.mechanism.bands > 1:
             groups[self.members] = trainer.batches.groups(0, len(self.members))
         return groups
