@@ -94,6 +94,33 @@ def test_a_poisoned_user_contributes_nothing(poison: float, gram: bool) -> None:
     assert all(bool(torch.isfinite(g).all()) for g in sums(model))
 
 
+def test_a_poisoned_batch_proves_nothing() -> None:
+    """Beside a user who is not finite autograd has no gradient to compare with: a wrong model is found in the next."""
+    torch.manual_seed(0)
+
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            each = self.linear(x).sum((1, 2))
+            return each + 0.5 * each.flip(0)
+
+    model = Mixing()
+    clipping = dp.PhantomClipping(model)
+    x = torch.randn(4, 2, 5)
+    poisoned = x.clone()
+    poisoned[1] = float("nan")
+    with clipping:
+        losses = model(poisoned)
+    clipping.backward(losses, dp.normalize(1.0))
+    with clipping:
+        losses = model(x)
+    with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
+        clipping.backward(losses, dp.normalize(1.0))
+
+
 class _Losses(nn.Module):
     def __init__(self, body: nn.Module) -> None:
         super().__init__()

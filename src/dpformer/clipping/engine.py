@@ -100,8 +100,7 @@ class PhantomClipping:
         arrivals = Arrivals(self._gate.taps, set(self._gate.names), losses, forget=not unproven)
         self._collect(losses, arrivals, retain_graph=unproven)
         norms = arrivals.squared.sqrt()
-        if unproven:
-            prove(losses, norms, self._gate.taps, arrivals.groups, self._gate.sink, self.proof_users)
+        if unproven and prove(losses, norms, self._gate.taps, arrivals.groups, self._gate.sink, self.proof_users):
             self._proven.add(layout)
         self._add_clipped_sum(arrivals.groups, losses.detach(), norms, clip)
         return norms

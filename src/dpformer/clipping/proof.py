@@ -4,11 +4,13 @@ For one user b, a backward pass from loss b alone brings to every tap the gradie
 plain autograd turns it into gradients of the parameters, function by function, without any idea of rows or users. If
 the engine gives the user the same norm and the same gradient, its rules are right, its rows belong to whom it thinks,
 and the loss of the user does not depend on rows of others. The proof runs on the first batch and again whenever a
-layout appears that was not seen before (a size that happens to equal the number of users, say).
+layout appears that was not seen before (a size that happens to equal the number of users, say); a batch with a user who
+is not finite proves nothing, and the next one is looked at.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -29,23 +31,24 @@ def prove(
     groups: Sequence[ParameterUses],
     sink: list[Callable[[Tap, Tensor], None]],
     users: int,
-) -> None:
-    """Raises unless a few users' gradients agree with autograd. The graph of `losses` must still be there."""
+) -> bool:
+    """Raises if a few users' gradients disagree with autograd. The graph of `losses` must still be there.
+
+    False if nothing could be compared: beside a user who is not finite, autograd has no finite gradients.
+    """
     finite = torch.isfinite(norms) & torch.isfinite(losses)
     order = torch.argsort(torch.where(finite, norms, -1), descending=True)[:users]
-    for user in order.tolist():
-        if bool(finite[user]):
-            _prove_user(user, losses, norms, taps, groups, sink)
+    return any([_agrees(user, losses, norms, taps, groups, sink) for user in order.tolist() if bool(finite[user])])
 
 
-def _prove_user(
+def _agrees(
     user: int,
     losses: Tensor,
     norms: Tensor,
     taps: Sequence[Tap],
     groups: Sequence[ParameterUses],
     sink: list[Callable[[Tap, Tensor], None]],
-) -> None:
+) -> bool:
     arrived: dict[int, Tensor] = {}
     sink.append(lambda tap, grad: arrived.__setitem__(id(tap), grad))
     try:
@@ -64,13 +67,14 @@ def _prove_user(
     error += sum(_squared(g) for g in truth.values())
     tolerance = max(_TOLERANCE.get(tap.grad.dtype, 5e-2) for tap in taps if tap.grad is not None)
     off = max(error**0.5, abs(float(norms[user]) - length))
-    if not off <= tolerance * max(length, 1e-12):  # what is no number proves nothing
+    if off > tolerance * max(length, 1e-12):
         raise UnsupportedUse(
             f"the gradient of user {user} disagrees with autograd (norm {float(norms[user]):.6g}, autograd "
             f"{length:.6g}, distance {error**0.5:.3g}): the loss of a user must depend on its own rows only, "
             f"and the first dimension must be the batch in every layer; check for time-first layouts, for position ids "
             f"made outside the forward pass, and for anything that mixes users"
         )
+    return math.isfinite(off)
 
 
 def _squared(t: Tensor) -> float:
