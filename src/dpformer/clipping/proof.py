@@ -38,7 +38,8 @@ def prove(
     """
     finite = torch.isfinite(norms) & torch.isfinite(losses)
     order = torch.argsort(torch.where(finite, norms, -1), descending=True)[:users]
-    return any([_agrees(user, losses, norms, taps, groups, sink) for user in order.tolist() if bool(finite[user])])
+    agree = [_agrees(user, losses, norms, taps, groups, sink) for user in order.tolist() if bool(finite[user])]
+    return any(agree)
 
 
 def _agrees(
