@@ -21,7 +21,8 @@ NETWORK: dict[str, Any] = {
 
 def place(folder: Path) -> None:
     """A data set called tiny, and a store, both in a folder."""
-    write_log(folder / "log.csv")
+    if not (folder / "log.csv").exists():  # another process may be reading it
+        write_log(folder / "log.csv")
     cells.FILES["tiny"] = "log.csv"
     store.RUNS, store.WORK = folder / "runs", folder / "work"
 
