@@ -119,14 +119,13 @@ class _Observer:
         m = self.mechanism
         restart = m.steps // 2
         trainer = self._joined(self._trainer(self.data))
+        groups = self._groups(trainer)
         same = other_data = None
         for step in watch(range(m.steps)):
             if step == restart:
                 trainer, saved = self._restarted(trainer)
                 other_data = self._noise_with_another_user(saved)
                 same = self._same_batches(trainer)
-            if step == 0:
-                groups = self._groups(trainer)
             self._look(step, self._advance(trainer), trainer.batches.batch(step), groups)
         for step in range(m.steps, m.steps + m.bands - 1):  # what the last steps added is cut off by the end
             self._collect(step, np.zeros_like(self.recent[0]), np.zeros(0, dtype=np.int64), groups)
