@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dpformer as dp
-from dpformer.clipping import head as head_module
 from dpformer.clipping import norms as norms_module
-from dpformer.clipping import uses as uses_module
+from dpformer.clipping import softmax_head as head_module
+from dpformer.clipping.uses import pairs
 from tests.clipping.naive import clipped_sum, engine, norms_of, one_at_a_time, relative_error, sums
 from tests.clipping.problems import B, T, TiedByFunction, TiedHead, V, next_token_loss, per_user
 
@@ -391,7 +391,7 @@ def test_broadcasting_over_shapes(shape: list[int], kept: int, users: int) -> No
 def test_a_missing_cross_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The silent error of Opacus, fastDP and private-transformers on a functionally tied head."""
     monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: float("inf"))
-    monkeypatch.setattr(uses_module, "_lookup_outer", lambda lookup, outer: torch.zeros(len(lookup.ids)))
+    monkeypatch.setitem(pairs.PAIRS, (pairs.Outer, pairs.Lookup), lambda outer, lookup: torch.zeros(len(lookup.ids)))
     model, x = small()
     with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
         engine(model, (x,), dp.normalize(1.0))
@@ -400,7 +400,8 @@ def test_a_missing_cross_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_wrong_lookup_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeated items taken for different ones."""
     monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: float("inf"))
-    monkeypatch.setattr(uses_module, "_lookup_squared", lambda use: use.grad.square().sum((1, 2)))
+    apart = lambda use: (use.grad.square().sum((1, 2)),) * 2  # noqa: E731
+    monkeypatch.setitem(pairs.SQUARED, pairs.Lookup, apart)
     model, _ = small()
     with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
         engine(model, (torch.full((B, T), 3),), dp.normalize(1.0))

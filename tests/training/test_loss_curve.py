@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpformer.clipping import head, normalize, norms
+from dpformer.clipping import normalize, norms, softmax_head
 from dpformer.training.loop import _put
 from dpformer.training.optimizer import PrivateOptimizer
 from tests.training.test_loop import naive_sum, trainer_of
@@ -38,7 +38,7 @@ def curve(naive: bool, **choices: Any) -> list[float]:
 def test_the_curve_is_that_of_the_naive_engine(
     choices: dict[str, Any], budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "KEEP", budget)
+    monkeypatch.setattr(softmax_head, "KEEP", budget)
     monkeypatch.setattr(norms, "KEEP", budget)
     choices = {"model": "transformer", "reattention": False, **choices}
     if choices["model"] == "gru":

@@ -2,15 +2,15 @@
 
 import pytest
 
-from dpformer.clipping import head, norms
+from dpformer.clipping import norms, softmax_head
 from dpformer.training.microbatches import FEW, positions_at_once
 
 
-@pytest.mark.parametrize("items", [3_416, 23_715, head.KEEP // FEW])
+@pytest.mark.parametrize("items", [3_416, 23_715, softmax_head.KEEP // FEW])
 def test_residuals_of_a_micro_batch_are_kept(items: int) -> None:
     positions = positions_at_once(16_384, items, 100_000, 200)
-    assert positions * items <= head.KEEP
-    assert positions == 16_384 or (positions + 1) * items > head.KEEP
+    assert positions * items <= softmax_head.KEEP
+    assert positions == 16_384 or (positions + 1) * items > softmax_head.KEEP
 
 
 def test_a_huge_vocabulary_computes_again_rather_than_one_position_at_a_time() -> None:

@@ -6,7 +6,7 @@ micro-batch have nearly the same length, and little is spent on padding.
 
 import numpy as np
 
-from dpformer.clipping import head, norms
+from dpformer.clipping import norms, softmax_head
 
 FEW = 1024  # positions: with fewer at once, the overhead of a micro-batch costs more than computing logits again
 
@@ -38,6 +38,6 @@ def positions_at_once(most: int, items: int, encoder: int, max_length: int) -> i
     That is the residuals of the softmax over `items` (where that would leave too few, they are computed again), and
     the gradients of users, `encoder` numbers each, in all but the table of items.
     """
-    kept = head.KEEP // items
+    kept = softmax_head.KEEP // items
     users = norms.KEEP // max(1, encoder)
     return min(most, kept if kept >= FEW else most, max(FEW, users * max_length))

@@ -1,17 +1,15 @@
 """One exact rule for each function that a parameter may be used in. A rule runs the function and leaves a tap."""
 
-from typing import Any
+from dpformer.clipping.rules import (  # noqa: F401  (importing a file registers its rules)
+    attention,
+    broadcast,
+    convolution,
+    linear,
+    lookup,
+    normalization,
+    recurrent,
+    softmax,
+)
+from dpformer.clipping.rules.registry import RULES, rule
 
-from dpformer.clipping.gate import Rule
-from dpformer.clipping.rules import attention, broadcast, convolution, head, linear, lookup, normalization, recurrent
-
-RULES: dict[Any, Rule] = {
-    **linear.RULES,
-    **lookup.RULES,
-    **normalization.RULES,
-    **broadcast.RULES,
-    **convolution.RULES,
-    **attention.RULES,
-    **recurrent.RULES,
-    **head.RULES,
-}
+__all__ = ["RULES", "rule"]

@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate
+from dpformer.clipping.rules.registry import rule
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 
 
-def multi_head_attention(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(F.multi_head_attention_forward)
+def multi_head_attention(gate: Gate, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """F.multi_head_attention_forward(query (L, B, E), key (S, B, E), value (S, B, E), …)."""
     call = _SIGNATURE.bind(*args, **kwargs)
     call.apply_defaults()
@@ -89,6 +91,3 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(mask, float("-inf"))
     return mask
-
-
-RULES = {F.multi_head_attention_forward: multi_head_attention}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dpformer.clipping.gate import Gate, tensors_of
 from dpformer.clipping.rows import Rows
+from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Dense
 
@@ -74,8 +75,21 @@ def per_row(gate: Gate, func: Any, parameter: Tensor, shape: Sequence[int], data
     return gate.record(func, [parameter], paired(copies), build, padded.expand(target), rows=data)
 
 
-def elementwise(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Any function that broadcasts its arguments and works number by number."""
+def _all(names: str) -> set[Any]:
+    return {getattr(home, name) for home in (torch, Tensor) for name in names.split() if hasattr(home, name)}
+
+
+_IN_PLACE = _all("add_ sub_ mul_ div_ __iadd__ __isub__ __imul__ __itruediv__")
+_ELEMENTWISE = _IN_PLACE | _all(
+    "add sub subtract mul multiply div divide true_divide rsub pow maximum minimum where lerp addcmul addcdiv "
+    "masked_fill float_power __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ "
+    "__rpow__"
+)
+
+
+@rule(*_ELEMENTWISE)
+def elementwise(gate: Gate, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Any function that broadcasts its arguments and works number by number: copies go where parameters were."""
     tensors = tensors_of(args, kwargs)
     if (func in _IN_PLACE and gate.is_managed(args[0])) or "out" in kwargs:
         raise gate.refusal(next(t for t in tensors if gate.is_managed(t)), func, "build a new tensor instead")
@@ -88,10 +102,9 @@ def elementwise(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return func(*map(copy, args), **{name: copy(value) for name, value in kwargs.items()})
 
 
-def joined(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.cat, torch.concat, torch.concatenate, torch.stack)
+def joined(gate: Gate, func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """cat and stack along a dimension that is not the batch: each part must already have a row for every row."""
-    tensors, *rest = args
-    dim = kwargs.get("dim", rest[0] if rest else 0)
     parameter = next(t for t in tensors if gate.is_managed(t))
     data = next(t for t in tensors if not gate.is_public(t))
     stacking = func is torch.stack
@@ -105,18 +118,4 @@ def joined(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             raise gate.refusal(t, func, "expand the parameter to the batch first")
         return per_row(gate, func, t, (data.shape[0], *t.shape[1:]), data)
 
-    return func([copy(t) for t in tensors], *rest, **kwargs)
-
-
-def _all(names: str) -> set[Any]:
-    return {getattr(home, name) for home in (torch, Tensor) for name in names.split() if hasattr(home, name)}
-
-
-_IN_PLACE = _all("add_ sub_ mul_ div_ __iadd__ __isub__ __imul__ __itruediv__")
-_ELEMENTWISE = _IN_PLACE | _all(
-    "add sub subtract mul multiply div divide true_divide rsub pow maximum minimum where lerp addcmul addcdiv "
-    "masked_fill float_power __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ "
-    "__rpow__"
-)
-_JOINED = _all("cat concat concatenate stack")
-RULES: dict[Any, Any] = dict.fromkeys(_ELEMENTWISE, elementwise) | dict.fromkeys(_JOINED, joined)
+    return func([copy(t) for t in tensors], dim)

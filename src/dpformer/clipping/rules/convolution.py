@@ -13,25 +13,25 @@ from torch import Tensor
 
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rows import Rows
+from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Dense, Outer
 
 
-def conv1d(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.conv1d(x (B, C, L), weight (O, C/groups, K), bias, stride, padding, dilation, groups)."""
-
-    def bound(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> tuple[Tensor, Tensor, Tensor | None, int, Any, int, int]:
-        return input, weight, bias, _one(stride), padding, _one(dilation), groups
-
-    x, weight, bias, stride, padding, dilation, groups = bound(*args, **kwargs)
+@rule(F.conv1d)
+def conv1d(
+    gate: Gate,
+    func: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """x (B, C, L), weight (O, C/groups, K)."""
+    x, stride, dilation = input, _one(stride), _one(dilation)
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
     if gate.is_managed(x) or x.ndim != 3:
         raise gate.refusal(managed[0], func, "give it an input of shape (B, C, L)")
@@ -80,6 +80,3 @@ def _padding(padding: Any, kernel: int, dilation: int) -> tuple[int, int]:
         total = dilation * (kernel - 1)
         return total // 2, total - total // 2
     return _one(padding), _one(padding)
-
-
-RULES = {F.conv1d: conv1d, torch.conv1d: conv1d}

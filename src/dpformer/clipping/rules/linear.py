@@ -14,6 +14,7 @@ from torch import Tensor
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rows import Rows
 from dpformer.clipping.rules.broadcast import per_row
+from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Dense, Outer
 
@@ -32,13 +33,10 @@ def outer(weight: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Outer]:
     return weight, Outer(left, right, tuple(weight.shape))
 
 
-def linear(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.linear(x, weight, bias=None)."""
-
-    def bound(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        return input, weight, bias
-
-    x, weight, bias = bound(*args, **kwargs)
+@rule(F.linear)
+def linear(gate: Gate, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """input Wᵀ + b."""
+    x = input
     if gate.is_managed(x) or x.ndim < 2 or weight.ndim != 2:
         raise gate.refusal(weight if gate.is_managed(weight) else x, func, "give it an input with a batch dimension")
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
@@ -61,13 +59,14 @@ def linear(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return gate.record(func, managed, paired(replay), build, out, rows=x)
 
 
-def matmul(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul)
+def matmul(gate: Gate, func: Any, input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x @ W and W @ x; a weight with batch dimensions of its own (heads) is copied to each user first."""
-    a, b = (*args, *kwargs.values())[:2]
+    a, b = input, other
     if gate.is_managed(a) and gate.is_managed(b):
         raise gate.refusal(a, func, "keep one factor free of parameters")
     weight = a if gate.is_managed(a) else b
-    if "out" in kwargs:
+    if out is not None:
         raise gate.refusal(weight, func, "leave out= away")
     if weight is b and weight.ndim == 2 and a.ndim >= 2:
         return _times_weight(gate, func, a, weight)
@@ -85,6 +84,12 @@ def matmul(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     raise gate.refusal(weight, func, "give it an input whose first dimension is the batch")
 
 
+@rule(torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
+def matrix_product(gate: Gate, func: Any, input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The products that do not broadcast."""
+    return matmul(gate, func, input, mat2, out=out)
+
+
 def _times_weight(gate: Gate, func: Any, x: Tensor, weight: Tensor) -> Tensor:
     source = x.detach()
 
@@ -95,25 +100,12 @@ def _times_weight(gate: Gate, func: Any, x: Tensor, weight: Tensor) -> Tensor:
     return gate.record(func, [weight], paired(lambda w: torch.matmul(source, w)), build, out, rows=x)
 
 
-def addmm(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.addmm, Tensor.addmm)
+def addmm(
+    gate: Gate, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     """β·bias + α·(x @ W), as in Hugging Face's Conv1D."""
-    scales = {name: kwargs.pop(name, 1) for name in ("beta", "alpha")}
-    bias, x, weight = (*args, *kwargs.values())
     with gate:
-        product = torch.matmul(x, weight)
-        product = product if scales["alpha"] == 1 else product * scales["alpha"]
-        return product + (bias if scales["beta"] == 1 else bias * scales["beta"])
-
-
-RULES = {
-    F.linear: linear,
-    torch.matmul: matmul,
-    Tensor.matmul: matmul,
-    Tensor.__matmul__: matmul,
-    torch.mm: matmul,
-    Tensor.mm: matmul,
-    torch.bmm: matmul,
-    Tensor.bmm: matmul,
-    torch.addmm: addmm,
-    Tensor.addmm: addmm,
-}
+        product = torch.matmul(mat1, mat2)
+        product = product if alpha == 1 else product * alpha
+        return product + (input if beta == 1 else input * beta)

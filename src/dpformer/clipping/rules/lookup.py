@@ -10,51 +10,46 @@ from torch import Tensor
 
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rows import Rows
+from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Lookup
 
 
-def embedding(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.embedding(ids, table, padding_idx, …): the padding row takes no gradient and counts in no norm."""
-
-    def bound(
-        input: Tensor,
-        weight: Tensor,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-    ) -> tuple[Tensor, Tensor, int | None]:
-        if max_norm is not None or scale_grad_by_freq:
-            raise gate.refusal(weight, func, "leave out max_norm and scale_grad_by_freq: they depend on other users")
-        return input, weight, padding_idx
-
-    ids, table, padding = bound(*args, **kwargs)
-    if padding is not None and padding < 0:
-        padding += table.shape[0]
-    return _read(gate, func, ids, table, padding)
+@rule(F.embedding)
+def embedding(
+    gate: Gate,
+    func: Any,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """The padding row takes no gradient and counts in no norm."""
+    if max_norm is not None or scale_grad_by_freq:
+        raise gate.refusal(weight, func, "leave out max_norm and scale_grad_by_freq: they depend on other users")
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    return _read(gate, func, input, weight, padding_idx)
 
 
-def getitem(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(Tensor.__getitem__)
+def getitem(gate: Gate, func: Any, table: Tensor, ids: Any, /) -> Tensor:
     """table[ids] with an integer tensor of users' ids."""
-    table, ids = args
     if not (gate.is_managed(table) and isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32)):
         who = table if gate.is_managed(table) else None
         raise gate.refusal(who, func, "index a parameter by one integer tensor, or by slices")
     return _read(gate, func, torch.where(ids < 0, ids + table.shape[0], ids), table, None)
 
 
-def index_select(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """index_select(table, 0, ids)."""
-
-    def bound(input: Tensor, dim: int, index: Tensor) -> tuple[Tensor, int, Tensor]:
-        return input, dim, index
-
-    table, dim, ids = bound(*args, **kwargs)
-    if not gate.is_managed(table) or dim != 0:
-        raise gate.refusal(table, func, "select along dimension 0 of the parameter")
-    return _read(gate, func, ids, table, None)
+@rule(torch.index_select, Tensor.index_select)
+def index_select(gate: Gate, func: Any, input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Rows of a table."""
+    if not gate.is_managed(input) or dim != 0:
+        raise gate.refusal(input, func, "select along dimension 0 of the parameter")
+    return _read(gate, func, index, input, None)
 
 
 def _read(gate: Gate, func: Any, ids: Tensor, table: Tensor, padding: int | None) -> Tensor:
@@ -77,11 +72,3 @@ def _read(gate: Gate, func: Any, ids: Tensor, table: Tensor, padding: int | None
         return [(table, Lookup(ids_of_user.reshape(users, -1), by_user.reshape(users, -1, width), tuple(table.shape)))]
 
     return gate.record(func, [table], paired(values), build, values(table.detach()), rows=ids)
-
-
-RULES = {
-    F.embedding: embedding,
-    Tensor.__getitem__: getitem,
-    torch.index_select: index_select,
-    Tensor.index_select: index_select,
-}

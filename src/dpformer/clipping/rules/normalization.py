@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -10,44 +10,44 @@ from torch import Tensor
 
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rows import Rows
+from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Dense
 
 
-def layer_norm(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.layer_norm(x, shape, weight, bias, eps)."""
-
-    def bound(
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-    ) -> tuple[Tensor, Sequence[int], Tensor | None, Tensor | None, float]:
-        return input, normalized_shape, weight, bias, eps
-
-    x, shape, weight, bias, eps = bound(*args, **kwargs)
+@rule(F.layer_norm)
+def layer_norm(
+    gate: Gate,
+    func: Any,
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(x − mean) / √(variance + eps)·w + b."""
 
     def norm(source: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
-        return F.layer_norm(source, shape, w, b, eps)
+        return F.layer_norm(source, normalized_shape, w, b, eps)
 
-    return _affine(gate, func, x, len(shape), weight, bias, norm)
+    return _affine(gate, func, input, len(normalized_shape), weight, bias, norm)
 
 
-def rms_norm(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """F.rms_norm(x, shape, weight, eps)."""
-
-    def bound(
-        input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-    ) -> tuple[Tensor, Sequence[int], Tensor | None, float | None]:
-        return input, normalized_shape, weight, eps
-
-    x, shape, weight, eps = bound(*args, **kwargs)
+@rule(F.rms_norm)
+def rms_norm(
+    gate: Gate,
+    func: Any,
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """x / √(mean of x² + eps)·w."""
 
     def norm(source: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
-        return F.rms_norm(source, list(shape), w, eps)
+        return F.rms_norm(source, list(normalized_shape), w, eps)
 
-    return _affine(gate, func, x, len(shape), weight, None, norm)
+    return _affine(gate, func, input, len(normalized_shape), weight, None, norm)
 
 
 def _affine(
@@ -85,6 +85,3 @@ def _affine(
 
     out = norm(x, gate.cut(weight), gate.cut(bias))
     return gate.record(func, managed, paired(replay), build, out, rows=x)
-
-
-RULES = {F.layer_norm: layer_norm, F.rms_norm: rms_norm}

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate
+from dpformer.clipping.rules.registry import rule
 
 State = tuple[Tensor, ...]  # (h,) or (h, c), each (B, H)
 Cell = Callable[[Tensor, Tensor, State], State]  # input gates, hidden gates, state → state
@@ -57,60 +58,72 @@ def _layer(x: Tensor, state: State, weights: list[Tensor], cell: Cell, backwards
     return torch.stack(outputs, 1), state
 
 
-def recurrent(cell: Cell, states: int) -> Callable[..., Any]:
-    """The rule for torch.gru (input, hx, weights, bias, layers, dropout, train, bidirectional, batch_first) and kin."""
-
-    def rule(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(args[3], list):  # (data, batch_sizes, hx, weights, …): rows go by time, a user's are scattered
-            raise gate.refusal(args[3][0], func, "give it padded input, not a PackedSequence")
-        x, hx, weights, has_bias, layers, dropout, train, bidirectional, batch_first = args
-        directions, each = 2 if bidirectional else 1, 4 if has_bias else 2
-        if len(weights) != layers * directions * each or x.ndim != 3:
-            raise gate.refusal(weights[0], func, "use it without proj_size, on batched input")
-        x = x if batch_first else x.transpose(0, 1)
-        # The first state is the same for all users; a clone makes it rows of users, like all later states.
-        first = [s.clone() for s in (hx if isinstance(hx, (tuple, list)) else (hx,))]
-        last: list[list[Tensor]] = [[] for _ in range(states)]
-        with gate:
-            for layer in range(layers):
-                outputs = []
-                for direction in range(directions):
-                    n = layer * directions + direction
-                    own = weights[n * each : (n + 1) * each]
-                    out, state = _layer(x, tuple(s[n] for s in first), own, cell, backwards=direction == 1)
-                    outputs.append(out)
-                    for kept, value in zip(last, state, strict=True):
-                        kept.append(value)
-                x = torch.cat(outputs, -1) if bidirectional else outputs[0]
-                if dropout and train and layer < layers - 1:
-                    x = F.dropout(x, dropout)
-            out = x if batch_first else x.transpose(0, 1)
-            return out, *(torch.stack(kept) for kept in last)
-
-    return rule
-
-
-def single(cell: Cell, states: int) -> Callable[..., Any]:
-    """The rule for torch.gru_cell and its kin: (input, hx, w_x, w_h, b_x, b_h)."""
-
-    def rule(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x, hx, w_x, w_h, *biases = args
-        b_x, b_h = biases or (None, None)
-        state = tuple(s.clone() for s in hx) if isinstance(hx, (tuple, list)) else (hx.clone(),)
-        with gate:
-            after = cell(F.linear(x, w_x, b_x), F.linear(state[0], w_h, b_h), state)
-        return after if states > 1 else after[0]
-
-    return rule
+@rule(torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu)
+def recurrent(
+    gate: Gate,
+    func: Any,
+    input: Tensor,
+    hx: Any,
+    params: Any,
+    has_biases: Any,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> tuple[Tensor, ...]:
+    """All layers and directions: (outputs, last state, …)."""
+    if isinstance(has_biases, (list, tuple)):  # (data, batch_sizes, hx, weights, …): a user's rows are scattered
+        raise gate.refusal(has_biases[0], func, "give it padded input, not a PackedSequence")
+    directions, each = 2 if bidirectional else 1, 4 if has_biases else 2
+    if len(params) != num_layers * directions * each or input.ndim != 3:
+        raise gate.refusal(params[0], func, "use it without proj_size, on batched input")
+    x = input if batch_first else input.transpose(0, 1)
+    # The first state is the same for all users; a clone makes it rows of users, like all later states.
+    first = [s.clone() for s in (hx if isinstance(hx, (tuple, list)) else (hx,))]
+    last: list[list[Tensor]] = [[] for _ in first]
+    with gate:
+        for layer in range(num_layers):
+            outputs = []
+            for direction in range(directions):
+                n = layer * directions + direction
+                own = params[n * each : (n + 1) * each]
+                out, state = _layer(x, tuple(s[n] for s in first), own, _CELLS[func], backwards=direction == 1)
+                outputs.append(out)
+                for kept, value in zip(last, state, strict=True):
+                    kept.append(value)
+            x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+            if dropout and train and layer < num_layers - 1:
+                x = F.dropout(x, dropout)
+        out = x if batch_first else x.transpose(0, 1)
+        return out, *(torch.stack(kept) for kept in last)
 
 
-RULES = {
-    torch.gru: recurrent(_gru, 1),
-    torch.lstm: recurrent(_lstm, 2),
-    torch.rnn_tanh: recurrent(_tanh, 1),
-    torch.rnn_relu: recurrent(_relu, 1),
-    torch.gru_cell: single(_gru, 1),
-    torch.lstm_cell: single(_lstm, 2),
-    torch.rnn_tanh_cell: single(_tanh, 1),
-    torch.rnn_relu_cell: single(_relu, 1),
+@rule(torch.gru_cell, torch.lstm_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+def recurrent_cell(
+    gate: Gate,
+    func: Any,
+    input: Tensor,
+    hx: Any,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Any:
+    """One step."""
+    state = tuple(s.clone() for s in hx) if isinstance(hx, (tuple, list)) else (hx.clone(),)
+    with gate:
+        after = _CELLS[func](F.linear(input, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
+    return after if len(after) > 1 else after[0]
+
+
+_CELLS: dict[Any, Cell] = {
+    torch.gru: _gru,
+    torch.lstm: _lstm,
+    torch.rnn_tanh: _tanh,
+    torch.rnn_relu: _relu,
+    torch.gru_cell: _gru,
+    torch.lstm_cell: _lstm,
+    torch.rnn_tanh_cell: _tanh,
+    torch.rnn_relu_cell: _relu,
 }

@@ -8,14 +8,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate
-from dpformer.clipping.head import HeadRows, HeadUse, _SoftmaxLoss, softmax_loss
 from dpformer.clipping.rows import Rows
+from dpformer.clipping.rules.registry import rule
+from dpformer.clipping.softmax_head import HeadRows, HeadUse, _SoftmaxLoss, softmax_loss
 
 
-def head(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """softmax_loss(hidden, weight, targets, bias=None, position_weights=None)."""
-    hidden, weight, targets = args
-    bias, position_weights = kwargs.get("bias"), kwargs.get("position_weights")
+@rule(softmax_loss)
+def softmax_head(
+    gate: Gate,
+    func: Any,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    position_weights: Tensor | None = None,
+) -> Tensor:
+    """One loss a user."""
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
     if gate.is_managed(hidden) or gate.is_public(targets):
         raise gate.refusal(managed[0], func, "give it hidden states and targets of users")
@@ -47,6 +56,3 @@ def head(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
     out = _SoftmaxLoss.apply(hidden, gate.cut(weight), gate.cut(bias), positions)
     return gate.record(func, managed, paired, build, out, rows=hidden)
-
-
-RULES = {softmax_loss: head}

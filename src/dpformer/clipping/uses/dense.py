@@ -1,0 +1,39 @@
+"""Gradients written out: what biases, normalisation, positions and scales contribute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Dense:
+    """g_b itself, for parameters so small that a copy a user costs nothing."""
+
+    grad: Tensor  # (B, *shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.grad.shape[1:])
+
+    def part(self, a: int, b: int) -> Dense:
+        return Dense(self.grad[a:b])
+
+    def dense(self) -> Tensor:
+        return self.grad
+
+    def add_to(self, out: Tensor) -> None:
+        out += self.grad
+
+    def add_sum(self, c: Tensor, out: Tensor) -> None:
+        out += (c @ self.grad.reshape(len(c), -1)).reshape(self.shape)
+
+    def keep(self, users: Tensor) -> None:
+        self.grad = self.grad.masked_fill(~users.reshape(-1, *[1] * (self.grad.ndim - 1)), 0)
+
+    @staticmethod
+    def join(uses: Sequence[Dense]) -> Dense:
+        return uses[0] if len(uses) == 1 else Dense(torch.stack([u.grad for u in uses]).sum(0))

@@ -1,0 +1,96 @@
+"""Inner products of two uses of one parameter, without writing either gradient out: one function a pair of kinds.
+
+A pair that is not in the table `PAIRS` has no closed form: then the gradients are written out (cost.py says so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpformer.clipping.uses.dense import Dense
+from dpformer.clipping.uses.lookup import Lookup
+from dpformer.clipping.uses.outer import Outer
+from dpformer.clipping.uses.ragged import Ragged
+
+Use = Outer | Ragged | Lookup | Dense
+
+
+def inner(one: Use, other: Use) -> Tensor:
+    """⟨g_b, g'_b⟩ of two uses for each user, shape (B,)."""
+    pair = PAIRS.get((type(one), type(other)))
+    if pair is not None:
+        return pair(one, other)
+    return PAIRS[type(other), type(one)](other, one)
+
+
+def squared(use: Use) -> tuple[Tensor, Tensor]:
+    """(B,) ‖g_b‖² without writing g_b out, and Σ_t ‖g_bt‖²: its size if no two rows overlapped.
+
+    The second is the scale against which rounding counts: where the first is much smaller, rows have cancelled.
+    """
+    return SQUARED[type(use)](use)
+
+
+# -- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def outer_outer(one: Outer, other: Outer) -> Tensor:
+    """Σ_{t,u} ⟨left_t, left'_u⟩ ⟨right_t, right'_u⟩."""
+    return (torch.bmm(one.left, other.left.mT) * torch.bmm(one.right, other.right.mT)).sum((1, 2))
+
+
+def outer_lookup(outer: Outer, lookup: Lookup) -> Tensor:
+    """Σ_{t,u} left_u[id_t] ⟨grad_t, right_u⟩: the cross term of a tied embedding."""
+    users, _, width = outer.left.shape
+    if width != lookup.shape[0]:  # the table was reshaped between the two uses: only the dense form is common
+        return (lookup.dense() * outer.dense()).flatten(1).sum(1)
+    index = lookup.ids[:, None, :].expand(users, outer.left.shape[1], lookup.ids.shape[1])
+    return (outer.left.gather(2, index) * torch.bmm(outer.right, lookup.grad.mT)).sum((1, 2))
+
+
+def ragged_other(ragged: Ragged, other: Outer | Lookup) -> Tensor:
+    """Stretch by stretch of users with equal numbers of rows."""
+    parts = (inner(Outer(left, right, ragged.shape), other.part(a, b)) for a, b, left, right in ragged.blocks())
+    return torch.cat(list(parts))
+
+
+PAIRS: dict[tuple[type, type], Callable[[Any, Any], Tensor]] = {
+    (Outer, Outer): outer_outer,
+    (Outer, Lookup): outer_lookup,
+    (Ragged, Outer): ragged_other,
+    (Ragged, Lookup): ragged_other,
+}
+
+# -- a use with itself ------------------------------------------------------------------------------------------------
+
+
+def outer_squared(use: Outer) -> tuple[Tensor, Tensor]:
+    """Ghost norm (Goodfellow 2015; Li et al. 2022)."""
+    gram = torch.bmm(use.left, use.left.mT).mul_(torch.bmm(use.right, use.right.mT))
+    return gram.sum((1, 2)), gram.diagonal(dim1=1, dim2=2).sum(1)
+
+
+def ragged_squared(use: Ragged) -> tuple[Tensor, Tensor]:
+    blocks = [outer_squared(Outer(left, right, use.shape)) for _, _, left, right in use.blocks()]
+    return torch.cat([whole for whole, _ in blocks]), torch.cat([rows for _, rows in blocks])
+
+
+def lookup_squared(use: Lookup) -> tuple[Tensor, Tensor]:
+    """Σ_{t,u} 1[id_t = id_u] ⟨grad_t, grad_u⟩, by summing the rows that read the same entry first."""
+    users, rows = use.ids.shape[0], use.shape[0]
+    offset = torch.arange(users, device=use.ids.device)[:, None] * rows
+    entries, place = torch.unique((use.ids + offset).flatten(), return_inverse=True)
+    sums = use.grad.new_zeros(len(entries), use.grad.shape[-1]).index_add_(0, place, use.grad.flatten(0, 1))
+    whole = sums.new_zeros(users).index_add_(0, entries // rows, sums.square().sum(1))
+    return whole, use.grad.square().sum((1, 2))
+
+
+SQUARED: dict[type, Callable[[Any], tuple[Tensor, Tensor]]] = {
+    Outer: outer_squared,
+    Ragged: ragged_squared,
+    Lookup: lookup_squared,
+}

@@ -1,0 +1,49 @@
+"""Outer products with unequal numbers of rows: what the softmax head contributes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Ragged:
+    """An `Outer` whose users have unequal numbers of rows, packed user by user: no padding is read or written.
+
+    Users that follow each other with equal numbers of rows are one batched product; sorted by length, they are few.
+    """
+
+    left: Tensor  # (N, Q)
+    right: Tensor  # (N, P)
+    counts: Sequence[int]  # rows of each user, N in all
+    shape: tuple[int, ...]  # (Q, P)
+
+    def runs(self) -> Iterator[tuple[int, int, int, int]]:
+        """(a, b, first row, rows each) of every stretch of users with equal numbers of rows."""
+        a = row = 0
+        for count, group in itertools.groupby(self.counts):
+            b = a + len(list(group))
+            yield a, b, row, count
+            row += (b - a) * count
+            a = b
+
+    def blocks(self) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        """(a, b, left (b−a, T, Q), right (b−a, T, P)) of every such stretch."""
+        for a, b, row, each in self.runs():
+            rows, size = slice(row, row + (b - a) * each), (b - a, each)
+            left, right = self.left[rows], self.right[rows]
+            yield a, b, left.view(*size, left.shape[1]), right.view(*size, right.shape[1])
+
+    def dense(self) -> Tensor:
+        out = self.left.new_empty(len(self.counts), self.left.shape[1], self.right.shape[1])
+        for a, b, left, right in self.blocks():
+            torch.bmm(left.mT, right, out=out[a:b])
+        return out.view(-1, *self.shape)
+
+    def add_to(self, out: Tensor) -> None:
+        for a, b, left, right in self.blocks():
+            out[a:b].view(b - a, left.shape[2], -1).baddbmm_(left.mT, right)
