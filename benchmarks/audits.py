@@ -14,12 +14,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dpformer.audit import Audit, audit, audit_counts
 from dpformer.clipping import PhantomClipping, engine, normalize, norms
-from dpformer.models import counts_release
 from dpformer.privacy import PoissonBatches, calibrate
-from dpformer.training import loop
+from dpformer.releases import counts as counts_release
+from dpformer.training import trainer
 from dpformer.training.optimizer import PrivateOptimizer
+from dpformer.verification.audit import Audit, audit, audit_counts
 
 LEAST_SHOWN = 0.85  # of the claimed ε, on a correct build with 10⁴ canaries
 USERS = 6040  # MovieLens-1M; 100 epochs, δ = 1 / users
@@ -35,7 +35,9 @@ def scaled(factor: Callable[[Tensor], Tensor]) -> list[object]:
 
 def rate(factor: float) -> list[object]:
     return [
-        patch.object(loop, "PoissonBatches", lambda n, q, steps, seed: PoissonBatches(n, factor * q, steps, seed=seed))
+        patch.object(
+            trainer, "PoissonBatches", lambda n, q, steps, seed: PoissonBatches(n, factor * q, steps, seed=seed)
+        )
     ]
 
 

@@ -35,10 +35,10 @@ def measure(name: str) -> dict[str, Any]:
 
     from dpformer.data import Dataset
     from dpformer.privacy import SecureRandom
-    from dpformer.training.config import Config
-    from dpformer.training.loop import Trainer
+    from dpformer.runs.config import Config
+    from dpformer.runs.start import build_model, item_frequencies, release_counts
     from dpformer.training.plan import make_plan
-    from dpformer.training.start import build_model, item_frequencies, release_counts
+    from dpformer.training.trainer import Trainer
 
     torch.set_num_threads(1)
     case = CASES[name]

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from tests.training.logs import TINY, write_log
 
-from dpformer.privacy.verify import verify
-from dpformer.training import Config, resume, train
-from dpformer.training import run as _imported  # noqa: F401
+from dpformer.runs import Config, resume, train
+from dpformer.runs import run as _imported  # noqa: F401
+from dpformer.verification.verify import verify
 
 
 def config_of(log: Path, seed: int) -> Config:

@@ -16,7 +16,7 @@ from experiments.store import ROOT, WORK
 
 from dpformer.data import prepare
 from dpformer.models import Batch, Transformer
-from dpformer.training import load_release
+from dpformer.runs import load_release
 
 USERS, LENGTH = 5, 20
 

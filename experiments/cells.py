@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dpformer.errors import DpformerError
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
 
 FILES = {
     "ml-1m": "ml-1m.txt",

@@ -10,7 +10,7 @@ import argparse
 from experiments.cells import cells
 from experiments.store import fill, load
 
-from dpformer.training import Interrupted
+from dpformer.runs import Interrupted
 from dpformer.training.allocator import keep_freed_memory
 
 

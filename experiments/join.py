@@ -35,7 +35,7 @@ from dpformer.evaluation import evaluate, hit, ndcg
 from dpformer.models import Batch, Transformer
 from dpformer.models.counts import TransitionCounts
 from dpformer.privacy.events import Gaussian
-from dpformer.training import load_release
+from dpformer.runs import load_release
 from dpformer.training.schedule import warmup_then_decay
 
 ROWS, USERS = 32, 6040  # users at once, users to evaluate on

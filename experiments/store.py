@@ -27,10 +27,10 @@ from dpformer.data import Dataset
 from dpformer.evaluation import evaluate, hit, ndcg, popularity
 from dpformer.models.counts import TransitionCounts
 from dpformer.report.accuracy import scorer
-from dpformer.training import resume, train
-from dpformer.training.config import OF_NETWORKS, Config
-from dpformer.training.run import Run
-from dpformer.training.start import load_dataset
+from dpformer.runs import resume, train
+from dpformer.runs.config import OF_NETWORKS, Config
+from dpformer.runs.run import Run
+from dpformer.runs.start import load_dataset
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs"

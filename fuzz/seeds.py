@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from dpformer.privacy import BandedGaussian, Gaussian, Ledger, PoissonGaussian
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
 
 USERS, ITEMS = 12, 6
 ROWS = [(f"u{u}", f"i{(u + t) % ITEMS}", 1.5 + t, 10 * t) for u in range(USERS) for t in range(3 + u % 3)]
@@ -70,7 +70,7 @@ def run(model: str) -> Path:
     import atexit
     import shutil
 
-    from dpformer.training import train
+    from dpformer.runs import train
 
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -97,7 +97,7 @@ def metrics() -> bytes:
 def checkpoint() -> bytes:
     import torch
 
-    from dpformer.training.checkpoint import save_checkpoint
+    from dpformer.runs.checkpoint import save_checkpoint
 
     state = {
         "step": 3,

@@ -87,13 +87,13 @@ def _histories(path: Path) -> None:
 
 @cache
 def seeds_release() -> Any:
-    from dpformer.training import load_release
+    from dpformer.runs import load_release
 
     return load_release(seeds.run("transformer") / "model.safetensors")
 
 
 def _config(path: Path) -> None:
-    from dpformer.training.config import Config
+    from dpformer.runs.config import Config
 
     found = Config.make(path).resolve(users=10**6, threads=1)
     path.write_text(found.to_toml(), encoding="utf-8")
@@ -101,7 +101,7 @@ def _config(path: Path) -> None:
 
 
 def _checkpoint(path: Path) -> None:
-    from dpformer.training.checkpoint import load_checkpoint
+    from dpformer.runs.checkpoint import load_checkpoint
 
     load_checkpoint(path, config="c", data="d")
 
@@ -111,7 +111,7 @@ def _checkpoint_body(path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from dpformer.training.checkpoint import _digest
+    from dpformer.runs.checkpoint import _digest
 
     try:
         body = path.read_bytes().decode()
@@ -124,7 +124,7 @@ def _checkpoint_body(path: Path) -> None:
 
 
 def _release(path: Path) -> None:
-    from dpformer.training import load_release
+    from dpformer.runs import load_release
 
     release = load_release(path)
     assert len(release.vocabulary) == release.model.num_items
@@ -135,7 +135,7 @@ def _release_header(name: str, path: Path) -> None:
     """A stranger can make the digest right, too."""
     from safetensors.torch import load_file, save_file
 
-    from dpformer.training.release import _digest
+    from dpformer.runs.model_file import _digest
 
     tensors = load_file(seeds.run(name) / "model.safetensors")
     try:
@@ -166,10 +166,10 @@ def _copy_of_run(name: str) -> Path:
 
 def _statement(name: str, path: Path) -> None:
     """`verify` never falls over, and lets nothing pass that says something else; nor do commands that show it."""
-    from dpformer.privacy.verify import _same, verify
     from dpformer.report.content import gather
     from dpformer.report.page import render
-    from dpformer.training import finished
+    from dpformer.runs import finished
+    from dpformer.verification.verify import _same, verify
 
     run = _copy_of_run(name)
     (run / "privacy.json").write_bytes(path.read_bytes())
@@ -183,8 +183,8 @@ def _statement(name: str, path: Path) -> None:
 def _metrics(path: Path) -> None:
     from dpformer.report.content import gather
     from dpformer.report.page import render
-    from dpformer.training import finished
-    from dpformer.training.folder import Metrics
+    from dpformer.runs import finished
+    from dpformer.runs.folder import Metrics
 
     run = _copy_of_run("transformer")
     (run / "metrics.jsonl").write_bytes(path.read_bytes())

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from dpformer.cli import app
 from dpformer.errors import DpformerError
-from dpformer.training import Config, train
+from dpformer.runs import Config, train
 from tests.training.logs import TINY, write_log
 from tests.training.memo import remember
 

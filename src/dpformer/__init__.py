@@ -11,7 +11,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from dpformer import data, evaluation, models, reattention
     from dpformer.clipping import PhantomClipping, UnsupportedUse, clip, normalize, softmax_loss
-    from dpformer.privacy import Ledger, PoissonBatches, calibrate, release_frequencies
+    from dpformer.privacy import Ledger, PoissonBatches, calibrate
+    from dpformer.releases import release_frequencies
     from dpformer.training import PrivateOptimizer
 
 _HOME = {
@@ -23,10 +24,13 @@ _HOME = {
     "Ledger": "privacy",
     "PoissonBatches": "privacy",
     "calibrate": "privacy",
-    "release_frequencies": "privacy",
+    "release_frequencies": "releases",
     "PrivateOptimizer": "training",
 }
-_SUBPACKAGES = ("audit", "clipping", "data", "evaluation", "models", "privacy", "reattention", "report", "training")
+_SUBPACKAGES = (
+    "clipping", "data", "evaluation", "models", "privacy", "reattention", "releases", "report", "runs", "training",
+    "verification",
+)  # fmt: skip
 
 __all__ = [
     "Ledger",

@@ -10,9 +10,9 @@ CLAIM: dict[str, Any] = {"noise_multiplier": 1.2, "sample_rate": 0.2, "steps": 2
 
 def audited(fault: str, out: Path) -> None:
     """One process of a job: the leader audits and writes what was found; another one that never had work fails."""
-    from dpformer.audit import audit
-    from dpformer.audit.canaries import canary_model
     from dpformer.training.distributed import start_team
+    from dpformer.verification.audit import audit
+    from dpformer.verification.audit.canaries import canary_model
 
     FAULTS[fault]()
     worked = _count_work()
@@ -29,7 +29,7 @@ def audited(fault: str, out: Path) -> None:
 
 
 def _count_work() -> list[int]:
-    from dpformer.training.loop import Trainer
+    from dpformer.training.trainer import Trainer
 
     add_rows, worked = Trainer.add_rows, [0]
 

@@ -11,14 +11,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.audit import Mechanism, Observation, audit, observe
-from dpformer.audit.bound import assumption_free, clopper_pearson, effective_noise, epsilon_at, guess, total_variation
-from dpformer.audit.canaries import LOUD, SPARE, WIDTH, CanaryTable, canary_data
-from dpformer.audit.checks import _dispersion, _largest, _overlap, checks
-from dpformer.audit.observation import _log_ratio
 from dpformer.errors import DpformerError
 from dpformer.models import Batch
 from dpformer.privacy import PoissonGaussian
+from dpformer.verification.audit import Mechanism, Observation, audit, observe
+from dpformer.verification.audit.bound import (
+    assumption_free,
+    clopper_pearson,
+    effective_noise,
+    epsilon_at,
+    guess,
+    total_variation,
+)
+from dpformer.verification.audit.canaries import LOUD, SPARE, WIDTH, CanaryTable, canary_data
+from dpformer.verification.audit.checks import _dispersion, _largest, _overlap, checks
+from dpformer.verification.audit.observation import _log_ratio
 
 CLAIM: dict[str, Any] = {"noise_multiplier": 1.2, "sample_rate": 0.2, "steps": 32, "delta": 1e-3}
 

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpformer.audit import Audit, audit_counts
-from dpformer.models import counts_pairs, counts_release
-from dpformer.models.counts_pairs import SLACK
-from dpformer.models.counts_release import deviation_of
 from dpformer.privacy.randomness import SecureRandom
+from dpformer.releases import counts as counts_release
+from dpformer.releases import pairs as counts_pairs
+from dpformer.releases.counts import deviation_of
+from dpformer.releases.pairs import SLACK
+from dpformer.verification.audit import Audit, audit_counts
 
 CLAIM: dict[str, Any] = {"noise_multiplier": 0.8, "delta": 1e-3, "canaries": 2000, "seed": 0}
 

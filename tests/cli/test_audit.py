@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from dpformer.cli import app
 from dpformer.errors import DpformerError
-from dpformer.training import train
+from dpformer.runs import train
 from dpformer.training.optimizer import PrivateOptimizer
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpformer.data import Dataset, prepare
-from dpformer.training.release import load_release
+from dpformer.runs.model_file import load_release
 from tests.runs import copied, printed, refused, tiny_run
 from tests.training.logs import write_log
 

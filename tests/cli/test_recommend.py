@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpformer.training.release import load_release
+from dpformer.runs.model_file import load_release
 from tests.runs import printed, refused, tiny_run
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from dpformer.cli import app, main
 from dpformer.errors import DpformerError
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
 from tests.training.logs import write_log
 
 CHOICES = {"epsilon": 4, "batch-size": 20, "epochs": 4, "dim": 8, "blocks": 1, "max-length": 6, "seed": 7, "threads": 1}

@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 from dpformer.cli import app
 from dpformer.errors import DpformerError
 from dpformer.privacy import Gaussian, PoissonGaussian
-from dpformer.privacy.metrics import release_metrics
-from dpformer.privacy.verify import verify
-from dpformer.training import Config, train
-from dpformer.training import tune as tuning
-from dpformer.training.tune import draw_runs, logarithmic_gamma, plan_tuning, repeated_epsilon, tune
+from dpformer.releases.metrics import release_metrics
+from dpformer.runs import Config, train, tuning
+from dpformer.runs.tuning import draw_runs, logarithmic_gamma, plan_tuning, repeated_epsilon, tune
+from dpformer.verification.verify import verify
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
 from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this file)
@@ -91,7 +90,7 @@ def test_the_real_trial_trains_and_scores_with_noise(
         asked.append((given[1], named))
         return release(*given, **named)
 
-    monkeypatch.setattr("dpformer.privacy.metrics.release_metrics", watched)
+    monkeypatch.setattr("dpformer.releases.metrics.release_metrics", watched)
     tune(config, {"dropout": [0.0, 0.1]}, tmp_path / "run", mean_runs=2)
     assert asked == [(tuning.SCORE_NOISE, {"label": "score"})], "with noise, and without a seed"
 

@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from dpformer.cli import app
-from dpformer.privacy.verify import Verification, verify
 from dpformer.report.page import write_report
-from dpformer.training import Config, load_dataset, load_release, save_release, train
-from dpformer.training.loop import Trainer
+from dpformer.runs import Config, load_dataset, load_release, save_release, train
 from dpformer.training.plan import make_plan
+from dpformer.training.trainer import Trainer
+from dpformer.verification.verify import Verification, verify
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log
@@ -122,7 +122,7 @@ def test_a_changed_ledger_is_found(run: Path, name: str, value: Any) -> None:
 def test_an_event_left_out_is_found_even_if_epsilon_is_made_to_fit(run: Path) -> None:
     """The ledger without the frequencies, with the ε that it then has, and all words rewritten."""
     from dpformer.privacy.events import Event
-    from dpformer.privacy.statement import statement
+    from dpformer.runs.statement import statement
 
     facts = json.loads((run / "privacy.json").read_text())
     config = Config.make(run / "config.toml")
@@ -308,7 +308,7 @@ def test_an_unfinished_run_with_correlated_noise(tmp_path: Path, monkeypatch: py
         train(tiny_config(write_log(tmp_path / "log.csv"), bands=3, checkpoint_seconds=0.0), tmp_path / "run")
     assert verify(tmp_path / "run").passed
     monkeypatch.setattr(
-        "dpformer.privacy.verify.make_plan", lambda config, users: make_plan(config.but(bands=2), users)
+        "dpformer.verification.verify.make_plan", lambda config, users: make_plan(config.but(bands=2), users)
     )
     assert {"plan", "bands"} <= wrong(verify(tmp_path / "run"))
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dpformer.data import Interactions, PrivateVocabulary, data_statement, prepare, sparse_histogram
-from dpformer.data.sparse_histogram import exact_counts, last_distinct, spent_delta, threshold_for
 from dpformer.errors import DpformerError
+from dpformer.releases.vocabulary import exact_counts, last_distinct, spent_delta, threshold_for
 
 
 def zeros(count: int) -> np.ndarray:

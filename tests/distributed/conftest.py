@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dpformer import training
-from dpformer.training import Config
+from dpformer import runs as training
+from dpformer.runs import Config
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
 from tests.training.memo import remember

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpformer.errors import DpformerError
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -22,7 +22,7 @@ _context.set_forkserver_preload(
         "torch",
         "torch.distributed",
         "torch.distributed.launcher.api",
-        "dpformer.training.run",
+        "dpformer.runs.run",
         "dpformer.training.distributed",
         "tests.training.memo",
         "dpformer.cli.train",
@@ -125,7 +125,7 @@ def die_and_come_again(times: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from dpformer.training.joining import join_processes
+    from dpformer.training.rendezvous import join_processes
 
     again = join_processes("gloo")
     restart, rank, size = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), dist.get_rank(), dist.get_world_size()
@@ -201,7 +201,7 @@ def own_loop(out: Path, seed_key: bytes | None = None) -> None:
 
     import dpformer as dp
     from dpformer.training.distributed import add_up_gradients, shared_key
-    from dpformer.training.joining import join_processes
+    from dpformer.training.rendezvous import join_processes
 
     join_processes("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()

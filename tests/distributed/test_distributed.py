@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpformer import training
+from dpformer import runs as training
 from tests.distributed import jobs
 from tests.distributed.conftest import Alone, config_of
 from tests.training.memo import _known

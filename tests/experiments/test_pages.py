@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
 from experiments import attention_maps, cells, pages, plots, store, tables
 from tests.runs import invoke
 

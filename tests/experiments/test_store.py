@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from experiments.cells import Cell
 
-from dpformer.training.loop import Trainer
+from dpformer.training.trainer import Trainer
 from experiments import cells, store
 from tests.training.logs import write_log
 from tests.training.memo import remember

@@ -21,7 +21,7 @@ from dpformer.export.loss import measure_loss
 from dpformer.export.onnx import padded, session
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
 from dpformer.models.counts import TransitionCounts
-from dpformer.training.release import Release
+from dpformer.runs.model_file import Release
 
 M, LONGEST, DIM = 60, 9, 12
 KINDS = ("transformer", "re-attention", "literal", "gru", "lstm", "not shared")

@@ -19,8 +19,8 @@ from dpformer.data import Vocabulary
 from dpformer.errors import DpformerError
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
 from dpformer.models.counts import TransitionCounts
-from dpformer.training import release as module
-from dpformer.training.release import load_release, model_file, save_release
+from dpformer.runs import model_file as module
+from dpformer.runs.model_file import load_release, model_file, save_release
 
 IDS: list[Any] = [1, "b", -3, "ü", 10**30, "\ud800", "two words"]
 MODELS: dict[str, Callable[[], SequenceModel]] = {

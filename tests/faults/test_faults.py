@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.privacy import SecureRandom
-from dpformer.privacy.verify import verify
-from dpformer.training import Config, load_dataset, load_release, resume, train
-from dpformer.training.checkpoint import load_checkpoint
-from dpformer.training.folder import RunFolder
-from dpformer.training.loop import Trainer
+from dpformer.runs import Config, load_dataset, load_release, resume, train
+from dpformer.runs.checkpoint import load_checkpoint
+from dpformer.runs.folder import RunFolder
+from dpformer.runs.start import build_model
 from dpformer.training.plan import make_plan
-from dpformer.training.start import build_model
+from dpformer.training.trainer import Trainer
+from dpformer.verification.verify import verify
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log

@@ -17,8 +17,8 @@ from dpformer.data.tokens import Tokens
 from dpformer.errors import DpformerError
 from dpformer.evaluation.language import generate, language_loss
 from dpformer.models import Transformer
-from dpformer.training import Config, resume, train
-from dpformer.training.release import load_release
+from dpformer.runs import Config, resume, train
+from dpformer.runs.model_file import load_release
 from tests.language.test_text import tokenizer_file
 from tests.training.crash import Crash, crash_after
 from tests.training.memo import remember
@@ -155,7 +155,7 @@ def test_refused_choices(choices: dict[str, Any], message: str) -> None:
 
 
 def test_a_recommender_writes_no_text(tmp_path: Path) -> None:
-    from dpformer.training.release import save_release
+    from dpformer.runs.model_file import save_release
 
     model = Transformer(3, 4, dim=4, blocks=1)
     save_release(tmp_path / "model.safetensors", model, vocabulary=["a", "b", "c"], metadata={})
@@ -178,7 +178,7 @@ def test_the_papers_sizes() -> None:
 
 
 def test_a_plan_without_reading_the_text() -> None:
-    from dpformer.training.estimate import dry_run
+    from dpformer.runs.estimate import dry_run
 
     config = Config.make(file="not-there.txt", task="lm", unit="line", dim=8, blocks=1, max_length=6, epochs=1)
     facts = dry_run(config, users=200)

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from dpformer.models import counts, counts_pairs, counts_release
+from dpformer.models import counts
 from dpformer.models.counts import TransitionCounts
-from dpformer.models.counts_pairs import DECAY, WINDOW, pairs_of_users, scaled
-from dpformer.models.counts_release import ITEMS, ROUNDS, TransitionRelease, release_transitions
 from dpformer.privacy import Ledger
-from dpformer.privacy.frequencies import FrequencyRelease, user_counts
+from dpformer.releases import counts as counts_release
+from dpformer.releases import pairs as counts_pairs
+from dpformer.releases.counts import ITEMS, ROUNDS, TransitionRelease, release_transitions
+from dpformer.releases.frequencies import FrequencyRelease, user_counts
+from dpformer.releases.pairs import DECAY, WINDOW, pairs_of_users, scaled
 
 NUM_ITEMS = 9
 histories_of = st.lists(st.lists(st.integers(0, NUM_ITEMS - 1), max_size=30), min_size=1, max_size=8)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpformer.privacy import Gaussian, release_frequencies
-from dpformer.privacy.frequencies import _unpack, estimate, user_counts
+from dpformer.privacy import Gaussian
+from dpformer.releases import release_frequencies
+from dpformer.releases.frequencies import _unpack, estimate, user_counts
 
 Histories = list[list[int]]
 histories_of = st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=15)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dpformer.evaluation import hit, ndcg
 from dpformer.privacy import Gaussian, SecureRandom
-from dpformer.privacy.metrics import ALARM, SCALE, MetricRelease, release_metrics, user_values
 from dpformer.privacy.randomness import public_grid
+from dpformer.releases.metrics import ALARM, SCALE, MetricRelease, release_metrics, user_values
 
 RANKS = torch.from_numpy(np.random.default_rng(0).integers(1, 40, 3000))
 

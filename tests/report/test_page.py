@@ -17,8 +17,8 @@ from dpformer.privacy.numbers import round_up
 from dpformer.report import write_report
 from dpformer.report.content import attack_bound, gather, popularity_group
 from dpformer.report.page import _percent
-from dpformer.training import Config, finished, train
-from dpformer.training.tune import restated
+from dpformer.runs import Config, finished, train
+from dpformer.runs.tuning import restated
 from tests.runs import CHOICES, EVIL, copied, tiny_run
 
 VOID = {"meta", "line", "rect", "circle", "polyline", "br"}

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from dpformer.training import Config
+from dpformer.runs import Config
 from tests.training.logs import TINY, write_log
 from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this folder)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dpformer.training.loop import Trainer
+from dpformer.training.trainer import Trainer
 
 
 class Crash(BaseException):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.soak import child, kill_until_done, wait
 
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
 from dpformer.training.plan import make_plan
 from tests.training.memo import remember
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dpformer.privacy import accounting, calibration, statement
+from dpformer.privacy import accounting, calibration
+from dpformer.runs import statement
 from dpformer.training import plan
 
 _known: dict[Any, float] = {}

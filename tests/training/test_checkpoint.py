@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dpformer.errors import DpformerError
-from dpformer.training import checkpoint
-from dpformer.training.checkpoint import load_checkpoint, save_checkpoint
+from dpformer.runs import checkpoint
+from dpformer.runs.checkpoint import load_checkpoint, save_checkpoint
 
 STATE: dict[str, Any] = {
     "step": 3,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpformer.errors import DpformerError
-from dpformer.training.config import RECIPES, Config, fields_of
+from dpformer.runs.config import RECIPES, Config, fields_of
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) -> None:

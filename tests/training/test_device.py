@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpformer import training
+from dpformer import runs as training
 from dpformer.errors import DpformerError
-from dpformer.training import Config
+from dpformer.runs import Config
 from dpformer.training.device import device_of
 from dpformer.training.optimizer import PrivateOptimizer
 from tests import second_device
@@ -60,7 +60,7 @@ def train_there(log: Path, out: Path, known: dict[Any, float]) -> None:
         for number, config in enumerate(configs(log)):
             folder = out / str(number)
             with contextlib.suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
-                patch.setattr("dpformer.training.run.Metrics.add", interrupt)
+                patch.setattr("dpformer.runs.run.Metrics.add", interrupt)
                 training.train(config.but(device="second"), folder)
             model = training.resume(folder).release.model.to("second")
             if config.model == "transformer":  # outside of the engine, this torch has no GRU for unknown devices

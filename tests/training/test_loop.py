@@ -15,10 +15,10 @@ from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.models import Batch
 from dpformer.privacy import SecureRandom
-from dpformer.training.config import Config
-from dpformer.training.loop import Trainer, out_of_memory
+from dpformer.runs.config import Config
+from dpformer.runs.start import build_model
 from dpformer.training.plan import Plan
-from dpformer.training.start import build_model
+from dpformer.training.trainer import Trainer, out_of_memory
 
 USERS, ITEMS, LENGTH = 40, 25, 8
 

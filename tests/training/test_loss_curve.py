@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpformer.clipping import normalize, norms, softmax_head
-from dpformer.training.loop import _put
 from dpformer.training.optimizer import PrivateOptimizer
+from dpformer.training.trainer import _put
 from tests.training.test_loop import naive_sum, trainer_of
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from dpformer.errors import DpformerError
 from dpformer.models import Transformer
 from dpformer.privacy import BandedGaussian, Gaussian, SecureRandom, epsilon_of
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
+from dpformer.runs.start import build_model
 from dpformer.training.plan import COUNTS, Plan, make_plan, other_events
 from dpformer.training.schedule import warmup_then_decay
-from dpformer.training.start import build_model
 
 
 def plan_of(users: int = 6040, **choices: object) -> Plan:

@@ -12,13 +12,13 @@ import torch
 from dpformer.errors import DpformerError
 from dpformer.evaluation.evaluate import masked_ranks
 from dpformer.privacy import Gaussian, epsilon_of
-from dpformer.privacy.metrics import SCALE, MetricRelease, user_values
 from dpformer.privacy.randomness import SecureRandom, public_grid
-from dpformer.privacy.statement import statement
-from dpformer.privacy.verify import Verification, verify
-from dpformer.training import Config, finished, load_dataset, resume, train
-from dpformer.training.folder import RunFolder
+from dpformer.releases.metrics import SCALE, MetricRelease, user_values
+from dpformer.runs import Config, finished, load_dataset, resume, train
+from dpformer.runs.folder import RunFolder
+from dpformer.runs.statement import statement
 from dpformer.training.plan import make_plan
+from dpformer.verification.verify import Verification, verify
 from tests.runs import invoke, printed, refused
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
@@ -151,7 +151,7 @@ def test_verify_finds_noise_that_is_missing_or_wrong(
 def forge(run: Path, **changes: Any) -> None:
     """Rewrites the statement consistently, all words included, with other metrics or another ledger."""
     from dpformer.privacy.events import Event
-    from dpformer.privacy.statement import headline, words
+    from dpformer.runs.statement import headline, words
 
     facts = facts_of(run)
     if "events" in changes:

@@ -16,9 +16,9 @@ import pytest
 
 from dpformer.errors import DpformerError
 from dpformer.models import Transformer
-from dpformer.training import Config, Interrupted, finished, load_dataset, load_release, resume, run, start, train
-from dpformer.training.folder import Metrics, RunFolder
-from dpformer.training.loop import Trainer
+from dpformer.runs import Config, Interrupted, finished, load_dataset, load_release, resume, run, start, train
+from dpformer.runs.folder import Metrics, RunFolder
+from dpformer.training.trainer import Trainer
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log

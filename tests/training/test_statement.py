@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpformer.privacy import Gaussian, PoissonGaussian, epsilon_of
-from dpformer.privacy.statement import round_up, statement
+from dpformer.runs.statement import round_up, statement
 
 EVENTS = (Gaussian(8.0, label="frequencies"), PoissonGaussian(1.2, 0.1, 20, label="training"))
 

@@ -56,7 +56,7 @@ def audit(
 
 def settings_of(run: Path) -> dict[str, Any]:
     """The arguments of an audit of a finished run, as its statement claims them."""
-    from dpformer.training.run import finished
+    from dpformer.runs.run import finished
 
     facts = finished(run).statement
     counts = [event for event in facts["events"] if event["label"] == "transition counts"]
@@ -96,10 +96,10 @@ def _audit(settings: dict[str, Any], canaries: int, confidence: float, seed: int
     from rich.console import Console
     from rich.progress import track
 
-    from dpformer.audit import audit as run_audit
-    from dpformer.audit import audit_counts
-    from dpformer.audit.canaries import canary_model
     from dpformer.training.distributed import start_team
+    from dpformer.verification.audit import audit as run_audit
+    from dpformer.verification.audit import audit_counts
+    from dpformer.verification.audit.canaries import canary_model
 
     if "steps" not in settings:
         return audit_counts(**settings, canaries=canaries, confidence=confidence, seed=seed)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dpformer.cli.train import run_or_exit
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
 
 MODELS = {"counts": "transition counts", "transformer": "Transformer with Re-Attention"}
 
@@ -50,7 +50,7 @@ def _print(measured: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dpformer.privacy.statement import round_up
+    from dpformer.runs.statement import round_up
 
     table = Table(title="Next item, full ranking, seen items masked", title_justify="left")
     table.add_column("")

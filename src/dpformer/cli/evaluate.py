@@ -34,7 +34,7 @@ def evaluate(
         raise DpformerError(f"samples is {samples}; it must be 1 or more")
     if split not in ("test", "validation"):
         raise DpformerError(f"split is {split!r}; it must be test or validation")
-    from dpformer.training import finished
+    from dpformer.runs import finished
 
     opened = finished(run)
     if private_metrics:

@@ -19,7 +19,7 @@ def export(
 ) -> None:
     """Write a model as ONNX: history in, the best unseen items out; any batch and length."""
     from dpformer.export import export_onnx
-    from dpformer.training.release import load_release, model_file
+    from dpformer.runs.model_file import load_release, model_file
 
     release = load_release(model_file(run))
     exported = export_onnx(release, out, k=k, int8=int8)
@@ -33,7 +33,7 @@ def _loss(run: Path, release: Any, exported: Any) -> dict[str, Any]:
     """NDCG on the run's held-out items before and after rounding, or why it could not be measured."""
     from dpformer.export.loss import measure_loss
     from dpformer.report.accuracy import held_out_data
-    from dpformer.training import finished
+    from dpformer.runs import finished
 
     if not run.is_dir():
         return {"unknown": f"{run} is a model alone; give the run folder"}

@@ -26,7 +26,7 @@ def generate(
         raise DpformerError(f"temperature is {temperature}; it must be a finite number, 0 or more")
     from dpformer.data.text import decoder
     from dpformer.evaluation.language import generate as draw
-    from dpformer.training.release import load_release, model_file
+    from dpformer.runs.model_file import load_release, model_file
 
     release = load_release(model_file(run))
     tokens, decode = decoder(release)

@@ -34,7 +34,7 @@ def recommend(
     if (history is None) == (file is None):
         raise DpformerError("give one of --history a,b,c and a file of histories")
     from dpformer.data import read_catalog
-    from dpformer.training.release import load_release, model_file
+    from dpformer.runs.model_file import load_release, model_file
 
     release = load_release(model_file(run))
     if "text" in release.metadata:

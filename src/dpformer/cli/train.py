@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from dpformer.errors import DpformerError
-from dpformer.training.config import Config, section_of
+from dpformer.runs.config import Config, section_of
 
 FLAGS = {"reattention": ["--re-attention/--no-re-attention"]}  # the others are named after their choice
 
@@ -52,10 +52,10 @@ def train(
 def run_or_exit(what: Config | Path, out: Path | None = None) -> Any:
     """Trains by a config, or goes on with a run folder; stopped by Ctrl-C, it says so and exits with 130."""
     quiet_threads()
-    from dpformer import training
+    from dpformer import runs as training
+    from dpformer.runs.run import started_before
     from dpformer.training.distributed import start_team
-    from dpformer.training.joining import restarted
-    from dpformer.training.run import started_before
+    from dpformer.training.rendezvous import restarted
 
     team = start_team()
     if team is not None and not team.leads:
@@ -113,7 +113,7 @@ def _summary(run: Any) -> str:
 
 def _print_plan(config: Config, users: int | None, items: int | None, as_json: bool) -> None:
     quiet_threads()
-    from dpformer.training.estimate import dry_run
+    from dpformer.runs.estimate import dry_run
 
     facts = dry_run(config, users, items)
     if as_json:
@@ -142,7 +142,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["epsilon"] is None:
         return [("NOT PRIVATE", "no clipping and no noise: epsilon is inf")]
-    from dpformer.privacy.statement import round_up
+    from dpformer.runs.statement import round_up
 
     rows = [
         ("ε", f"{round_up(facts['epsilon'])} (asked for: {facts['epsilon_target']:g})"),

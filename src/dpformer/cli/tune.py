@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dpformer.errors import DpformerError
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
 
 
 def tune(
@@ -32,7 +32,7 @@ def tune(
     from dpformer.cli.train import default_out, quiet_threads
 
     quiet_threads()
-    from dpformer.training import tune as tuning
+    from dpformer.runs import tuning
 
     values = dict(_parse(text) for text in tries or [])
     first = {name: tried[0] for name, tried in values.items() if name in tuning.TUNABLE}  # of a network, so it is one

@@ -21,7 +21,7 @@ def verify(
     from dpformer.cli.train import quiet_threads
 
     quiet_threads()
-    from dpformer.privacy.verify import verify as check
+    from dpformer.verification.verify import verify as check
 
     result = check(run, dataset=_dataset(run) if read_data else None)
     conclude(result, _print, as_json)
@@ -30,10 +30,10 @@ def verify(
 def _dataset(run: Path) -> Any:
     """The data of a finished run prepared again, None if it is not there."""
     from dpformer.data import Vocabulary
-    from dpformer.training.config import Config
-    from dpformer.training.folder import RunFolder
-    from dpformer.training.release import load_release
-    from dpformer.training.start import load_dataset
+    from dpformer.runs.config import Config
+    from dpformer.runs.folder import RunFolder
+    from dpformer.runs.model_file import load_release
+    from dpformer.runs.start import load_dataset
 
     folder = RunFolder.open(run)
     if not folder.done:

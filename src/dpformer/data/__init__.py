@@ -4,10 +4,10 @@ from dpformer.data.cache import load, save
 from dpformer.data.dataset import Dataset
 from dpformer.data.interactions import Columns, Interactions, read
 from dpformer.data.prepare import Filters, PrivateVocabulary, prepare
-from dpformer.data.sparse_histogram import SparseHistogram, sparse_histogram
 from dpformer.data.statement import data_statement
 from dpformer.data.synthetic import synthetic
 from dpformer.data.vocabulary import Vocabulary, read_catalog
+from dpformer.releases.vocabulary import SparseHistogram, sparse_histogram
 
 __all__ = [
     "Columns",

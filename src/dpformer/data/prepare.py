@@ -12,9 +12,9 @@ import numpy as np
 from dpformer.data.cache import load, save
 from dpformer.data.dataset import MIN_TO_TEST, Dataset
 from dpformer.data.interactions import Columns, Interactions, read
-from dpformer.data.sparse_histogram import SparseHistogram, sparse_histogram
 from dpformer.data.vocabulary import Vocabulary, canonical_order
 from dpformer.errors import DpformerError
+from dpformer.releases.vocabulary import SparseHistogram, sparse_histogram
 
 
 @dataclass(frozen=True)

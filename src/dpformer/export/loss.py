@@ -10,7 +10,7 @@ from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.evaluation import ndcg
 from dpformer.export.onnx import masked_scores, padded, session
-from dpformer.training.release import Release
+from dpformer.runs.model_file import Release
 
 AT_ONCE = 128  # users
 

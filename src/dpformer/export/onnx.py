@@ -29,7 +29,7 @@ from dpformer.export import symbolic
 from dpformer.export.graph import TopItems
 from dpformer.export.int8 import rounded, store_in_int8
 from dpformer.files import replacing
-from dpformer.training.release import Release
+from dpformer.runs.model_file import Release
 
 OPSET = 18
 SHAPES = ((1, 1), (1, 7), (3, 2), (16, 13), (5, 40))  # (batch, length) on which the file is checked

@@ -30,9 +30,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from dpformer.models.counts_release import TransitionRelease, release_transitions
 from dpformer.privacy.arguments import whole
 from dpformer.privacy.ledger import Ledger
+from dpformer.releases.counts import TransitionRelease, release_transitions
 
 THRESHOLD = 1.5  # deviations taken off every total
 CLEAR = 3.0  # deviations above which a pair tells of direction

@@ -1,9 +1,8 @@
-"""What is promised: budget, ledger and accountant, Poisson sampling, secure noise, the frequency release."""
+"""What is promised: budget, ledger and accountant, Poisson sampling, secure noise."""
 
 from dpformer.privacy.accounting import epsilon_of
 from dpformer.privacy.calibration import calibrate
 from dpformer.privacy.events import BandedGaussian, Event, Gaussian, PoissonGaussian
-from dpformer.privacy.frequencies import FrequencyRelease, release_frequencies
 from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.noise import NoiseAhead
 from dpformer.privacy.randomness import SecureNoise, SecureRandom
@@ -12,7 +11,6 @@ from dpformer.privacy.sampling import PoissonBatches
 __all__ = [
     "BandedGaussian",
     "Event",
-    "FrequencyRelease",
     "Gaussian",
     "Ledger",
     "NoiseAhead",
@@ -22,5 +20,4 @@ __all__ = [
     "SecureRandom",
     "calibrate",
     "epsilon_of",
-    "release_frequencies",
 ]

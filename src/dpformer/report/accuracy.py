@@ -13,12 +13,12 @@ from dpformer.errors import DpformerError
 from dpformer.evaluation import Evaluation, evaluate, popularity
 from dpformer.evaluation.evaluate import scorer
 from dpformer.evaluation.language import language_loss
-from dpformer.training.start import load_dataset
+from dpformer.runs.start import load_dataset
 
 if TYPE_CHECKING:
-    from dpformer.training.config import Config
-    from dpformer.training.release import Release
-    from dpformer.training.run import Run
+    from dpformer.runs.config import Config
+    from dpformer.runs.model_file import Release
+    from dpformer.runs.run import Run
 
 NOT_COVERED = (
     "Measured on users' own held-out items: the privacy guarantee does not cover these numbers, keep them as private "

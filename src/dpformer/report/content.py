@@ -21,8 +21,8 @@ from dpformer.report.accuracy import Accuracy, measure, measure_text
 from dpformer.report.svg import Group, Line, dot_chart, heat_map, line_chart
 
 if TYPE_CHECKING:
-    from dpformer.training.release import Release
-    from dpformer.training.run import Run
+    from dpformer.runs.model_file import Release
+    from dpformer.runs.run import Run
 
 GROUPS = ("1st quarter", "2nd", "3rd", "4th", "in the noise")
 EXAMPLE_LENGTH = 8

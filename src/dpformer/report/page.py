@@ -14,8 +14,8 @@ import dpformer
 from dpformer.files import write_text
 from dpformer.privacy.numbers import one_in, plain, round_up
 from dpformer.report.content import Content, attack_bound, gather, words_of
-from dpformer.training.config import OF_NETWORKS, Config, Section, fields_of
-from dpformer.training.run import finished
+from dpformer.runs.config import OF_NETWORKS, Config, Section, fields_of
+from dpformer.runs.run import finished
 
 MODELS = {"transformer": "Transformer", "gru": "GRU", "lstm": "LSTM", "counts": "Transition counts"}
 

@@ -1,46 +1,22 @@
-"""Training: the plan, the DP optimiser step, the loop, checkpoints, the run folder. Names are imported on first use."""
+"""The training step: plan, sampling, clipped sums, noise, optimizer; one process or several. Imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpformer.training.config import Config
     from dpformer.training.optimizer import PrivateOptimizer
     from dpformer.training.plan import Plan, make_plan
-    from dpformer.training.release import Release, load_release, save_release
-    from dpformer.training.run import Interrupted, Run, finished, resume, train
-    from dpformer.training.start import load_dataset
 
 _HOME = {
-    "Config": "config",
-    "Interrupted": "run",
     "Plan": "plan",
     "PrivateOptimizer": "optimizer",
-    "Release": "release",
-    "Run": "run",
-    "finished": "run",
-    "load_dataset": "start",
-    "load_release": "release",
     "make_plan": "plan",
-    "resume": "run",
-    "save_release": "release",
-    "train": "run",
 }
 
 __all__ = [
-    "Config",
-    "Interrupted",
     "Plan",
     "PrivateOptimizer",
-    "Release",
-    "Run",
-    "finished",
-    "load_dataset",
-    "load_release",
     "make_plan",
-    "resume",
-    "save_release",
-    "train",
 ]
 
 

@@ -33,11 +33,11 @@ from dpformer.data.dataset import Dataset
 from dpformer.errors import DpformerError
 from dpformer.models import SequenceModel
 from dpformer.privacy import SecureRandom
-from dpformer.training.config import Config
-from dpformer.training.joining import check_gpus, join_processes, together
-from dpformer.training.loop import Part, Totals, Trainer
+from dpformer.runs.config import Config
+from dpformer.runs.start import build_model
 from dpformer.training.plan import Plan
-from dpformer.training.start import build_model
+from dpformer.training.rendezvous import check_gpus, join_processes, together
+from dpformer.training.trainer import Part, Totals, Trainer
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dpformer.errors import DpformerError
 from dpformer.privacy.accounting import epsilon_of, quiet
 from dpformer.privacy.calibration import calibrate
 from dpformer.privacy.events import METRICS, Event, Gaussian, training_event
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
 
 COUNTS = "transition counts"
 VOCABULARY_DELTA = 0.1  # of δ, for the threshold of a released vocabulary

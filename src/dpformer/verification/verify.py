@@ -24,14 +24,14 @@ from dpformer.data import Dataset, data_statement
 from dpformer.data.text import text_statement
 from dpformer.errors import DpformerError
 from dpformer.privacy.events import Event
-from dpformer.privacy.statement import headline, statement, words
 from dpformer.privacy.units import unit_of
-from dpformer.privacy.verify_file import Finding, ReleasedFile
-from dpformer.training.checkpoint import load_checkpoint
-from dpformer.training.config import Config
-from dpformer.training.folder import RunFolder
+from dpformer.runs.checkpoint import load_checkpoint
+from dpformer.runs.config import Config
+from dpformer.runs.folder import RunFolder
+from dpformer.runs.statement import headline, statement, words
+from dpformer.runs.tuning import repeated_epsilon, restated
 from dpformer.training.plan import Plan, make_plan
-from dpformer.training.tune import repeated_epsilon, restated
+from dpformer.verification.released_file import Finding, ReleasedFile
 
 CLOSE = 1e-9  # relative; what accounting and calibration make is compared to 10⁻³ if another version made it
 MOST_USERS = 10**10  # people there are; more would keep the accountant busy for ever

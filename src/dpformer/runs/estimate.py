@@ -16,10 +16,10 @@ import torch
 from dpformer.data import Dataset, read_catalog
 from dpformer.errors import DpformerError
 from dpformer.privacy import SecureRandom
-from dpformer.training.config import Config
-from dpformer.training.loop import Trainer
+from dpformer.runs.config import Config
+from dpformer.runs.start import SYNTHETIC_ITEMS, SYNTHETIC_USERS, build_model, tokens_of
 from dpformer.training.plan import Plan, make_plan
-from dpformer.training.start import SYNTHETIC_ITEMS, SYNTHETIC_USERS, build_model, tokens_of
+from dpformer.training.trainer import Trainer
 
 
 def dry_run(config: Config, users: int | None = None, items: int | None = None) -> dict[str, Any]:

@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpformer.models.counts_pairs import Pairs, pairs_of_users, scaled
 from dpformer.privacy.arguments import positive, whole
 from dpformer.privacy.events import Gaussian
-from dpformer.privacy.frequencies import FrequencyRelease, release_frequencies
 from dpformer.privacy.randomness import SecureRandom, public_grid
 from dpformer.privacy.sparse import noisy_above
+from dpformer.releases.frequencies import FrequencyRelease, release_frequencies
+from dpformer.releases.pairs import Pairs, pairs_of_users, scaled
 
 LABEL = "transition counts"
 MOST_NOISE = 2**25  # cells without data that may pass the first round, in expectation: bounds memory

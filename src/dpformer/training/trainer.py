@@ -28,12 +28,12 @@ from dpformer.data.dataset import Dataset
 from dpformer.errors import DpformerError
 from dpformer.models import Batch, SequenceModel
 from dpformer.privacy import Ledger, PoissonBatches, SecureRandom
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
+from dpformer.runs.start import torch_seed
 from dpformer.training.microbatches import by_length, cut, positions_at_once
 from dpformer.training.optimizer import PrivateOptimizer
 from dpformer.training.plan import Plan
 from dpformer.training.schedule import average_weight, warmup_then_decay
-from dpformer.training.start import torch_seed
 
 if TYPE_CHECKING:
     from dpformer.training.distributed import Team

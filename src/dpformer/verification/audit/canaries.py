@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dpformer.data import Dataset
 from dpformer.models import Batch, SequenceModel
-from dpformer.training.config import Config
+from dpformer.runs.config import Config
 from dpformer.training.plan import Plan
 
 WIDTH = 64  # columns of the table, as of an embedding

@@ -15,10 +15,11 @@ from dpformer.data.text import TextDataset, read_text
 from dpformer.data.tokens import Tokens
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
 from dpformer.models.counts import TransitionCounts
-from dpformer.models.counts_release import release_transitions
-from dpformer.privacy import Ledger, SecureRandom, release_frequencies
+from dpformer.privacy import Ledger, SecureRandom
 from dpformer.reattention.error import adam_error
-from dpformer.training.config import Config
+from dpformer.releases import release_frequencies
+from dpformer.releases.counts import release_transitions
+from dpformer.runs.config import Config
 from dpformer.training.device import device_of
 from dpformer.training.plan import COUNTS, VOCABULARY_DELTA, Plan, other_events
 from dpformer.training.schedule import warmup_then_decay

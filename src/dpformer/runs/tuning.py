@@ -28,11 +28,11 @@ from dpformer.privacy.accounting import quiet
 from dpformer.privacy.events import Event, Gaussian
 from dpformer.privacy.numbers import plain, round_up
 from dpformer.privacy.randomness import SecureRandom
-from dpformer.privacy.statement import headline, words
-from dpformer.training.config import Config
-from dpformer.training.folder import RunFolder
+from dpformer.runs.config import Config
+from dpformer.runs.folder import RunFolder
+from dpformer.runs.model_file import load_release, save_release
+from dpformer.runs.statement import headline, words
 from dpformer.training.plan import make_plan
-from dpformer.training.release import load_release, save_release
 
 SCORE_NOISE = 20.0  # in units of one user's contribution to the score
 TUNABLE = (
@@ -137,7 +137,7 @@ def tune(
     folder.refuse_existing()
     config = config.but(validation=True)
     _refuse(config, choices, mean_runs)
-    from dpformer.training.start import load_dataset
+    from dpformer.runs.start import load_dataset
 
     tuning = plan_tuning(config, choices, mean_runs, load_dataset(config).num_users)
     announce(tuning)
@@ -171,9 +171,9 @@ def _search(config: Config, tuning: Tuning, workshop: Path, random: SecureRandom
 def train_and_score(config: Config, out: Path) -> float:
     """Trains one candidate; its score is NDCG@10 on validation items, with noise."""
     from dpformer.evaluation.evaluate import masked_ranks
-    from dpformer.privacy.metrics import release_metrics
-    from dpformer.training.run import train
-    from dpformer.training.start import load_dataset
+    from dpformer.releases.metrics import release_metrics
+    from dpformer.runs.run import train
+    from dpformer.runs.start import load_dataset
 
     run = train(config, out)
     ranks = masked_ranks(run.release.model, load_dataset(run.config), "validation")

@@ -27,18 +27,18 @@ from dpformer.models.counts import TransitionCounts
 from dpformer.models.warm_start import low_rank_items
 from dpformer.privacy import Ledger, SecureRandom
 from dpformer.privacy.events import METRICS
-from dpformer.privacy.metrics import MetricRelease, release_metrics
-from dpformer.privacy.statement import statement
-from dpformer.privacy.statement_file import check_shape
 from dpformer.privacy.units import unit_of
-from dpformer.training.checkpoint import check_data, load_checkpoint, save_checkpoint
-from dpformer.training.config import Config
-from dpformer.training.folder import Metrics, RunFolder
-from dpformer.training.loop import Trainer
+from dpformer.releases.metrics import MetricRelease, release_metrics
+from dpformer.runs.checkpoint import check_data, load_checkpoint, save_checkpoint
+from dpformer.runs.config import Config
+from dpformer.runs.folder import Metrics, RunFolder
+from dpformer.runs.model_file import Release, load_release, save_release
+from dpformer.runs.progress import TrainingProgress
+from dpformer.runs.start import build_model, item_frequencies, load_dataset, release_counts
+from dpformer.runs.statement import statement
+from dpformer.runs.statement_file import check_shape
 from dpformer.training.plan import Plan, make_plan
-from dpformer.training.progress import TrainingProgress
-from dpformer.training.release import Release, load_release, save_release
-from dpformer.training.start import build_model, item_frequencies, load_dataset, release_counts
+from dpformer.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from dpformer.training.distributed import Team

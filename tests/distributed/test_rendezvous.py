@@ -6,13 +6,13 @@ import pytest
 import torch.distributed as dist
 
 from dpformer.errors import DpformerError
-from dpformer.training import joining
-from dpformer.training.joining import check_gpus
+from dpformer.training import rendezvous
+from dpformer.training.rendezvous import check_gpus
 
 
 def agree(store: dist.Store, ranks: list[int], size: int) -> list[str]:
     with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(lambda rank: joining._agree_on_name(store, rank, size), ranks))
+        return list(pool.map(lambda rank: rendezvous._agree_on_name(store, rank, size), ranks))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -33,7 +33,7 @@ def test_what_the_dead_have_left_is_no_answer(monkeypatch: pytest.MonkeyPatch) -
     store.set("old name has 1", "")
     found = agree(store, [2, 1, 0], 3)  # the leader comes last
     assert len(set(found)) == 1 and found[0] != "old name"
-    monkeypatch.setattr(joining, "ARRIVAL", joining.timedelta(seconds=0.1))
+    monkeypatch.setattr(rendezvous, "ARRIVAL", rendezvous.timedelta(seconds=0.1))
     with pytest.raises(RuntimeError, match="process 1 has not come within 0:00:00"):
         agree(store, [0], 2)
 

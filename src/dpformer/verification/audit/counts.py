@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpformer.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
-from dpformer.audit.checks import another_run, contribution_checks, distribution_checks, told_apart
-from dpformer.audit.observation import Mechanism
-from dpformer.audit.result import Audit
-from dpformer.models.counts_pairs import WINDOW
-from dpformer.models.counts_release import ROUNDS, TransitionRelease, release_transitions
 from dpformer.privacy.arguments import delta_of, positive
 from dpformer.privacy.events import PoissonGaussian
+from dpformer.releases.counts import ROUNDS, TransitionRelease, release_transitions
+from dpformer.releases.pairs import WINDOW
+from dpformer.verification.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
+from dpformer.verification.audit.checks import another_run, contribution_checks, distribution_checks, told_apart
+from dpformer.verification.audit.observation import Mechanism
+from dpformer.verification.audit.result import Audit
 
 CLEAR = 8.0  # deviations of the first round by which a pair is above its threshold
 

@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from dpformer.audit.canaries import CanaryTable, canary_data
 from dpformer.data import Dataset
 from dpformer.models import SequenceModel
 from dpformer.privacy import SecureRandom
 from dpformer.privacy.banded import coefficients
 from dpformer.privacy.events import PoissonGaussian, training_event
-from dpformer.training.checkpoint import load_checkpoint, save_checkpoint
-from dpformer.training.config import Config
-from dpformer.training.loop import Trainer
+from dpformer.runs.checkpoint import load_checkpoint, save_checkpoint
+from dpformer.runs.config import Config
 from dpformer.training.plan import Plan
+from dpformer.training.trainer import Trainer
+from dpformer.verification.audit.canaries import CanaryTable, canary_data
 
 if TYPE_CHECKING:
     from dpformer.training.distributed import Team

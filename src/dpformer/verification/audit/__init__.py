@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpformer.audit.auditing import audit
-    from dpformer.audit.checks import Check
-    from dpformer.audit.counts import audit_counts
-    from dpformer.audit.observation import Mechanism, Observation, observe
-    from dpformer.audit.result import Audit
+    from dpformer.verification.audit.auditing import audit
+    from dpformer.verification.audit.checks import Check
+    from dpformer.verification.audit.counts import audit_counts
+    from dpformer.verification.audit.observation import Mechanism, Observation, observe
+    from dpformer.verification.audit.result import Audit
 
 _HOME = {
     "Audit": "result",
@@ -25,5 +25,5 @@ __all__ = ["Audit", "Check", "Mechanism", "Observation", "audit", "audit_counts"
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(f"dpformer.audit.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'dpformer.audit' has no attribute {name!r}")
+        return getattr(import_module(f"dpformer.verification.audit.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'dpformer.verification.audit' has no attribute {name!r}")

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.audit.bound import Guesses
-from dpformer.audit.checks import Check
-from dpformer.audit.observation import Mechanism
 from dpformer.errors import DpformerError, MissingExtra
 from dpformer.files import replacing
+from dpformer.verification.audit.bound import Guesses
+from dpformer.verification.audit.checks import Check
+from dpformer.verification.audit.observation import Mechanism
 
 
 @dataclass(frozen=True)

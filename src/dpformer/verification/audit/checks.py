@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.audit.bound import Guesses, total_variation
-from dpformer.audit.observation import Observation
 from dpformer.privacy.events import PoissonGaussian
+from dpformer.verification.audit.bound import Guesses, total_variation
+from dpformer.verification.audit.observation import Observation
 
 ALARM = 1e-6
 MOST = 2048  # steps, or coordinates, or users of which all pairs are looked at

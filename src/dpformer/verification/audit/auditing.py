@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dpformer.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
-from dpformer.audit.checks import checks, told_apart
-from dpformer.audit.observation import Mechanism, Watch, observe
-from dpformer.audit.result import Audit
 from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
 from dpformer.privacy.events import banded_rate
+from dpformer.verification.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
+from dpformer.verification.audit.checks import checks, told_apart
+from dpformer.verification.audit.observation import Mechanism, Watch, observe
+from dpformer.verification.audit.result import Audit
 
 if TYPE_CHECKING:
     from dpformer.training.distributed import Team

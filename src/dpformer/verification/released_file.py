@@ -21,11 +21,11 @@ from dpformer.data import Dataset
 from dpformer.evaluation.evaluate import masked_ranks
 from dpformer.models.counts import ROW_PRIOR, TransitionCounts
 from dpformer.privacy.events import METRICS, Event, Gaussian
-from dpformer.privacy.metrics import ALARM, MetricRelease
 from dpformer.privacy.randomness import SecureRandom
-from dpformer.training.config import Config
+from dpformer.releases.metrics import ALARM, MetricRelease
+from dpformer.runs.config import Config
+from dpformer.runs.model_file import Release, load_release
 from dpformer.training.plan import Plan
-from dpformer.training.release import Release, load_release
 
 METADATA = {"headline", "private", "epsilon", "delta", "versions"}
 HEADER = {"format", "model", "arguments", "metadata", "sha256"}
@@ -101,7 +101,7 @@ class ReleasedFile:
         """What is in the model without having been trained must follow from what was released with noise."""
         if self.config.model == "counts":
             return self._transition_counts()
-        from dpformer.training.start import build_model
+        from dpformer.runs.start import build_model
 
         release = self.release
         frequencies = None if release.frequencies is None else torch.from_numpy(release.frequencies)

@@ -1,0 +1,42 @@
+"""A run, from config to released model: folder, checkpoint, resume, model file, statement. Imported on first use."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpformer.runs.config import Config
+    from dpformer.runs.model_file import Release, load_release, save_release
+    from dpformer.runs.run import Interrupted, Run, finished, resume, train
+    from dpformer.runs.start import load_dataset
+
+_HOME = {
+    "Config": "config",
+    "Interrupted": "run",
+    "Release": "model_file",
+    "Run": "run",
+    "finished": "run",
+    "load_dataset": "start",
+    "load_release": "model_file",
+    "resume": "run",
+    "save_release": "model_file",
+    "train": "run",
+}
+
+__all__ = [
+    "Config",
+    "Interrupted",
+    "Release",
+    "Run",
+    "finished",
+    "load_dataset",
+    "load_release",
+    "resume",
+    "save_release",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"dpformer.runs.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'dpformer.runs' has no attribute {name!r}")
