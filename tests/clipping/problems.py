@@ -809,3 +809,176 @@ class ReAttention(nn.Module):
 @problem(padded)
 class ReAttentionLiteral(ReAttention):
     variant = "literal"
+
+
+# -- functions without a rule of their own ----------------------------------------------------------------------------
+
+
+@problem(floats(B, T, D))
+class Einsum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.randn(7, D)), nn.Parameter(torch.randn(2, 3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = torch.einsum("bthd,hdk->bhtk", x.view(B if len(x) == B else len(x), T, 2, 3), self.v)
+        return per_user(torch.einsum("btd,md->btm", x, self.w)) + per_user(heads)
+
+
+@problem(floats(B, T, D))
+class Tensordot(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(7, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(torch.tensordot(x, self.w, dims=([2], [1])))
+
+
+@problem(floats(B, 4, 5, 6))
+class Convolution2d(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(4, 6, 3, padding=1)
+        self.b = nn.Conv2d(6, 4, (2, 3), stride=(2, 1), dilation=(1, 2), groups=2)
+        self.c = nn.Conv2d(4, 3, 2, padding="same", bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.c(torch.tanh(self.b(torch.relu(self.a(x))))))
+
+
+@problem(floats(B, 4, 5))
+class TransposedConvolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.ConvTranspose1d(4, 6, 3, stride=2)
+        self.b = nn.ConvTranspose2d(6, 2, (1, 2), padding=(0, 1), groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.b(torch.tanh(self.a(x))[:, :, None]))
+
+
+@problem(floats(B, 2, 3, 4, 3))
+class Convolution3d(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv3d(2, 3, 2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.a(x))
+
+
+@problem(floats(B, D, 5))
+class GroupAndInstanceNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.GroupNorm(2, D), nn.InstanceNorm1d(D, affine=True), nn.InstanceNorm1d(D)
+        for p in self.parameters():
+            nn.init.normal_(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.c(torch.tanh(self.b(x + self.a(x)))))
+
+
+@problem(floats(B, T, D))
+class Activations(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.many = nn.PReLU(), nn.PReLU(T)
+        nn.init.normal_(self.many.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.one(x) + self.many(x).sin())
+
+
+@problem(floats(B, T, D))
+class Bilinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Bilinear(D, D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.a(x, x.sin()))
+
+
+@problem(padded)
+class EmbeddingBag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum, self.mean = nn.EmbeddingBag(V, D, mode="sum", padding_idx=0), nn.EmbeddingBag(V, D, mode="mean")
+        self.max, self.weights = nn.EmbeddingBag(V, D, mode="max"), nn.Parameter(torch.randn(V))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(self.sum(x) + self.mean(x).sin() + self.max(x)) + per_user(
+            self.sum(x, per_sample_weights=self.weights[x])
+        )
+
+
+@problem(floats(B, 2, T, 3))
+class LearnedAttentionBias(nn.Module):
+    """As T5: scaled_dot_product_attention with a mask that is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2 * T, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        far = torch.arange(T)[:, None] - torch.arange(T)[None, :] + T
+        bias = self.table(far).permute(2, 0, 1)[None]
+        return per_user(F.scaled_dot_product_attention(x, x.sin(), x.cos(), attn_mask=bias, scale=1.0))
+
+
+@problem(floats(B, 2, T, 3))
+class LearnedQueries(nn.Module):
+    """As a Perceiver: the queries are parameters, expanded to the batch or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Parameter(torch.randn(1, 2, 4, 3)), nn.Parameter(torch.randn(2, 4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.scaled_dot_product_attention(self.q.expand(len(x), -1, -1, -1), x, x)
+        return per_user(y) + per_user(F.scaled_dot_product_attention(x, self.k.expand(len(x), 2, 4, 3), y))
+
+
+@problem(floats(B, D, 5))
+class FrozenBatchNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Conv1d(D, D, 1), nn.BatchNorm1d(D).eval()
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return per_user(torch.tanh(self.norm(self.a(x))))
+
+
+@problem(floats(B, T, D))
+class FilterInFrequencies(nn.Module):
+    """FMLP-Rec: a filter on the Fourier transform along time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complex_weight = nn.Parameter(torch.randn(1, T // 2 + 1, D, 2))
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = torch.fft.rfft(self.norm(x), dim=1, norm="ortho") * torch.view_as_complex(self.complex_weight)
+        return per_user(torch.tanh(torch.fft.irfft(f, n=T, dim=1, norm="ortho")))
+
+
+@problem(floats(B, T, D))
+class LookupsInOrder(nn.Module):
+    """Functions that nobody wrote a rule for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.v, self.m = (
+            nn.Parameter(torch.randn(D)),
+            nn.Parameter(torch.randn(D, 3)),
+            nn.Parameter(torch.randn(1, D)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.hypot(x, self.w.expand(D)) + torch.cdist(x, self.v.T).sum(-1, keepdim=True)
+        return per_user(y + F.cosine_similarity(x, self.m[None], dim=-1)[..., None]) + per_user(torch.atan2(x, self.w))

@@ -40,8 +40,36 @@ def refused(forward, x: Tensor, *words: str) -> None:
 X2, X3 = torch.randn(4, D), torch.randn(4, 5, D)
 
 
-def test_a_function_without_a_rule() -> None:
-    refused(lambda m, x: per_user(torch.einsum("btd,md->btm", x, m.w)), X3, "'w'", "einsum", "F.linear")
+def test_a_function_that_sums_over_users() -> None:
+    refused(lambda m, x: per_user(torch.addbmm(m.w, x.mT, x)), X3, "'w'", "addbmm", "first dimension is the batch")
+    refused(lambda m, x: per_user(torch.einsum("btd,md->tm", x, m.w)), X3, "'w'", "einsum", "batch")
+
+
+def test_a_function_that_lets_users_meet() -> None:
+    """A cross product over the first dimension: as many rows come out as went in."""
+    cross = lambda m, x: per_user(torch.linalg.cross(m.linear(x), m.w[:3], dim=0))  # noqa: E731
+    refused(cross, torch.randn(3, D), "'w'", "linalg.cross", "rows alone")
+
+
+def test_a_function_whose_result_depends_on_who_else_is_there() -> None:
+    def centred(x: Tensor, w: Tensor) -> Tensor:
+        if torch.overrides.has_torch_function((x, w)):
+            return torch.overrides.handle_torch_function(centred, (x, w), x, w)
+        return x @ w - x.detach().mean(0, keepdim=True)
+
+    refused(lambda m, x: per_user(centred(m.linear(x), m.w)), X2, "'w'", "centred", "differs from that in the batch")
+
+
+def test_what_a_rule_read_is_changed_in_place() -> None:
+    """Plain autograd would refuse this too: here only the tap keeps the input of the layer."""
+
+    def forward(m: Holder, x: Tensor) -> Tensor:
+        h = torch.sin(m.table(x))
+        y = m.linear(h)
+        h += 1
+        return per_user(y)
+
+    refused(forward, torch.randint(0, 9, (4, 5)), "'linear.weight'", "linear", "changed in place")
 
 
 def test_batch_norm() -> None:
@@ -205,7 +233,7 @@ def test_clip_norms_must_be_positive(bad: float) -> None:
 
 
 def test_after_a_refusal_the_engine_works_again() -> None:
-    model = Holder(lambda m, x: per_user(torch.einsum("bd,md->bm", x, m.w)))
+    model = Holder(lambda m, x: per_user(torch.einsum("bd,md->m", x, m.w)))
     clipping = dp.PhantomClipping(model)
     with pytest.raises(dp.UnsupportedUse), clipping:
         model(X2)

@@ -31,7 +31,9 @@ def test_parameters_are_named_and_ordered_as_in_torch(func) -> None:
         assert len(ours) == len(theirs)
         return
     names = [p.name for p in ours if p.name != "out"]
-    assert names == [name for name in theirs if name != "out"][: len(names)]
+    theirs = [name for name in theirs if name != "out"]
+    both = min(len(names), len(theirs))  # torch's own list is not always complete
+    assert names[:both] == theirs[:both]
 
 
 class ByName(nn.Module):

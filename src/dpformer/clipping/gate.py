@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.rows import Packed
+from dpformer.clipping.rows import Packed, Rows
 from dpformer.clipping.tap import Build, Paired, Tap
 
 
@@ -35,12 +35,11 @@ _READS = _named(
 ) | _named("is_floating_point is_complex numel is_tensor", torch)
 # The other tensor lends its dtype, device or shape.
 _LIKE = _named("to type_as view_as reshape_as expand_as new_tensor", Tensor)
-_MIXES_USERS = {
-    "batch_norm": "nn.LayerNorm or nn.RMSNorm",
-    "_batch_norm_impl_index": "nn.LayerNorm or nn.RMSNorm",
-    "native_batch_norm": "nn.LayerNorm or nn.RMSNorm",
-    "sync_batch_norm": "nn.LayerNorm or nn.RMSNorm",
-}
+FREEZE_BATCH_NORM = (
+    "it takes statistics over the batch, which mixes users: call .eval() on the batch normalisation layers (after "
+    "model.train()), so that their statistics are constants, or use GroupNorm, LayerNorm or RMSNorm instead"
+)
+_BATCH_NORMS = _named("batch_norm _batch_norm_impl_index native_batch_norm", torch) | {F.batch_norm}
 
 Rule = Callable[["Gate", Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -48,9 +47,9 @@ Rule = Callable[["Gate", Any, tuple[Any, ...], dict[str, Any]], Any]
 class Gate(TorchFunctionMode):
     """Runs each torch function by its rule and keeps the taps of one forward pass."""
 
-    def __init__(self, rules: dict[Any, Rule]) -> None:
+    def __init__(self, rules: dict[Any, Rule], otherwise: Rule) -> None:
         super().__init__()
-        self.rules = rules
+        self.rules, self.otherwise = rules, otherwise  # the rule of a function without a rule of its own
         self.trainable: list[Tensor] = []
         self.names: dict[int, str] = {}  # of the trainable parameters, by identity
         self.frozen: set[int] = set()  # parameters without gradient
@@ -108,7 +107,7 @@ class Gate(TorchFunctionMode):
 
     def _express(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An expression of parameters: plain autograd, and the result is public again."""
-        if _writes_in_place(func) or "out" in kwargs:
+        if writes_in_place(func) or "out" in kwargs:
             raise self.refusal(args[0], func, "build the tensor without assigning in place")
         out = func(*args, **kwargs)
         for t in tensors_of(out):
@@ -125,12 +124,7 @@ class Gate(TorchFunctionMode):
             return rule(self, func, args, kwargs)
         if func in _LIKE and not self.is_managed(args[0]):
             return func(*(self.cut(a) for a in args), **kwargs)
-        fix = _MIXES_USERS.get(getattr(func, "__name__", ""))
-        if fix is not None:
-            raise self.refusal(
-                managed[0], func, f"it takes statistics over the batch and mixes users: use {fix} instead"
-            )
-        raise self.refusal(managed[0], func, "write it with F.linear, matmul, F.embedding, layer_norm or broadcasting")
+        return self.otherwise(self, func, args, kwargs)
 
     def _use_turned(self, rule: Rule, func: Any, args: Any, kwargs: Any) -> Any:
         """The model has turned its data time first: turn it back, use the parameter, turn the result again."""
@@ -139,19 +133,23 @@ class Gate(TorchFunctionMode):
             return value.transpose(0, 1) if isinstance(value, Tensor) and is_turned(value) else value
 
         data = next(t for t in tensors_of(args, kwargs) if is_turned(t))
-        if _writes_in_place(func) or any(t.ndim != data.ndim for t in tensors_of(args, kwargs) if is_turned(t)):
+        if writes_in_place(func) or any(t.ndim != data.ndim for t in tensors_of(args, kwargs) if is_turned(t)):
             raise self.refusal(next(t for t in tensors_of(args, kwargs) if self.is_managed(t)), func, _BATCH_FIRST)
         out = rule(self, func, tuple(map(back, args)), {name: back(value) for name, value in kwargs.items()})
         if not isinstance(out, Tensor) or out.shape[:2] != data.shape[:2][::-1]:
             raise self.refusal(next(t for t in tensors_of(args, kwargs) if self.is_managed(t)), func, _BATCH_FIRST)
         out = out.transpose(0, 1)
-        out._phantom_turned = True  # type: ignore[attr-defined]
+        self.mark_turned(out)
         return out
 
+    @staticmethod
+    def mark_turned(t: Tensor) -> None:
+        """Time is the first dimension of this tensor, the batch the second."""
+        t._phantom_turned = True  # type: ignore[attr-defined]
+
     def _without_parameters(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        fix = _MIXES_USERS.get(getattr(func, "__name__", ""))
-        if fix is not None and _uses_batch_statistics(args, kwargs):
-            raise UnsupportedUse(f"{label(func)} takes statistics over the batch, which mixes users; use {fix} instead")
+        if func in _BATCH_NORMS and _uses_batch_statistics(args, kwargs):
+            raise UnsupportedUse(f"{label(func)} cannot be used here: {FREEZE_BATCH_NORM}")
         public = all(self.is_public(t) for t in tensors) if tensors else func in _CONSTANTS or _is_scalar(func, args)
         if not public:
             self._no_longer_public(func, args, kwargs)
@@ -166,7 +164,7 @@ class Gate(TorchFunctionMode):
     def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:
         """A tensor that users' data is written into holds users' data from then on."""
         written = tensors_of(kwargs.get("out"))
-        if _writes_in_place(func):
+        if writes_in_place(func):
             written += [a for a in args[:1] if isinstance(a, Tensor)]
         for t in written:
             if id(t) in self.buffers:
@@ -205,14 +203,52 @@ class Gate(TorchFunctionMode):
         return tuple(next(values) if self.is_managed(slot) else slot for slot in slots)
 
     def record(
-        self, func: Any, managed: list[Tensor], paired: Paired, build: Build, out: Tensor, rows: Tensor
+        self,
+        func: Any,
+        managed: list[Tensor],
+        paired: Paired,
+        build: Build,
+        out: Tensor,
+        rows: Tensor,
+        reads: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Puts a tap on `out`; `rows` is the tensor whose first dimension counts the rows."""
+        """Puts a tap on `out`.
+
+        Args:
+            rows: the tensor whose first dimension counts the rows.
+            reads: what `build` reads in the backward pass: it must not be written to until then.
+        """
         packed = self.packed if self.packed is not None and len(self.packed.user) == rows.shape[0] else None
         names = tuple(self.names.get(id(m), "expression") for m in managed)
+        if torch.is_autocast_enabled(rows.device.type):
+            paired = _under_autocast(paired, rows.device.type)
+        build = self._unchanged(build, reads, managed[0], func)
         tap = Tap(func, names, managed, paired, build, tuple(rows.shape), packed, self.sink)
         self.taps.append(tap)
         return tap.watch(out, self.token)
+
+    def _unchanged(self, build: Build, reads: Sequence[Tensor], parameter: Tensor, func: Any) -> Build:
+        """Autograd's own check does not see what only the taps have kept."""
+        kept = [(t.detach(), t._version) for t in reads]  # it shares the count of writes
+
+        def checked(grad: Tensor, rows: Rows) -> Any:
+            if any(t._version != version for t, version in kept):
+                fix = "a tensor that it read was changed in place afterwards: build a new tensor instead"
+                raise self.refusal(parameter, func, fix)
+            return build(grad, rows)
+
+        return checked if kept else build
+
+
+def _under_autocast(paired: Paired, device: str) -> Paired:
+    """The proof calls the function again, perhaps outside the autocast that the model ran under."""
+    dtype = torch.get_autocast_dtype(device)
+
+    def within(*args: Tensor) -> Tensor:
+        with torch.autocast(device, dtype=dtype):
+            return paired(*args)
+
+    return within
 
 
 TRANSPOSES = _named("t transpose permute swapaxes swapdims adjoint", Tensor, torch) | {
@@ -264,6 +300,17 @@ def tensors_of(*trees: Any) -> list[Tensor]:
     return found
 
 
+def map_tensors(change: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The same nested tuples, lists and dicts with every tensor changed."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(map_tensors(change, value) for value in tree)
+    if isinstance(tree, dict):
+        return {name: map_tensors(change, value) for name, value in tree.items()}
+    return tree
+
+
 def leaves(t: Tensor) -> list[Tensor]:
     """The parameters that an expression is made of."""
     if t.grad_fn is None:
@@ -286,7 +333,7 @@ def _is_transpose(out: Tensor, of: Tensor) -> bool:
     return of.ndim == 2 and out.shape == of.shape[::-1] and out.stride() == of.stride()[::-1]
 
 
-def _writes_in_place(func: Any) -> bool:
+def writes_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 

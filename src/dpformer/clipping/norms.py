@@ -46,7 +46,7 @@ class Expression:
         return Dense(self._pull(grads, batched=True))
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
-        grads = torch.zeros(self.z.shape, dtype=c.dtype, device=c.device)
+        grads = torch.zeros(self.z.shape, dtype=torch.promote_types(self.z.dtype, c.dtype), device=c.device)
         for source in self.sources:
             source.add_sum(c, grads)
         out += self._pull(grads, batched=False)
@@ -108,7 +108,8 @@ class ParameterUses:
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Σ_b c_b g_b."""
-        out = torch.zeros(self.parameter.shape, dtype=c.dtype, device=c.device)
+        dtype = torch.promote_types(self.parameter.dtype, c.dtype)  # complex, if the parameter is
+        out = torch.zeros(self.parameter.shape, dtype=dtype, device=c.device)
         self.add_sum(c, out)
         return out
 

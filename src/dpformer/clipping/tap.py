@@ -33,7 +33,12 @@ Build = Callable[[Tensor, Rows], Sequence[tuple[Tensor, Source]]]
 
 def paired(function: Callable[..., Tensor]) -> Paired:
     """⟨function(parameters), gradient⟩: its derivative by a parameter is what the gradient contributes to it."""
-    return lambda grad, *parameters: (function(*parameters) * grad).sum()
+
+    def product(grad: Tensor, *parameters: Tensor) -> Tensor:
+        value = function(*parameters)
+        return (value * grad.conj()).real.sum() if value.is_complex() else (value * grad).sum()
+
+    return product
 
 
 @dataclass
@@ -58,7 +63,7 @@ class Tap:
     def uses(self, users: int) -> Sequence[tuple[Tensor, Source]]:
         """What each parameter got here, resolved to users, in at least float32."""
         assert self.grad is not None
-        grad = self.grad if self.grad.dtype == torch.float64 else self.grad.float()
+        grad = self.grad.float() if self.grad.dtype in (torch.bfloat16, torch.float16) else self.grad
         return self.build(grad, Rows(users, self.packed, self.where))
 
     @property

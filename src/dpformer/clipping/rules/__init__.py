@@ -4,12 +4,14 @@ from dpformer.clipping.rules import (  # noqa: F401  (importing a file registers
     attention,
     broadcast,
     convolution,
+    einsum,
     linear,
     lookup,
     normalization,
     recurrent,
     softmax,
 )
+from dpformer.clipping.rules.any_function import any_function
 from dpformer.clipping.rules.registry import RULES, rule
 
-__all__ = ["RULES", "rule"]
+__all__ = ["RULES", "any_function", "rule"]

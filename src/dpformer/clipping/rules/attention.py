@@ -1,5 +1,6 @@
-"""nn.MultiheadAttention and what is built on it, run through an exact equivalent made of linear layers.
+"""Attention with parameters: inside scaled_dot_product_attention (learned queries, biases), and nn.MultiheadAttention.
 
+nn.MultiheadAttention and what is built on it is run through an exact equivalent made of linear layers.
 torch calls `F.multi_head_attention_forward` with time first, whatever the module's `batch_first`; which dimension is
 the batch is therefore known, and the equivalent works batch first inside.
 """
@@ -15,9 +16,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate
+from dpformer.clipping.rules.broadcast import per_row
 from dpformer.clipping.rules.registry import rule
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+
+
+@rule(F.scaled_dot_product_attention)
+def scaled_dot_product_attention(
+    gate: Gate,
+    func: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """A parameter among the arguments (learned queries, a learned bias as of T5) is copied to every row first."""
+    given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
+    data = max((t for t in given.values() if t is not None and not gate.is_public(t)), key=lambda t: t.ndim)
+
+    def copy(t: Tensor | None) -> Tensor | None:
+        if t is None or not gate.is_managed(t):
+            return t
+        missing = data.ndim - t.ndim
+        shape = (data.shape[0], *([1] * (missing - 1) if missing else []), *t.shape[0 if missing else 1 :])
+        return per_row(gate, func, t, shape, data)
+
+    copies = {name: copy(t) for name, t in given.items()}
+    return func(**copies, dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 @rule(F.multi_head_attention_forward)

@@ -87,7 +87,7 @@ _ELEMENTWISE = _IN_PLACE | _all(
 )
 
 
-@rule(*_ELEMENTWISE)
+@rule(*_ELEMENTWISE, takes_complex=True)
 def elementwise(gate: Gate, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Any function that broadcasts its arguments and works number by number: copies go where parameters were."""
     tensors = tensors_of(args, kwargs)
@@ -102,7 +102,7 @@ def elementwise(gate: Gate, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     return func(*map(copy, args), **{name: copy(value) for name, value in kwargs.items()})
 
 
-@rule(torch.cat, torch.concat, torch.concatenate, torch.stack)
+@rule(torch.cat, torch.concat, torch.concatenate, torch.stack, takes_complex=True)
 def joined(gate: Gate, func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """cat and stack along a dimension that is not the batch: each part must already have a row for every row."""
     parameter = next(t for t in tensors if gate.is_managed(t))

@@ -1,6 +1,7 @@
-"""1-d convolution: y_bol = Σ_{c,k} w_ock · x_b,c,(l·stride + k·dilation), a linear layer over unfolded windows.
+"""Convolution in one or two dimensions: a linear layer over windows.
 
-Per user and group: ∂/∂w = Σ_l δ_bl ⊗ window_bl.
+y_bol = Σ_{c,k} w_ock · x_b,c,(l·stride + k·dilation), so per user and group: ∂/∂w = Σ_l δ_bl ⊗ window_bl. A 1-d
+convolution is a 2-d one of height 1. Transposed and 3-d convolutions go user by user (any_function.py).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dpformer.clipping.tap import paired
 from dpformer.clipping.uses import Dense, Outer
 
 
-@rule(F.conv1d)
-def conv1d(
+@rule(F.conv1d, F.conv2d)
+def convolution(
     gate: Gate,
     func: Any,
     input: Tensor,
@@ -30,36 +31,40 @@ def conv1d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """x (B, C, L), weight (O, C/groups, K)."""
-    x, stride, dilation = input, _one(stride), _one(dilation)
+    """x (B, C, L) or (B, C, H, W), weight (O, C/groups, *kernel)."""
+    dims = weight.ndim - 2
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
-    if gate.is_managed(x) or x.ndim != 3:
-        raise gate.refusal(managed[0], func, "give it an input of shape (B, C, L)")
-    before, after = _padding(padding, weight.shape[2], dilation)
-    padded = F.pad(x, (before, after)) if before or after else x
+    if gate.is_managed(input) or input.ndim != weight.ndim:
+        raise gate.refusal(managed[0], func, "give it an input that begins with the batch and the channels")
+    stride, dilation = _each(stride, dims), _each(dilation, dims)
+    edges = _edges(padding, tuple(weight.shape[2:]), dilation)
+    padded = F.pad(input, edges) if any(edges) else input
     source = padded.detach()
 
     def run(data: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return F.conv1d(data, w, b, stride, 0, dilation, groups)
+        return func(data, w, b, stride, 0, dilation, groups)
 
     def replay(*fresh: Tensor) -> Tensor:
         w, b = gate.fill(fresh, weight, bias)
         return run(source, w, b)
 
     def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
-        delta = rows.spread(grad.mT)  # (B, rows a user, L', O)
+        delta = rows.spread(grad.flatten(2).mT)  # (B, rows a user, places, O)
         delta = delta.reshape(rows.users, -1, delta.shape[-1])
         uses: list[tuple[Tensor, Any]] = []
         if gate.is_managed(bias):
             uses.append((bias, Dense(delta.sum(1))))
         if gate.is_managed(weight):
-            kernel = (1, weight.shape[2])
-            windows = F.unfold(source.to(grad.dtype)[:, :, None], kernel, (1, dilation), 0, (1, stride)).mT
-            windows = rows.spread(windows).reshape(rows.users, -1, windows.shape[-1])  # (B, T, C·K)
+            data, ones = source.to(grad.dtype), (1,) * (2 - dims)
+            data = data[:, :, None] if dims == 1 else data
+            kernel = (*ones, *weight.shape[2:])
+            windows = F.unfold(data, kernel, (*ones, *dilation), 0, (*ones, *stride)).mT  # (rows, places, C·kernel)
+            windows = rows.spread(windows).reshape(rows.users, -1, windows.shape[-1])
             uses.append((weight, _weight_use(delta, windows, tuple(weight.shape), groups)))
         return uses
 
-    return gate.record(func, managed, paired(replay), build, run(padded, gate.cut(weight), gate.cut(bias)), rows=x)
+    out = run(padded, gate.cut(weight), gate.cut(bias))
+    return gate.record(func, managed, paired(replay), build, out, rows=input, reads=[source])
 
 
 def _weight_use(delta: Tensor, windows: Tensor, shape: tuple[int, ...], groups: int) -> Outer | Dense:
@@ -69,14 +74,17 @@ def _weight_use(delta: Tensor, windows: Tensor, shape: tuple[int, ...], groups: 
     return Dense(by_group.reshape(delta.shape[0], *shape))
 
 
-def _one(value: Any) -> int:
-    return int(value[0]) if isinstance(value, (tuple, list)) else int(value)
+def _each(value: Any, dims: int) -> tuple[int, ...]:
+    """One number for each dimension."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return tuple(map(int, given * dims if len(given) == 1 else given))
 
 
-def _padding(padding: Any, kernel: int, dilation: int) -> tuple[int, int]:
+def _edges(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> list[int]:
+    """Zeros before and after, as F.pad wants them: the last dimension first."""
     if padding == "valid":
-        return 0, 0
+        padding = 0
     if padding == "same":
-        total = dilation * (kernel - 1)
-        return total // 2, total - total // 2
-    return _one(padding), _one(padding)
+        totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        return [edge for total in reversed(totals) for edge in (total // 2, total - total // 2)]
+    return [edge for each in reversed(_each(padding, len(kernel))) for edge in (each, each)]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rows import Rows
+from dpformer.clipping.rules.any_function import any_function
 from dpformer.clipping.rules.broadcast import per_row
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.tap import paired
@@ -56,7 +57,7 @@ def linear(gate: Gate, func: Any, input: Tensor, weight: Tensor, bias: Tensor | 
         return uses
 
     out = F.linear(x, gate.cut(weight), gate.cut(bias))
-    return gate.record(func, managed, paired(replay), build, out, rows=x)
+    return gate.record(func, managed, paired(replay), build, out, rows=x, reads=[source])
 
 
 @rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul)
@@ -97,7 +98,7 @@ def _times_weight(gate: Gate, func: Any, x: Tensor, weight: Tensor) -> Tensor:
         return [outer(weight, flat(rows, source), flat(rows, grad))]
 
     out = torch.matmul(x, weight.detach())
-    return gate.record(func, [weight], paired(lambda w: torch.matmul(source, w)), build, out, rows=x)
+    return gate.record(func, [weight], paired(lambda w: torch.matmul(source, w)), build, out, rows=x, reads=[source])
 
 
 @rule(torch.addmm, Tensor.addmm)
@@ -109,3 +110,16 @@ def addmm(
         product = torch.matmul(mat1, mat2)
         product = product if alpha == 1 else product * alpha
         return product + (input if beta == 1 else input * beta)
+
+
+@rule(F.bilinear)
+def bilinear(
+    gate: Gate, func: Any, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Σ_ij x_i W_oij z_j + b_o, user by user."""
+    return any_function(gate, _bilinear, (input1, input2, weight, bias), {})
+
+
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = torch.einsum("...i,oij,...j->...o", input1, weight, input2)  # F.bilinear itself cannot be vmapped
+    return out if bias is None else out + bias

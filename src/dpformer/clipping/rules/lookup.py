@@ -35,9 +35,45 @@ def embedding(
     return _read(gate, func, input, weight, padding_idx)
 
 
+@rule(F.embedding_bag)
+def embedding_bag(
+    gate: Gate,
+    func: Any,
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Bags of equal size, one a row: an embedding, then sum, mean or maximum over the bag. Padding is in no bag."""
+    if input.ndim != 2 or offsets is not None:
+        raise gate.refusal(weight, func, "give it ids of shape (B, L) without offsets; pad with padding_idx")
+    with gate:
+        rows = F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)  # (B, L, D)
+        if padding_idx is None:
+            counted = torch.ones_like(input, dtype=torch.bool)
+        else:
+            counted = input != padding_idx % len(weight)
+        if mode == "max":
+            chosen = rows.masked_fill(~counted[..., None], float("-inf")).max(1).values
+            return chosen.masked_fill(~counted.any(1, keepdim=True), 0)
+        rows = rows if per_sample_weights is None else rows * per_sample_weights[..., None]
+        total = rows.masked_fill(~counted[..., None], 0).sum(1)
+        return total if mode == "sum" else total / counted.sum(1, keepdim=True).clamp(min=1)
+
+
 @rule(Tensor.__getitem__)
 def getitem(gate: Gate, func: Any, table: Tensor, ids: Any, /) -> Tensor:
-    """table[ids] with an integer tensor of users' ids."""
+    """table[ids] with an integer tensor of users' ids; a single number is the same row for all users."""
+    if gate.is_managed(table) and isinstance(ids, Tensor) and ids.ndim == 0 and ids.dtype == torch.int64:
+        with gate:
+            return table[int(ids)]
     if not (gate.is_managed(table) and isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32)):
         who = table if gate.is_managed(table) else None
         raise gate.refusal(who, func, "index a parameter by one integer tensor, or by slices")
@@ -71,4 +107,4 @@ def _read(gate: Gate, func: Any, ids: Tensor, table: Tensor, padding: int | None
         users = ids_of_user.shape[0]
         return [(table, Lookup(ids_of_user.reshape(users, -1), by_user.reshape(users, -1, width), tuple(table.shape)))]
 
-    return gate.record(func, [table], paired(values), build, values(table.detach()), rows=ids)
+    return gate.record(func, [table], paired(values), build, values(table.detach()), rows=ids, reads=[ids])

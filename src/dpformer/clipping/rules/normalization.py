@@ -1,4 +1,8 @@
-"""LayerNorm and RMSNorm: y = x̂·w + b. Per user: ∂/∂w = Σ_t δ_bt·x̂_bt, ∂/∂b = Σ_t δ_bt."""
+"""Normalisation, y = x̂·w + b: over the last dimensions (LayerNorm, RMSNorm) or by channel (group, instance, batch).
+
+Per user: ∂/∂w = Σ_t δ_bt·x̂_bt, ∂/∂b = Σ_t δ_bt. Batch normalisation has x̂ of one user only in eval mode, where the
+statistics are constants.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.gate import Gate
+from dpformer.clipping.gate import FREEZE_BATCH_NORM, Gate
 from dpformer.clipping.rows import Rows
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.tap import paired
@@ -50,6 +54,71 @@ def rms_norm(
     return _affine(gate, func, input, len(normalized_shape), weight, None, norm)
 
 
+@rule(F.group_norm)
+def group_norm(
+    gate: Gate,
+    func: Any,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Statistics of each user's own channels."""
+
+    def norm(source: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+        return F.group_norm(source, num_groups, w, b, eps)
+
+    return _affine(gate, func, input, 1, weight, bias, norm, channels=True)
+
+
+@rule(F.instance_norm)
+def instance_norm(
+    gate: Gate,
+    func: Any,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Statistics of each user's own channels, or constants."""
+    if use_input_stats and running_mean is not None:
+        fix = "use it without track_running_stats: running statistics of users stay outside the guarantee"
+        raise gate.refusal(weight if gate.is_managed(weight) else bias, func, fix)
+
+    def norm(source: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+        return F.instance_norm(source, running_mean, running_var, w, b, use_input_stats, momentum, eps)
+
+    return _affine(gate, func, input, 1, weight, bias, norm, channels=True)
+
+
+@rule(F.batch_norm)
+def batch_norm(
+    gate: Gate,
+    func: Any,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """With constant statistics only."""
+    if training:
+        raise gate.refusal(weight if gate.is_managed(weight) else bias, func, FREEZE_BATCH_NORM)
+
+    def norm(source: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+        return F.batch_norm(source, running_mean, running_var, w, b, False, momentum, eps)
+
+    return _affine(gate, func, input, 1, weight, bias, norm, channels=True)
+
+
 def _affine(
     gate: Gate,
     func: Any,
@@ -58,7 +127,9 @@ def _affine(
     weight: Tensor | None,
     bias: Tensor | None,
     norm: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
+    channels: bool = False,
 ) -> Tensor:
+    """Weight and bias belong to the last dimensions or, with `channels`, to the second."""
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
     if gate.is_managed(x) or x.ndim <= normalized_dims:  # normalising over the batch dimension would mix users
         raise gate.refusal(
@@ -71,7 +142,8 @@ def _affine(
         return norm(source, w, b)
 
     def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
-        between = tuple(range(1, grad.ndim - normalized_dims))
+        last = grad.ndim if channels else grad.ndim - normalized_dims
+        between = tuple(range(2 if channels else 1, last))
 
         def total(t: Tensor) -> Dense:
             return Dense(rows.total(t.sum(between) if between else t))
@@ -84,4 +156,4 @@ def _affine(
         return uses
 
     out = norm(x, gate.cut(weight), gate.cut(bias))
-    return gate.record(func, managed, paired(replay), build, out, rows=x)
+    return gate.record(func, managed, paired(replay), build, out, rows=x, reads=[source])

@@ -18,14 +18,19 @@ SIGNATURES: dict[Any, inspect.Signature] = {}  # of the rules, without gate and 
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 
-def rule(*functions: Any) -> Callable[[Run], Run]:
-    """Registers `run(gate, func, …)` as the rule of some torch functions."""
+def rule(*functions: Any, takes_complex: bool = False) -> Callable[[Run], Run]:
+    """Registers `run(gate, func, …)` as the rule of some torch functions.
+
+    A rule is written for real numbers; unless it takes complex ones, they go user by user (any_function.py).
+    """
 
     def register(run: Run) -> Run:
         whole = inspect.signature(run)
         signature = whole.replace(parameters=list(whole.parameters.values())[2:])
 
         def bound(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not takes_complex and any(t.is_complex() for t in tensors_of(args, kwargs)):
+                return gate.otherwise(gate, func, args, kwargs)
             try:
                 return run(gate, func, *args, **kwargs)
             except TypeError:

@@ -29,7 +29,7 @@ class Dense:
         out += self.grad
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
-        out += (c @ self.grad.reshape(len(c), -1)).reshape(self.shape)
+        out += (c.to(self.grad.dtype) @ self.grad.reshape(len(c), -1)).reshape(self.shape)
 
     def keep(self, users: Tensor) -> None:
         self.grad = self.grad.masked_fill(~users.reshape(-1, *[1] * (self.grad.ndim - 1)), 0)
