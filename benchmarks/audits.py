@@ -17,7 +17,7 @@ from torch import Tensor
 from dpformer.clipping import PhantomClipping, engine, normalize, norms
 from dpformer.privacy import PoissonBatches, calibrate
 from dpformer.releases import counts as counts_release
-from dpformer.training import trainer
+from dpformer.training import plan
 from dpformer.training.optimizer import PrivateOptimizer
 from dpformer.verification.audit import Audit, audit, audit_counts
 
@@ -35,9 +35,7 @@ def scaled(factor: Callable[[Tensor], Tensor]) -> list[object]:
 
 def rate(factor: float) -> list[object]:
     return [
-        patch.object(
-            trainer, "PoissonBatches", lambda n, q, steps, seed: PoissonBatches(n, factor * q, steps, seed=seed)
-        )
+        patch.object(plan, "PoissonBatches", lambda n, q, steps, seed: PoissonBatches(n, factor * q, steps, seed=seed))
     ]
 
 

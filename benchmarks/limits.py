@@ -36,9 +36,8 @@ def measure(name: str) -> dict[str, Any]:
     from dpformer.data import Dataset
     from dpformer.privacy import SecureRandom
     from dpformer.runs.config import Config
-    from dpformer.runs.start import build_model, item_frequencies, release_counts
-    from dpformer.training.plan import make_plan
-    from dpformer.training.trainer import Trainer
+    from dpformer.runs.network import build_model, item_frequencies, make_trainer, release_counts
+    from dpformer.runs.planning import make_plan
 
     torch.set_num_threads(1)
     case = CASES[name]
@@ -56,14 +55,14 @@ def measure(name: str) -> dict[str, Any]:
         made, _, _ = release_counts(config, plan, data)
         took = {"seconds": round(time.monotonic() - began, 1), "transitions": made.num_transitions}
         return {"case": name, **case, **took, "MB before": before, "MB at most": _peak()}
-    network = build_model(config, plan, data.num_items, item_frequencies(config, plan, data), random)
-    trainer = Trainer(config, plan, data, network, random)
+    network = build_model(config, plan, data.num_items, item_frequencies(config, plan, data)[0], random)
+    trainer = make_trainer(config, plan, data, network, random)
     for _ in range(STEPS):
         began = time.monotonic()
-        record = trainer.advance()
+        step = trainer.advance()
         seconds.append(round(time.monotonic() - began, 1))
-    assert record["skipped_users"] == 0 and record["loss"] is not None
-    took = {"seconds a step": seconds, "users in the last batch": record["users"]}
+    assert trainer.sum.skipped_users == 0 and step.parts
+    took = {"seconds a step": seconds, "users in the last batch": step.users}
     return {"case": name, **case, **took, "MB before": before, "MB at most": _peak()}
 
 

@@ -31,7 +31,6 @@ def config_of(log: Path, seed: int) -> Config:
     often = {"epochs": 24, "micro_batch_tokens": 40, "checkpoint_seconds": 0.0}
     each = {
         "seed": seed,
-        "average": bool(seed % 2),
         "evaluate_every": 12 * (seed % 3),
         "private_metrics": seed % 2 == 0,
     }

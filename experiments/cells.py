@@ -206,11 +206,9 @@ def ablations() -> list[Cell]:
     """One change at a time, MovieLens at ε = 5: how Re-Attention is scaled and written, and what else may help."""
     changes: list[tuple[str, dict[str, Any]]] = [
         ("vanilla", {"frequency_bias": True}),
-        ("vanilla", {"average": True}),
         ("vanilla", {"batch_size": 3020}),
         ("vanilla", {"norm": "pre"}),
         ("vanilla", {"dim": 32}),
-        ("vanilla", {"half_life": 50}),
         ("reattention", {"reattention_scale": 0.1}),
         ("reattention", {"reattention_scale": 0.3}),
         ("reattention", {"reattention_error": "adam"}),
@@ -225,14 +223,11 @@ def cheap(seed: int = 0) -> list[Cell]:
     changes: list[tuple[str, dict[str, Any]]] = [
         ("vanilla", {}),
         ("vanilla", {"frequency_bias": True}),
-        ("vanilla", {"average": True}),
         ("vanilla", {"clipping": "clip"}),
         ("vanilla", {"norm": "pre"}),
         ("vanilla", {"dim": 32}),
         ("vanilla", {"batch_size": 3000}),
         ("vanilla", {"warm_start": 0.5}),
-        ("vanilla", {"half_life": 5}),
-        ("vanilla", {"half_life": 20}),
         ("vanilla", {"bands": 2, "learning_rate": 0.015}),
         ("reattention", {}),
         ("reattention", {"reattention_scale": 0.3}),

@@ -25,12 +25,12 @@ from experiments.cells import FILES, Cell, data_file
 
 from dpformer.data import Dataset
 from dpformer.evaluation import evaluate, hit, ndcg, popularity
+from dpformer.evaluation.evaluate import scorer
 from dpformer.models.counts import TransitionCounts
-from dpformer.report.accuracy import scorer
 from dpformer.runs import resume, train
 from dpformer.runs.config import OF_NETWORKS, Config
+from dpformer.runs.network import load_dataset
 from dpformer.runs.run import Run
-from dpformer.runs.start import load_dataset
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs"

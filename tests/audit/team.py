@@ -12,7 +12,6 @@ def audited(fault: str, out: Path) -> None:
     """One process of a job: the leader audits and writes what was found; another one that never had work fails."""
     from dpformer.training.distributed import start_team
     from dpformer.verification.audit import audit
-    from dpformer.verification.audit.canaries import canary_model
 
     FAULTS[fault]()
     worked = _count_work()
@@ -23,21 +22,20 @@ def audited(fault: str, out: Path) -> None:
         team.dismiss()
         out.write_text(json.dumps(result.to_dict()))
     else:
-        team.build = canary_model
         team.follow()
     assert worked[0] >= CLAIM["steps"] / 2, "this process had nothing to do"
 
 
 def _count_work() -> list[int]:
-    from dpformer.training.trainer import Trainer
+    from dpformer.training.gradient_sum import GradientSum
 
-    add_rows, worked = Trainer.add_rows, [0]
+    add, worked = GradientSum.add, [0]
 
-    def counted(self: Trainer, users: Any, rows: Any) -> Any:
-        worked[0] += bool(rows)
-        return add_rows(self, users, rows)
+    def counted(self: GradientSum, histories: Any, micro_batches: Any = None, seed: Any = None) -> Any:
+        worked[0] += bool(micro_batches)
+        return add(self, histories, micro_batches, seed)
 
-    Trainer.add_rows = counted  # type: ignore[method-assign]
+    GradientSum.add = counted  # type: ignore[method-assign]
     return worked
 
 
@@ -51,12 +49,13 @@ def _noise_of_every_rank(share: float) -> None:
     bring_back = Team._bring_back
     generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
 
-    def noisy(self: Team, trainer: Any, skipped: int, parts: Any, totals: Any) -> Any:
-        deviation = share * CLAIM["noise_multiplier"] * trainer.plan.clip_norm
-        zeros = [torch.zeros(p.shape, dtype=torch.float64) for p in trainer.parameters]
-        sums = [zero if total is None else total for zero, total in zip(zeros, totals, strict=True)]
+    def noisy(self: Team, own: Any, report: Any) -> Any:
+        deviation = share * CLAIM["noise_multiplier"] * own.clip.clip_norm
+        zeros = [torch.zeros(p.shape, dtype=torch.float64) for p in own.parameters]
+        sums = [zero if total is None else total for zero, total in zip(zeros, own.totals, strict=True)]
         made = [deviation * torch.randn(s.shape, dtype=torch.float64, generator=generator) for s in sums]
-        return bring_back(self, trainer, skipped, parts, [s + n for s, n in zip(sums, made, strict=True)])
+        own.totals = [s + n for s, n in zip(sums, made, strict=True)]
+        return bring_back(self, own, report)
 
     Team._bring_back = noisy  # type: ignore[method-assign]
     PrivateOptimizer._noise = lambda self, parameters: [torch.zeros_like(p) for p in parameters]  # type: ignore
@@ -64,16 +63,14 @@ def _noise_of_every_rank(share: float) -> None:
 
 def _same_share_twice() -> None:
     """Every process computes the leader's micro-batches."""
-    from dpformer.training.distributed import Team
+    from dpformer.training import distributed
 
-    share, dealt = Team._share, Team.sum_gradients
+    share = distributed._share
 
-    def deal(self: Team, trainer: Any, users: Any, rows: Any) -> Any:
-        self.first = rows[:: self.size]  # type: ignore[attr-defined]
-        return dealt(self, trainer, users, rows)
+    def deal(trainer: Any, histories: Any, _: Any) -> Any:
+        return share(trainer, histories, trainer.sum.cut(histories)[:: int(os.environ["WORLD_SIZE"])])
 
-    Team.sum_gradients = deal  # type: ignore[method-assign]
-    Team._share = lambda self, trainer, users, rows: share(self, trainer, users, self.first)  # type: ignore
+    distributed._share = deal
 
 
 def _lost_share() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from dpformer.clipping import PhantomClipping, UnsupportedUse, engine, normalize, norms
 from dpformer.privacy import PoissonBatches
 from dpformer.privacy.banded import coefficients
-from dpformer.training import trainer
+from dpformer.training import plan
 from dpformer.training.optimizer import PrivateOptimizer
 from dpformer.verification.audit import Audit, Mechanism, audit, observe
 from dpformer.verification.audit.checks import checks
@@ -75,7 +75,7 @@ def test_noise_of_each_rank_divided_by_their_number(monkeypatch: pytest.MonkeyPa
 
 
 def test_twice_the_sample_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "PoissonBatches", lambda n, q, steps, **k: PoissonBatches(n, 2 * q, steps, **k))
+    monkeypatch.setattr(plan, "PoissonBatches", lambda n, q, steps, **k: PoissonBatches(n, 2 * q, steps, **k))
     assert_accused(audited(), "inclusion: rate")
 
 
@@ -143,7 +143,7 @@ class Shuffled(PoissonBatches):
 
 
 def test_shuffling_accounted_as_poisson_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "PoissonBatches", Shuffled)
+    monkeypatch.setattr(plan, "PoissonBatches", Shuffled)
     assert {
         "inclusion: size of batches (independent users)",
         "inclusion: batches of a user (independent steps)",
@@ -161,7 +161,7 @@ class Twins(PoissonBatches):
 
 
 def test_ranks_that_sample_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "PoissonBatches", Twins)
+    monkeypatch.setattr(plan, "PoissonBatches", Twins)
     assert {"inclusion: any two users", "inclusion: size of batches (independent users)"} <= accusations(600, 160)
 
 
@@ -173,7 +173,7 @@ class Stateless(PoissonBatches):
 
 
 def test_processes_that_draw_different_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "PoissonBatches", Stateless)
+    monkeypatch.setattr(plan, "PoissonBatches", Stateless)
     assert "inclusion: two processes with one key agree" in accusations()
 
 
@@ -215,6 +215,6 @@ class OutOfTurn(PoissonBatches):
 
 
 def test_correlated_noise_for_users_who_do_not_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "PoissonBatches", OutOfTurn)
+    monkeypatch.setattr(plan, "PoissonBatches", OutOfTurn)
     accused = {check.name for check in audited(**BANDED).checks if not check.passed}
     assert "inclusion: at most once in 4 steps" in accused

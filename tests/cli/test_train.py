@@ -142,7 +142,7 @@ def test_the_dry_run_touches_no_data(tmp_path: Path) -> None:
     result = invoke("train", tmp_path / "none.csv", "--dry-run", "--users", 6040, "--batch-size", 1024, "--json")
     plan = json.loads(result.stdout)
     assert (plan["steps"], plan["private"], plan["estimate"]) == (590, True, None)
-    assert 4.9 < plan["epsilon"] <= 5 and [event["label"] for event in plan["others"]] == ["frequencies"]
+    assert 4.9 < plan["epsilon"] <= 5 and [event["label"] for event in plan["releases"]] == ["frequencies"]
     assert list(tmp_path.iterdir()) == []
 
 

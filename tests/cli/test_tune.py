@@ -131,10 +131,10 @@ def test_what_would_be_dishonest_is_refused(
 
 
 def test_every_tunable_setting_leaves_the_cost_as_it_is(config: Config) -> None:
-    from dpformer.training.plan import other_events
+    from dpformer.runs.planning import other_events
 
     resolved = config.resolve(users=80, threads=1)
-    other = {"heads": 2, "norm": "pre", "shared": False, "clipping": "clip", "average": True, "dropout": 0.1}
+    other = {"heads": 2, "norm": "pre", "shared": False, "clipping": "clip", "dropout": 0.1}
     other |= {"reattention_variant": "literal", "warmup": 0.1}
     for name in tuning.TUNABLE:
         changed = resolved.but(**{name: other.get(name, getattr(resolved, name) * 2)})

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from dpformer.cli import app
 from dpformer.report.page import write_report
 from dpformer.runs import Config, load_dataset, load_release, save_release, train
-from dpformer.training.plan import make_plan
+from dpformer.runs.planning import make_plan
 from dpformer.training.trainer import Trainer
 from dpformer.verification.verify import Verification, verify
 from tests.training.conftest import tiny_config

@@ -233,16 +233,6 @@ def test_packed_rows_of_a_user_that_has_no_loss() -> None:
         clipping.backward(losses, dp.normalize(1.0))
 
 
-def test_gradients_carry_their_sensitivity() -> None:
-    model, x = small()
-    engine(model, (x,), dp.normalize(0.3))
-    clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = model(x)
-    clipping.backward(losses, dp.clip(0.7))
-    assert model.e.weight.grad is not None and model.e.weight.grad.sensitivity == 0.7
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_head_agrees_with_cross_entropy(weighted: bool) -> None:
     """Outside the context it is an ordinary differentiable function."""

@@ -34,7 +34,7 @@ def metrics(out: Path, *names: str) -> list[list[Any]]:
 
 # One user a batch on average: a third of the batches are empty, and most shares.
 SMALL = {"batch_size": 1, "epochs": 1}
-LARGE = {"batch_size": 30, "average": True}
+LARGE = {"batch_size": 30}
 LONG = {"batch_size": 20, "epochs": 12}
 BANDED = {"batch_size": 15, "bands": 3}
 TEXT = {"task": "lm", "unit": "chunk", "batch_size": 20, "epochs": 3}

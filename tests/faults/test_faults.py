@@ -26,9 +26,8 @@ from dpformer.privacy import SecureRandom
 from dpformer.runs import Config, load_dataset, load_release, resume, train
 from dpformer.runs.checkpoint import load_checkpoint
 from dpformer.runs.folder import RunFolder
-from dpformer.runs.start import build_model
-from dpformer.training.plan import make_plan
-from dpformer.training.trainer import Trainer
+from dpformer.runs.network import build_model, make_trainer
+from dpformer.runs.planning import make_plan
 from dpformer.verification.verify import verify
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
@@ -313,6 +312,6 @@ def gradient_sum(config: Config, data: Dataset) -> torch.Tensor:
     plan = make_plan(config, data.num_users)
     frequencies = torch.full((data.num_items,), 0.1, dtype=torch.float64)
     network = build_model(config, plan, data.num_items, frequencies, SecureRandom("test", seed=0))
-    trainer = Trainer(config, plan, data, network, SecureRandom("test", seed=0))
-    trainer._sum_gradients(np.argsort(-trainer.widths, kind="stable"))
+    trainer = make_trainer(config, plan, data, network, SecureRandom("test", seed=0))
+    trainer.add_gradients(np.arange(data.num_users))
     return torch.cat([p.grad.flatten() for p in trainer.parameters if p.grad is not None])

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from dpformer import PhantomClipping, clip, normalize
 from dpformer.models import Batch, SequenceModel
-from dpformer.models.sequence import recency
 
 from .test_models import HISTORIES, ITEMS, LENGTH, MODELS
 
@@ -50,25 +49,6 @@ def assert_exact(model: SequenceModel, histories: list[list[int]]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_norms_and_clipped_sums(name: str) -> None:
     assert_exact(made(name), HISTORIES)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_with_a_half_life(name: str) -> None:
-    model = made(name)
-    plain = model(Batch.from_histories(HISTORIES, LENGTH))
-    model.half_life = 2.0
-    assert_exact(model, HISTORIES)
-    assert not torch.allclose(model(Batch.from_histories(HISTORIES, LENGTH)), plain)
-    batch = Batch.from_histories([[0, 1, 2, 3, 4], [1, 2, 3]], LENGTH)
-    expected = [[2**-1.5, 0.5, 2**-0.5, 1.0], [2**-0.5, 1.0, 1.0, 1.0]]
-    torch.testing.assert_close(recency(batch, 2.0), torch.tensor(expected))
-    model.half_life = 1e-3
-    last = model(Batch.from_histories([[0, 1, 2]], LENGTH)) - softmax_of_last(model, [0, 1], 2)
-    assert last.abs() < 1e-9, "only the last target counts"
-
-
-def softmax_of_last(model: SequenceModel, history: list[int], target: int) -> torch.Tensor:
-    return -model.scores([history]).log_softmax(1)[:, target]
 
 
 @pytest.mark.parametrize("name", MODELS)

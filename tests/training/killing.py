@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.soak import child, kill_until_done, wait
 
 from dpformer.runs.config import Config
-from dpformer.training.plan import make_plan
+from dpformer.runs.planning import make_plan
 from tests.training.memo import remember
 
 if __name__ == "__main__":

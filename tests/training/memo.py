@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpformer.privacy import accounting, calibration
-from dpformer.runs import statement
+from dpformer.runs import planning, statement
 from dpformer.training import plan
 
 _known: dict[Any, float] = {}
@@ -25,7 +25,7 @@ def _remember(name: str, function: Callable[..., float]) -> Callable[..., float]
 
 def remember(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """Puts the remembering accountant where runs look for it."""
-    put(plan, "calibrate", _remember("calibrate", calibration.calibrate))
+    put(planning, "calibrate", _remember("calibrate", calibration.calibrate))
     for module in (plan, statement):
         put(module, "epsilon_of", _remember("epsilon_of", accounting.epsilon_of))
 

@@ -85,13 +85,12 @@ def test_files_that_are_not_toml(tmp_path: Path) -> None:
 @given(
     name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
     epsilon=st.one_of(st.floats(1e-6, 1e6), st.just(float("inf"))),
-    average=st.booleans(),
     users=st.integers(100, 10**9),
 )
 def test_the_resolved_config_survives_its_file(
-    tmp_path_factory: pytest.TempPathFactory, name: str, epsilon: float, average: bool, users: int
+    tmp_path_factory: pytest.TempPathFactory, name: str, epsilon: float, users: int
 ) -> None:
-    config = Config.make(user_column=name, epsilon=epsilon, average=average, recipe="paper", batch_size=50)
+    config = Config.make(user_column=name, epsilon=epsilon, recipe="paper", batch_size=50)
     config = config.resolve(users=users, threads=2)
     file = tmp_path_factory.mktemp("config") / "config.toml"
     file.write_text(config.to_toml(), encoding="utf-8")

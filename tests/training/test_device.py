@@ -31,7 +31,7 @@ MAKE_TENSORS = {  # problems whose model makes tensors in `forward`, for any dev
     "RelativePositions", "MultiheadAttention", "EncoderLayer", "Encoder", "SASRec", "CellByHand",
 }  # fmt: skip
 CHOICES: list[dict[str, Any]] = [
-    {"average": True, "evaluate_every": 1},
+    {"evaluate_every": 1},
     {"shared": False, "norm": "pre", "heads": 2, "reattention": False, "clipping": "clip"},
     {"model": "gru"},
     {"epsilon": float("inf")},

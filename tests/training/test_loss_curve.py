@@ -7,8 +7,7 @@ import pytest
 
 from dpformer.clipping import normalize, norms, softmax_head
 from dpformer.training.optimizer import PrivateOptimizer
-from dpformer.training.trainer import _put
-from tests.training.test_loop import naive_sum, trainer_of
+from tests.training.test_loop import loss_of, naive_sum, trainer_of
 
 
 @pytest.fixture(autouse=True)
@@ -20,17 +19,16 @@ def _noise_of_the_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def curve(naive: bool, **choices: Any) -> list[float]:
     trainer = trainer_of(epochs=3, learning_rate=0.1, **choices)
     if naive:
-        engine = trainer._sum_gradients
+        engine = trainer.add_gradients
 
         def one_at_a_time(users: np.ndarray) -> Any:
             total = naive_sum(trainer, users, normalize(1.0))
             parts = engine(users)  # for the losses it reports
-            for p, t in zip(trainer.parameters, total, strict=True):
-                _put(p, t)
+            trainer.sum.put(total)
             return parts
 
-        trainer._sum_gradients = one_at_a_time  # type: ignore[method-assign]
-    return [trainer.advance()["loss"] for _ in range(trainer.plan.steps)]
+        trainer.add_gradients = one_at_a_time  # type: ignore[method-assign]
+    return [loss_of(trainer.advance()) for _ in range(trainer.batches.steps)]
 
 
 @pytest.mark.parametrize("budget", [1, 1 << 25], ids=["computed again", "kept"])

@@ -9,8 +9,9 @@ from dpformer.errors import DpformerError
 from dpformer.models import Transformer
 from dpformer.privacy import BandedGaussian, Gaussian, SecureRandom, epsilon_of
 from dpformer.runs.config import Config
-from dpformer.runs.start import build_model
-from dpformer.training.plan import COUNTS, Plan, make_plan, other_events
+from dpformer.runs.network import build_model
+from dpformer.runs.planning import COUNTS, make_plan, other_events
+from dpformer.training.plan import Plan
 from dpformer.training.schedule import warmup_then_decay
 
 
@@ -37,14 +38,14 @@ def test_everything_together_is_within_the_budget(plan: Plan) -> None:
     assert plan.epsilon == epsilon_of(plan.events, 1 / 6040)
     assert epsilon_of([plan.training], plan.delta) < plan.epsilon, "the frequencies cost something"
     alone = plan_of(batch_size=1024, epochs=100, frequency_bias=False, reattention=False)
-    assert alone.others == () and alone.noise_multiplier == pytest.approx(3.2923, rel=5e-3)
+    assert alone.releases == () and alone.noise_multiplier == pytest.approx(3.2923, rel=5e-3)
     assert 1 < plan.noise_multiplier / alone.noise_multiplier < 1.01, "a hundredth of the budget is about 0.5% of σ"
 
 
 def test_an_error_that_follows_adam_asks_for_no_frequencies() -> None:
     choices = {"recipe": "paper", "batch_size": 1024, "epochs": 5, "frequency_share": 0.0, "reattention_error": "adam"}
     plan = plan_of(**choices)
-    assert plan.others == () and plan == plan_of(**choices, reattention=False)
+    assert plan.releases == () and plan == plan_of(**choices, reattention=False)
     config = Config.make(**choices).resolve(users=6040, threads=1)
     private, open_ = (
         build_model(config, now, 7, None, SecureRandom("test", seed=0))
@@ -65,7 +66,7 @@ def test_a_share_is_of_the_squared_gaussian_parameter() -> None:
 
 def test_a_private_vocabulary_is_in_the_ledger_with_its_delta() -> None:
     plan = plan_of(1000, private_vocabulary=True, delta=1e-3, epochs=5)
-    vocabulary = next(event for event in plan.others if event.label == "vocabulary")
+    vocabulary = next(event for event in plan.releases if event.label == "vocabulary")
     assert vocabulary.failure == pytest.approx(1e-4)
     assert plan.epsilon <= 5 and plan.noise_of("vocabulary") == vocabulary.noise_multiplier
     assert plan.noise_of("nothing") is None
@@ -75,7 +76,7 @@ def test_epsilon_spent_is_a_bound_at_every_step(plan: Plan) -> None:
     spent = [plan.spent(step) for step in range(plan.steps + 1)]
     assert spent == sorted(spent) and spent[-1] == plan.epsilon
     for step in (1, 40, 300, 589):
-        assert spent[step] >= epsilon_of([*plan.others, plan.training.repeated(step)], plan.delta) - 1e-9
+        assert spent[step] >= epsilon_of([*plan.releases, plan.training.repeated(step)], plan.delta) - 1e-9
 
 
 def test_epsilon_spent_on_correlated_noise_goes_by_rounds() -> None:
@@ -90,7 +91,7 @@ def test_epsilon_spent_on_correlated_noise_goes_by_rounds() -> None:
 
 def test_without_privacy_nothing_is_claimed() -> None:
     plan = plan_of(epsilon=math.inf)
-    assert (plan.noise_multiplier, plan.others, plan.private) == (0, (), False)
+    assert (plan.noise_multiplier, plan.releases, plan.private) == (0, (), False)
     assert plan.epsilon == plan.spent(3) == math.inf
 
 
@@ -108,7 +109,7 @@ def test_a_plan_survives_json(plan: Plan) -> None:
 
 def test_counts_spend_the_budget_in_one_release() -> None:
     plan = plan_of(model="counts")
-    assert plan.steps == 0 and plan.events == plan.others == (Gaussian(plan.noise_multiplier, label=COUNTS),)
+    assert plan.steps == 0 and plan.events == plan.releases == (Gaussian(plan.noise_multiplier, label=COUNTS),)
     assert plan.noise_multiplier == pytest.approx(0.774, rel=2e-3) and 4.99 < plan.epsilon <= 5
     shared = plan_of(model="counts", private_vocabulary=True, delta=1 / 6040)
     assert shared.noise_multiplier > plan.noise_multiplier and shared.epsilon <= 5

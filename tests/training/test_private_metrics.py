@@ -16,8 +16,8 @@ from dpformer.privacy.randomness import SecureRandom, public_grid
 from dpformer.releases.metrics import SCALE, MetricRelease, user_values
 from dpformer.runs import Config, finished, load_dataset, resume, train
 from dpformer.runs.folder import RunFolder
+from dpformer.runs.planning import make_plan
 from dpformer.runs.statement import statement
-from dpformer.training.plan import make_plan
 from dpformer.verification.verify import Verification, verify
 from tests.runs import invoke, printed, refused
 from tests.training.conftest import tiny_config
@@ -59,7 +59,7 @@ def test_one_budget_pays_for_all(tmp_path: Path, model: str) -> None:
     plan, without = make_plan(config, 600), make_plan(config.but(private_metrics=False), 600)
     assert plan.noise_of("metrics") is not None and without.noise_of("metrics") is None
     assert plan.noise_multiplier > without.noise_multiplier, "training gets more noise, to make room"
-    assert epsilon_of(plan.events, plan.delta) <= 4 < epsilon_of([*without.events, *plan.others[-2:]], plan.delta)
+    assert epsilon_of(plan.events, plan.delta) <= 4 < epsilon_of([*without.events, *plan.releases[-2:]], plan.delta)
 
 
 def test_the_hash_of_a_config_without_them_is_as_before(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from dpformer.errors import DpformerError
 from dpformer.models import Transformer
-from dpformer.runs import Config, Interrupted, finished, load_dataset, load_release, resume, run, start, train
+from dpformer.runs import Config, Interrupted, finished, load_dataset, load_release, network, resume, run, train
 from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.training.trainer import Trainer
 from tests.training.conftest import tiny_config
@@ -154,12 +154,12 @@ def test_a_warm_start_is_one_release_with_its_share_of_the_budget(tmp_path: Path
 def test_a_warm_start_with_other_noise_than_planned_is_never_trained_on(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = start.release_transitions
+    release = network.release_transitions
 
     def careless(items: np.ndarray, offsets: np.ndarray, num_items: int, noise: float, **rest: Any) -> Any:
         return release(items, offsets, num_items, noise / 2, **rest)
 
-    monkeypatch.setattr(start, "release_transitions", careless)
+    monkeypatch.setattr(network, "release_transitions", careless)
     with pytest.raises(RuntimeError, match="not what was planned"):
         train(tiny_config(log, warm_start=0.4), tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()

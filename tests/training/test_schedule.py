@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpformer.training.microbatches import by_length, cut
-from dpformer.training.schedule import average_weight, warmup_then_decay
+from dpformer.training.schedule import warmup_then_decay
 
 
 @given(steps=st.integers(1, 500), warmup=st.floats(0, 0.99))
@@ -17,26 +17,6 @@ def test_the_rate_rises_then_falls_and_is_never_zero(steps: int, warmup: float) 
 def test_the_paper_s_schedule() -> None:
     rates = [warmup_then_decay(step, 100) for step in range(100)]
     assert rates[0] == 1 / 20 and rates[19] == rates[20] == 1 and rates[60] == 0.5 and rates[99] == 1 / 80
-
-
-@given(steps=st.integers(1, 400))
-def test_weights_of_the_average_are_weights(steps: int) -> None:
-    """Unrolled, the running average is a weighted mean of the iterates: weights sum to one, the start has none."""
-    share = np.zeros(steps)
-    for step in range(steps):
-        weight = average_weight(step, steps)
-        share = share * (1 - weight)
-        share[step] = weight
-    assert np.isclose(share.sum(), 1) and (share >= 0).all()
-
-
-def test_the_average_is_of_the_last_tenth_or_so() -> None:
-    share = np.zeros(1000)
-    for step in range(1000):
-        weight = average_weight(step, 1000)
-        share *= 1 - weight
-        share[step] = weight
-    assert share[700:].sum() > 0.9 and share[-1] < 0.02
 
 
 @given(

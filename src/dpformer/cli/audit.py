@@ -99,13 +99,11 @@ def _audit(settings: dict[str, Any], canaries: int, confidence: float, seed: int
     from dpformer.training.distributed import start_team
     from dpformer.verification.audit import audit as run_audit
     from dpformer.verification.audit import audit_counts
-    from dpformer.verification.audit.canaries import canary_model
 
     if "steps" not in settings:
         return audit_counts(**settings, canaries=canaries, confidence=confidence, seed=seed)
     team = start_team()
     if team is not None and not team.leads:
-        team.build = canary_model
         team.follow()
         raise typer.Exit
     console = Console(stderr=True)

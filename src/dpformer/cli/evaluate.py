@@ -42,17 +42,15 @@ def evaluate(
         return
     from dpformer.report.accuracy import measure
 
-    if opened.config.task == "lm":
-        _language(opened, data, as_json)
-        return
-    facts = measure(opened, data, split=split).to_dict(ks, samples=samples)
+    measured = measure(opened, data, split=split)
+    facts = measured.to_dict(tuple(ks), samples=samples)
     facts = {"run": str(run), "headline": opened.statement["headline"], **facts}
     if "metrics" in opened.statement:
         facts["private_metrics"] = opened.statement["metrics"]
     if as_json:
         print_json(facts)
     else:
-        _print(facts, opened.statement)
+        {"ranking": _print, "language": _print_language}[measured.kind](facts, opened.statement)
 
 
 def _covered(run: Any, path: Path, data: Path | None, as_json: bool) -> None:
@@ -80,21 +78,13 @@ def covered_line(statement: dict[str, Any]) -> str:
     )
 
 
-def _language(run: Any, data: Path | None, as_json: bool) -> None:
-    """The loss of a language model on the text held out from it, or on that of another file."""
-    from dpformer.report.accuracy import measure_text
-
-    found = measure_text(run, data)
-    note = "Measured on held-out text: the guarantee does not cover these numbers, keep them as private as the data."
-    if as_json:
-        facts = {"headline": run.statement["headline"], "covered": False, "note": note, "metrics": found}
-        print_json(facts)
-        return
-    typer.echo(run.statement["headline"])
+def _print_language(facts: dict[str, Any], statement: dict[str, Any]) -> None:
+    found = facts["metrics"]
+    typer.echo(facts["headline"])
     typer.echo(f"loss                {found['loss']:.4f} nats a token")
     typer.echo(f"bits per character  {found['bits_per_character']:.4f}")
     typer.echo(f"perplexity          {found['perplexity']:.3f}")
-    typer.echo(f"{found['tokens']:,} tokens of held-out text. {note}")
+    typer.echo(f"{found['tokens']:,} tokens of held-out text. {facts['note']}")
 
 
 def _print(facts: dict[str, Any], statement: dict[str, Any]) -> None:

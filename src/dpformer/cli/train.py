@@ -153,7 +153,9 @@ def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
         if facts["bands"] > 1:
             rows.append(("noise correlated over", f"{facts['bands']} steps, for as many groups of users in turn"))
         rows.append(("clip norm C", f"{facts['clip_norm']:g}"))
-    rows += [(f"for {event['label']}", f"noise multiplier {event['noise_multiplier']:g}") for event in facts["others"]]
+    rows += [
+        (f"for {event['label']}", f"noise multiplier {event['noise_multiplier']:g}") for event in facts["releases"]
+    ]
     return rows if facts["private"] else [*rows, ("NOT PRIVATE", "noise comes from a seed")]
 
 

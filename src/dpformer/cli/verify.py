@@ -33,7 +33,7 @@ def _dataset(run: Path) -> Any:
     from dpformer.runs.config import Config
     from dpformer.runs.folder import RunFolder
     from dpformer.runs.model_file import load_release
-    from dpformer.runs.start import load_dataset
+    from dpformer.runs.network import load_dataset
 
     folder = RunFolder.open(run)
     if not folder.done:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 
 from dpformer.clipping.arrivals import Arrivals
+from dpformer.clipping.bounded import add_bounded
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.factors import ClipFunction
 from dpformer.clipping.gate import Gate
@@ -92,6 +95,7 @@ class PhantomClipping:
                 f"losses must have one number a user, shape (B,), got shape {tuple(losses.shape)}; "
                 f"use reduction='none' and average over positions, not over users"
             )
+        bound_of_function(clip)
         users = len(losses)
         if users == 0:
             return torch.zeros(0, dtype=losses.dtype, device=losses.device)
@@ -138,29 +142,25 @@ class PhantomClipping:
                 group.keep(finite)
         factors = torch.where(finite, clip(torch.where(finite, norms, 0)), 0).to(norms.dtype)
         self._check_bound(factors, torch.where(finite, norms, 0), clip)
+        together = frozenset(self._gate.names)
         for group in groups:
-            self._accumulate(group, factors, clip)
+            add_bounded(group.parameter, partial(group.add_sum, factors), factors.dtype, clip.clip_norm, together)
 
     @staticmethod
     def _check_bound(factors: Tensor, norms: Tensor, clip: ClipFunction) -> None:
-        bound = getattr(clip, "clip_norm", None)
-        if bound is not None and float((factors * norms).max()) > bound * (1 + 1e-5):
+        reached = factors.abs() * norms
+        if not bool((reached <= clip.clip_norm * (1 + 1e-5)).all()):
             raise ValueError(
-                f"the clip function promises norms up to {bound}, but gave a user {float((factors * norms).max())}"
+                f"the clip function promises norms up to {clip.clip_norm}, but gave a user {float(reached.max())}"
             )
 
-    @staticmethod
-    def _accumulate(group: ParameterUses, factors: Tensor, clip: ClipFunction) -> None:
-        parameter = group.parameter
-        bound = max(getattr(parameter.grad, "sensitivity", 0.0), getattr(clip, "clip_norm", 0.0))
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        if parameter.dtype == factors.dtype and parameter.grad.is_contiguous():
-            group.add_sum(factors, parameter.grad)
-        else:
-            parameter.grad += group.weighted_sum(factors).to(parameter.dtype)
-        # What one user can change in this sum: the optimiser refuses to add noise for less.
-        parameter.grad.sensitivity = bound  # type: ignore[attr-defined]
+
+def bound_of_function(clip: ClipFunction) -> float:
+    """C of a clip function; one that names none is refused, for the optimizer could not know its noise."""
+    bound = getattr(clip, "clip_norm", None)
+    if not isinstance(bound, int | float) or not (math.isfinite(bound) and bound > 0):
+        raise ValueError(f"a clip function must carry its bound as `clip_norm`, a positive number, got {bound!r}")
+    return float(bound)
 
 
 def refuse_distributed(model: nn.Module) -> None:

@@ -29,9 +29,6 @@ class SequenceModel(nn.Module):
 
     bias: Tensor
     arguments: dict[str, Any]  # of the constructor: with them and the state a model is built again
-    half_life: float | None = (
-        None  # positions after which a target counts half as much in the loss, from a user's last one back
-    )
 
     def __init__(self, num_items: int, max_length: int, dim: int, shared: bool) -> None:
         super().__init__()
@@ -58,10 +55,7 @@ class SequenceModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of each user, (B,): mean cross-entropy over the user's own targets, 0 without any."""
-        weights = None if self.half_life is None else recency(batch, self.half_life)
-        return softmax_loss(
-            self.hidden(batch), self.output_weight(), batch.targets, bias=self.bias, position_weights=weights
-        )
+        return softmax_loss(self.hidden(batch), self.output_weight(), batch.targets, bias=self.bias)
 
     def hidden(self, batch: Batch) -> Tensor:
         """(B, L, d), after checks of what goes in."""
@@ -109,13 +103,6 @@ class SequenceModel(nn.Module):
             raise ValueError("all frequencies are 0; give at least one item a frequency")
         p = p.clamp(min=float(seen.min()) / 2)
         self.bias.copy_((p / p.sum()).log())
-
-
-def recency(batch: Batch, half_life: float) -> Tensor:
-    """(B, L): 1 at a user's last target, half of it `half_life` positions before, never 0."""
-    places = torch.arange(batch.items.shape[1], device=batch.items.device)
-    age = (batch.lengths[:, None] - 1 - places).clamp(min=0)
-    return torch.exp2(-(age / half_life).clamp(max=60))
 
 
 def constructor_arguments(scope: Mapping[str, Any]) -> dict[str, Any]:

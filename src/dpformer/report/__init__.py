@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpformer.report.accuracy import Accuracy, measure
+    from dpformer.report.accuracy import measure
     from dpformer.report.page import write_report
 
-_HOME = {"Accuracy": "accuracy", "measure": "accuracy", "write_report": "page"}
+_HOME = {"measure": "accuracy", "write_report": "page"}
 
-__all__ = ["Accuracy", "measure", "write_report"]
+__all__ = ["measure", "write_report"]
 
 
 def __getattr__(name: str) -> Any:

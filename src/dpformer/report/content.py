@@ -17,8 +17,9 @@ from dpformer.errors import DpformerError
 from dpformer.evaluation import bootstrap, hit
 from dpformer.models import Batch, Transformer
 from dpformer.privacy.units import UnitOfPrivacy, unit_of
-from dpformer.report.accuracy import Accuracy, measure, measure_text
+from dpformer.report.accuracy import measure
 from dpformer.report.svg import Group, Line, dot_chart, heat_map, line_chart
+from dpformer.runs.tasks import task_of
 
 if TYPE_CHECKING:
     from dpformer.runs.model_file import Release
@@ -79,11 +80,11 @@ def gather(run: Run, *, histories: Sequence[Sequence[Any]] | None = None, public
         return content
     content = replace(content, training=_training(_metrics(run.folder / "metrics.jsonl"), run.statement, words))
     try:
-        if run.config.task == "lm":
-            return replace(content, language=measure_text(run))
         measured = measure(run)
     except DpformerError as error:  # the page is about the model; its data may have moved
         return replace(content, no_accuracy=str(error))
+    if measured.kind == "language":
+        return replace(content, language=measured.to_dict()["metrics"])
     return replace(content, accuracy=measured.to_dict((10,)), by_popularity=_by_popularity(measured, release))
 
 
@@ -97,8 +98,8 @@ class Words:
 
 
 def words_of(run: Run) -> Words:
-    text = run.config.task == "lm"
-    return Words(unit_of(run.statement["unit"]), *(("token", "tokens") if text else ("item", "items")))
+    task = task_of(run.config)
+    return Words(unit_of(run.statement["unit"]), task.thing, task.things)
 
 
 # Training: exact statistics of the data, not covered.
@@ -218,7 +219,7 @@ def popularity_group(frequencies: np.ndarray) -> np.ndarray:
     return np.where(noise, 4, 4 * more_popular // max(1, len(clear)))
 
 
-def _by_popularity(measured: Accuracy, release: Release) -> Figure | None:
+def _by_popularity(measured: Any, release: Release) -> Figure | None:
     if release.frequencies is None:
         return None
     group = popularity_group(release.frequencies)[measured.model.targets]

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release, load_release, save_release
+    from dpformer.runs.network import load_dataset
+    from dpformer.runs.planning import make_plan
     from dpformer.runs.run import Interrupted, Run, finished, resume, train
-    from dpformer.runs.start import load_dataset
 
 _HOME = {
     "Config": "config",
@@ -15,8 +16,9 @@ _HOME = {
     "Release": "model_file",
     "Run": "run",
     "finished": "run",
-    "load_dataset": "start",
+    "load_dataset": "network",
     "load_release": "model_file",
+    "make_plan": "planning",
     "resume": "run",
     "save_release": "model_file",
     "train": "run",
@@ -30,6 +32,7 @@ __all__ = [
     "finished",
     "load_dataset",
     "load_release",
+    "make_plan",
     "resume",
     "save_release",
     "train",

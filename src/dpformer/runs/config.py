@@ -37,7 +37,7 @@ _OF_LOGS = (
 OF_NETWORKS = (
     "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
     "reattention_scale", "frequency_bias", "clipping", "clip_norm", "frequency_share", "bands", "warm_start",
-    "batch_size", "epochs", "learning_rate", "half_life", "weight_decay", "warmup", "average", "evaluate_every",
+    "batch_size", "epochs", "learning_rate", "weight_decay", "warmup", "evaluate_every",
     "micro_batch_tokens", "checkpoint_seconds",
 )  # fmt: skip
 
@@ -63,7 +63,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         "learning_rate": 3e-3,
         "weight_decay": 1e-5,
         "warmup": 0.2,
-        "average": False,
     },
 }
 # The paper's language model, of characters (TinyShakespeare); smaller sizes by flags.
@@ -157,12 +156,8 @@ class Config(BaseModel):
     batch_size: Count | None = _choice("Training", None, "Expected users in a batch (1024, at most a quarter).")
     epochs: Count | None = _choice("Training", None, "Expected passes over the users (100; synthetic 10).")
     learning_rate: Positive = _choice("Training", 5e-3, "Adam's, at its highest.")
-    half_life: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] | None = _choice(
-        "Training", None, "Items after which a target counts half in the loss, from a user's last one back (all alike)."
-    )
     weight_decay: NotNegative = _choice("Training", 1e-5, "Adam's L2 penalty.")
     warmup: Share = _choice("Training", 0.2, "Share of the steps in which the rate grows; then it falls to 0.")
-    average: bool = _choice("Training", False, "Release the average of iterates instead of the last one.")
     evaluate_every: Limit = _choice("Training", 0, "Epochs between evaluations; 0: none. Not covered by ε.")
     micro_batch_tokens: Count = _choice("Training", 8_192, "Positions at once, at most; never changes the guarantee.")
     threads: Count | None = _choice("Training", None, "CPU threads (all).")
@@ -336,8 +331,6 @@ class Config(BaseModel):
             del values["warm_start"]
         if self.bands == 1:
             del values["bands"]
-        if self.half_life is None:
-            del values["half_life"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

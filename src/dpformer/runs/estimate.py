@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from typing import Any
 
 import numpy as np
 import torch
 
-from dpformer.data import Dataset, read_catalog
+from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.privacy import SecureRandom
 from dpformer.runs.config import Config
-from dpformer.runs.start import SYNTHETIC_ITEMS, SYNTHETIC_USERS, build_model, tokens_of
-from dpformer.training.plan import Plan, make_plan
-from dpformer.training.trainer import Trainer
+from dpformer.runs.network import build_model, make_trainer
+from dpformer.runs.planning import make_plan
+from dpformer.runs.tasks import task_of
+from dpformer.runs.tasks.recommend import SYNTHETIC_USERS
+from dpformer.training.plan import Plan
 
 
 def dry_run(config: Config, users: int | None = None, items: int | None = None) -> dict[str, Any]:
@@ -31,13 +34,10 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
         items: the number of items, public; a catalogue tells it.
     """
     if config.file is None:
-        users, items = users or SYNTHETIC_USERS, items or SYNTHETIC_ITEMS
+        users = users or SYNTHETIC_USERS
     if users is None:
         raise DpformerError("a dry run does not read the data, so it cannot count users: give --users N")
-    if items is None and config.task == "lm":
-        items = len(tokens_of(config).vocabulary)
-    if items is None and config.catalog is not None:
-        items = len(read_catalog(config.catalog))
+    items = items or task_of(config).count_items(config)
     config = config.resolve(users=users, threads=torch.get_num_threads())
     plan = make_plan(config, users)
     epsilon = plan.epsilon if plan.noise_multiplier else None
@@ -50,7 +50,7 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
 def estimate(config: Config, plan: Plan, items: int) -> dict[str, Any]:
     """Parameters, seconds for all steps if every history has full length, and peak bytes of memory."""
     assert config.max_length is not None and config.threads is not None
-    rows = min(plan.expected_batch_size, max(1, config.micro_batch_tokens // max(1, config.max_length - 1)))
+    rows = min(int(plan.expected_batch_size), max(1, config.micro_batch_tokens // max(1, config.max_length - 1)))
     generator = np.random.default_rng(0)
     histories = generator.integers(0, items, (rows, config.max_length))
     dataset = Dataset.from_histories(list(histories), items, max_length=config.max_length)
@@ -61,9 +61,11 @@ def estimate(config: Config, plan: Plan, items: int) -> dict[str, Any]:
     try:
         with torch.random.fork_rng(devices=[]):
             model = build_model(config, plan, items, frequencies, random)
-            trainer = Trainer(config, plan, dataset, model, random)
-            trainer.measure(np.arange(rows))  # the first time includes proofs and page faults
-            seconds = trainer.measure(np.arange(rows))
+            trainer = make_trainer(config, plan, dataset, model, random)
+            trainer.add_gradients(np.arange(rows))  # the first time includes proofs and page faults
+            began = time.monotonic()
+            trainer.add_gradients(np.arange(rows))
+            seconds = time.monotonic() - began
     finally:
         torch.set_num_threads(before)
     per_user = seconds / rows

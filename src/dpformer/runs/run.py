@@ -4,41 +4,47 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dpformer.data import Dataset, data_statement
-from dpformer.data.text import TextDataset, text_statement
+from dpformer.data import Dataset
 from dpformer.errors import DpformerError
-from dpformer.evaluation import evaluate, hit, ndcg
-from dpformer.evaluation.evaluate import masked_ranks, scorer
-from dpformer.evaluation.language import language_loss
+from dpformer.evaluation.evaluate import masked_ranks
 from dpformer.models import SequenceModel
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.warm_start import low_rank_items
 from dpformer.privacy import Ledger, SecureRandom
-from dpformer.privacy.events import METRICS
-from dpformer.privacy.units import unit_of
+from dpformer.privacy.events import METRICS, Event
 from dpformer.releases.metrics import MetricRelease, release_metrics
 from dpformer.runs.checkpoint import check_data, load_checkpoint, save_checkpoint
 from dpformer.runs.config import Config
 from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.runs.model_file import Release, load_release, save_release
+from dpformer.runs.network import (
+    build_assistant,
+    build_model,
+    item_frequencies,
+    load_dataset,
+    make_trainer,
+    release_counts,
+)
+from dpformer.runs.planning import make_plan
 from dpformer.runs.progress import TrainingProgress
-from dpformer.runs.start import build_model, item_frequencies, load_dataset, release_counts
 from dpformer.runs.statement import statement
 from dpformer.runs.statement_file import check_shape
-from dpformer.training.plan import Plan, make_plan
-from dpformer.training.trainer import Trainer
+from dpformer.runs.tasks import task_of
+from dpformer.training.plan import Plan
+from dpformer.training.trainer import Step, Trainer
 
 if TYPE_CHECKING:
     from dpformer.training.distributed import Team
@@ -133,33 +139,46 @@ class _Session:
         self.folder, self.config, self.plan = folder, config, plan
         self.dataset, self.random, self.resumed = dataset, random, state
         self.frequencies = None if state is None else state["frequencies"]
+        self.task = task_of(config)
+        self.ledger = Ledger()  # what happened
+        # A private list of items was released while the data was read; after a crash, so was all before training.
+        self.ledger.extend(event for event in plan.releases if event.label == "vocabulary" or self._released(event))
+
+    def _released(self, event: Event) -> bool:
+        return self.resumed is not None and event.label != METRICS
 
     def go(self) -> Run:
         """Trains to the last step and releases."""
         if self.config.model == "counts":  # seconds; nothing to save on the way
-            counts, self.frequencies, ledger = release_counts(self.config, self.plan, self.dataset)
+            counts = self._release_counts()
             self._remember_data()
             Metrics(self.folder.metrics, 0).close()
-            return self._release(counts, ledger)
+            return self._release(counts)
         with torch.random.fork_rng(devices=[]):
             trainer = self._trainer()
             if self.team is not None:
-                self.team.enlist(self.config, self.plan, self.dataset.num_items, trainer)
+                build = partial(build_assistant, self.config, self.plan, self.dataset.num_items)
+                self.team.enlist(trainer, build, self.config.device)
             self._train(trainer)
-            return self._release(trainer.released(), trainer.ledger)
+            self.ledger.add(trainer.event)
+            return self._release(trainer.released())
+
+    def _release_counts(self) -> TransitionCounts:
+        counts, self.frequencies, event = release_counts(self.config, self.plan, self.dataset)
+        self.ledger.add(event)
+        return counts
 
     def _trainer(self) -> Trainer:
         start: TransitionCounts | None = None
         if self.resumed is None and self.config.warm_start:
-            start, self.frequencies, paid = release_counts(self.config, self.plan, self.dataset)
-            if list(paid) != list(self.plan.others):
-                raise RuntimeError("what was released is not what was planned and σ calibrated for: nothing is trained")
+            start = self._release_counts()
         elif self.resumed is None:
-            self.frequencies = item_frequencies(self.config, self.plan, self.dataset)
+            self.frequencies, paid = item_frequencies(self.config, self.plan, self.dataset)
+            self.ledger.extend(paid)
         model = build_model(self.config, self.plan, self.dataset.num_items, self.frequencies, self.random)
         if start is not None:
             model.start_items(low_rank_items(start, model.dim))
-        trainer = Trainer(self.config, self.plan, self.dataset, model, self.random)
+        trainer = make_trainer(self.config, self.plan, self.dataset, model, self.random)
         if self.resumed is not None:
             trainer.restore(self.resumed["trainer"])
             return trainer
@@ -174,12 +193,12 @@ class _Session:
         saved = time.monotonic()
         with _signals() as stop, progress:
             while trainer.step < self.plan.steps:
-                record = trainer.advance()
+                record = self._record(self._advance(trainer), trainer)
                 metrics.add(record)
                 progress.update(record)
                 if self._evaluation_is_due(trainer):
                     metrics.add(record := self._evaluate(trainer))
-                    progress.say(_line(record))
+                    progress.say(self.task.line(record))
                 if stop.is_set() or time.monotonic() - saved >= self.config.checkpoint_seconds:
                     self._save(trainer)
                     saved = time.monotonic()
@@ -189,6 +208,33 @@ class _Session:
                         f"go on with: dpformer train --resume {self.folder.path}"
                     )
         metrics.close()
+
+    def _advance(self, trainer: Trainer) -> Step:
+        try:
+            return trainer.advance()
+        except ValueError as error:
+            if self.config.private:  # the sum holds finite users only
+                raise
+            raise DpformerError(f"training without clipping has diverged ({error}): lower --learning-rate") from None
+
+    def _record(self, step: Step, trainer: Trainer) -> dict[str, Any]:
+        """What metrics.jsonl keeps of a step: exact statistics of the data, and an upper bound on ε so far."""
+        losses = torch.cat([part.losses for part in step.parts]) if step.parts else torch.zeros(0)
+        norms = torch.cat([part.norms for part in step.parts if part.norms is not None] or [torch.zeros(0)])
+        losses, norms = losses[losses.isfinite()], norms[norms.isfinite()]
+        spent = self.plan.spent(step.number)
+        return {
+            "step": step.number,
+            "epoch": round(step.number * self.plan.sample_rate, 4),
+            "loss": float(losses.mean()) if len(losses) else None,
+            "median_norm": float(norms.median()) if len(norms) else None,
+            "users": step.users,
+            "skipped_users": trainer.sum.skipped_users,
+            "learning_rate": step.learning_rate,
+            "epsilon": spent if math.isfinite(spent) else None,
+            "micro_batch_tokens": trainer.sum.tokens,
+            "seconds": round(step.seconds, 4),
+        }
 
     def _save(self, trainer: Trainer) -> None:
         state = {
@@ -215,25 +261,16 @@ class _Session:
         return epoch // every > before // every or trainer.step == self.plan.steps
 
     def _evaluate(self, trainer: Trainer) -> dict[str, Any]:
-        if isinstance(self.dataset, TextDataset):
-            found = language_loss(
-                trainer.released(), self.dataset.held_out_text, self.dataset.held_out_characters
-            ).to_dict()
-            epoch = round(trainer.step * self.plan.sample_rate, 4)
-            return {"step": trainer.step, "epoch": epoch, "split": "held-out text", "text": found, "covered": False}
-        split = "validation" if self.config.validation else "test"
-        result = evaluate(scorer(trainer.released()), self.dataset, split=split)
-        record = {"step": trainer.step, "epoch": round(trainer.step * self.plan.sample_rate, 4), "split": split}
-        for policy, ranks in (("masked", result.masked), ("unmasked", result.unmasked)):
-            record[policy] = {"ndcg@10": float(ndcg(ranks, 10)), "hit@10": float(hit(ranks, 10))}
-        return {**record, "covered": False}
+        found = self.task.evaluate(trainer.released(), self.dataset, self.config)
+        epoch = round(trainer.step * self.plan.sample_rate, 4)
+        return {"step": trainer.step, "epoch": epoch, **found, "covered": False}
 
     # The end.
 
-    def _release(self, model: SequenceModel | TransitionCounts, ledger: Ledger) -> Run:
+    def _release(self, model: SequenceModel | TransitionCounts) -> Run:
         if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
             raise DpformerError("training has diverged: weights are not finite; lower --learning-rate and train again")
-        facts = self._statement(ledger, self._metrics(model))
+        facts = self._statement(self._metrics(model))
         save_release(
             self.folder.model,
             model,
@@ -241,7 +278,7 @@ class _Session:
             frequencies=self.frequencies,
             metadata={
                 **{name: facts[name] for name in ("headline", "private", "epsilon", "delta", "versions")},
-                **self._about_text(),
+                **self.task.metadata(self.config, self.dataset),
             },
         )
         self.folder.write_json(self.folder.statement, facts)
@@ -254,18 +291,15 @@ class _Session:
         if noise is None:
             return None
         random = self.random.within(f"metrics config {self.config.hash()} data {self.dataset.hash}")
-        return release_metrics(masked_ranks(model, self.dataset), noise, random=random)
+        metrics = release_metrics(masked_ranks(model, self.dataset), noise, random=random)
+        self.ledger.add(metrics.event)
+        return metrics
 
-    def _about_text(self) -> dict[str, Any]:
-        if not isinstance(self.dataset, TextDataset) or self.dataset.tokens is None:
-            return {}
-        return {"text": {"unit": self.config.unit, "tokenizer": self.dataset.tokens.to_json()}}
-
-    def _statement(self, ledger: Ledger, metrics: MetricRelease | None) -> dict[str, Any]:
-        events = [metrics.event if metrics is not None and event.label == METRICS else event for event in ledger]
+    def _statement(self, metrics: MetricRelease | None) -> dict[str, Any]:
+        self._check_ledger()
         data = hmac.new(self._salt(), self.dataset.hash.encode(), hashlib.sha256).hexdigest()
         return statement(
-            events,
+            [event for planned in self.plan.events for event in self.ledger if event.label == planned.label],
             delta=self.plan.delta,
             target=self.config.epsilon,
             clipping=self.config.clipping,
@@ -273,11 +307,17 @@ class _Session:
             expected_batch_size=self.plan.expected_batch_size,
             users=self.plan.users,
             seeded=not self.random.private,
-            data=(data_statement if self.config.unit is None else text_statement)(self.dataset.description),
-            unit=unit_of(self.config.unit or "user"),
+            data=self.task.sentences(self.dataset),
+            unit=self.task.unit(self.config),
             metrics=None if metrics is None else metrics.to_dict(),
             hashes={"config": self.config.hash(), "data (salted; the salt is in checkpoint/)": data},
         )
+
+    def _check_ledger(self) -> None:
+        """What happened is what was planned and σ calibrated for; else nothing is released."""
+        happened, planned = (sorted(repr(event) for event in events) for events in (self.ledger, self.plan.events))
+        if happened != planned:
+            raise RuntimeError(f"what happened, {happened}, is not what was planned, {planned}: nothing is released")
 
 
 @contextmanager
@@ -308,17 +348,3 @@ def _threads(wanted: int | None) -> Iterator[int]:
         yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
-
-
-def _line(record: dict[str, Any]) -> str:
-    if "text" in record:
-        found = record["text"]
-        return (
-            f"epoch {record['epoch']:g}: {found['loss']:.4f} nats a token, {found['bits_per_character']:.4f} bits a "
-            f"character, perplexity {found['perplexity']:.2f} on held-out text (not covered by ε)"
-        )
-    masked = record["masked"]
-    return (
-        f"epoch {record['epoch']:g}: ndcg@10 {masked['ndcg@10']:.4f}  hit@10 {masked['hit@10']:.4f} "
-        f"on {record['split']} items, seen ones masked (not covered by ε)"
-    )

@@ -31,13 +31,13 @@ from dpformer.privacy.randomness import SecureRandom
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.model_file import load_release, save_release
+from dpformer.runs.planning import make_plan
 from dpformer.runs.statement import headline, words
-from dpformer.training.plan import make_plan
 
 SCORE_NOISE = 20.0  # in units of one user's contribution to the score
 TUNABLE = (
     "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention_variant", "reattention_scale", "clipping",
-    "clip_norm", "learning_rate", "weight_decay", "warmup", "average",
+    "clip_norm", "learning_rate", "weight_decay", "warmup",
 )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def tune(
     folder.refuse_existing()
     config = config.but(validation=True)
     _refuse(config, choices, mean_runs)
-    from dpformer.runs.start import load_dataset
+    from dpformer.runs.network import load_dataset
 
     tuning = plan_tuning(config, choices, mean_runs, load_dataset(config).num_users)
     announce(tuning)
@@ -172,8 +172,8 @@ def train_and_score(config: Config, out: Path) -> float:
     """Trains one candidate; its score is NDCG@10 on validation items, with noise."""
     from dpformer.evaluation.evaluate import masked_ranks
     from dpformer.releases.metrics import release_metrics
+    from dpformer.runs.network import load_dataset
     from dpformer.runs.run import train
-    from dpformer.runs.start import load_dataset
 
     run = train(config, out)
     ranks = masked_ranks(run.release.model, load_dataset(run.config), "validation")

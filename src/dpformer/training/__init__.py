@@ -4,19 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpformer.training.gradient_sum import GradientSum
     from dpformer.training.optimizer import PrivateOptimizer
-    from dpformer.training.plan import Plan, make_plan
+    from dpformer.training.plan import Plan
+    from dpformer.training.trainer import Trainer
 
 _HOME = {
+    "GradientSum": "gradient_sum",
     "Plan": "plan",
     "PrivateOptimizer": "optimizer",
-    "make_plan": "plan",
+    "Trainer": "trainer",
 }
 
 __all__ = [
+    "GradientSum",
     "Plan",
     "PrivateOptimizer",
-    "make_plan",
+    "Trainer",
 ]
 
 

@@ -22,22 +22,21 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpformer.data.dataset import Dataset
+from dpformer.clipping import ClipFunction
+from dpformer.clipping.bounded import joint_bound, put_bounded, sum_of
 from dpformer.errors import DpformerError
-from dpformer.models import SequenceModel
 from dpformer.privacy import SecureRandom
-from dpformer.runs.config import Config
-from dpformer.runs.start import build_model
-from dpformer.training.plan import Plan
+from dpformer.training.gradient_sum import GradientSum, Part, Totals
 from dpformer.training.rendezvous import check_gpus, join_processes, together
-from dpformer.training.trainer import Part, Totals, Trainer
+from dpformer.training.trainer import Trainer, torch_seed
 
 
 @dataclass
@@ -48,7 +47,6 @@ class Team:
     size: int
     again: bool = False  # torchrun has started the job before
     busy: bool = False  # work is dealt out and not yet brought back: nobody listens
-    build: Callable[..., SequenceModel] = build_model  # what the others make of the leader's config
 
     @property
     def leads(self) -> bool:
@@ -56,36 +54,33 @@ class Team:
 
     # What the leader does.
 
-    def enlist(self, config: Config, plan: Plan, num_items: int, trainer: Trainer) -> None:
-        """Tells the others which model to build, and joins the trainer."""
-        check_gpus(config.device)
-        key = bytes.fromhex(str(trainer.dropout.state_dict()["key"]))
+    def enlist(self, trainer: Trainer, build: Callable[[], nn.Module], device: str | None = None) -> None:
+        """Tells the others which model to build, and joins the trainer. `build` must be picklable."""
+        check_gpus(device)
         state = {name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()}  # others have other GPUs
-        self._tell([("enlist", config, plan, num_items, state, key)] * self.size)
+        key = bytes.fromhex(str(trainer.dropout.state_dict()["key"]))
+        work = Work(build, state, trainer.sum.clip, key, torch.get_num_threads())
+        self._tell([("enlist", work)] * self.size)
         trainer.team = self
 
-    def sum_gradients(self, trainer: Trainer, users: np.ndarray, rows: list[slice]) -> list[Part]:
+    def add_gradients(self, trainer: Trainer, histories: list[np.ndarray]) -> list[Part]:
         """Deals out micro-batches and adds up what comes back: `p.grad` is the sum over all of them."""
-        shares = [rows[rank :: self.size] for rank in range(self.size)]
+        own = trainer.sum
+        micro_batches = own.cut(histories)
+        shares = [micro_batches[rank :: self.size] for rank in range(self.size)]
         self.busy = True
-        self._tell([None, *(self._share(trainer, users, share) for share in shares[1:])])
-        self._send_weights(trainer.parameters)
-        before = trainer.clipping.skipped_users
-        reports = self._bring_back(trainer, before, *trainer.add_rows(users, shares[0]))
+        self._tell([None, *(_share(trainer, histories, share) for share in shares[1:])])
+        self._send_weights(own.parameters)
+        before = own.skipped_users
+        parts = own.add(histories, shares[0], trainer.dropout_seed)
+        reports = self._bring_back(own, Report(parts, own.skipped_users - before, own.tokens))
         self.busy = False
-        trainer.tokens = min(report.tokens for report in reports)  # what did not fit is not dealt out again
-        trainer.clipping.skipped_users = before + sum(report.skipped for report in reports)
-        for p in trainer.parameters:
-            p.grad.sensitivity = max(report.sensitivity for report in reports)  # type: ignore[union-attr]
+        own.tokens = min(report.tokens for report in reports)  # what did not fit is not dealt out again
+        own.clipping.skipped_users = before + sum(report.skipped for report in reports)
         return [part for report in reports for part in report.parts]
 
-    def _share(self, trainer: Trainer, users: np.ndarray, rows: list[slice]) -> Any:
-        """Positions in the batch, not users, name the histories: nobody else needs to know who it is."""
-        histories = {at: trainer.dataset.train(users[at]) for row in rows for at in range(row.start, row.stop)}
-        return ("work", trainer.step, trainer.tokens, trainer.widths[users], rows, histories)
-
     def dismiss(self) -> None:
-        """Sends the others home. If they are at work they will notice that the leader has gone."""
+        """Tells the others to stop. If they are at work they will notice that the leader has gone."""
         if self.size > 1 and not self.busy:
             with contextlib.suppress(DpformerError):
                 self._tell([("done",)] * self.size)
@@ -94,21 +89,22 @@ class Team:
     # What the others do.
 
     def follow(self) -> None:
-        """Works for the leader until sent home. Ctrl-C and SIGTERM are the leader's to answer."""
+        """Works for the leader until told to stop. Signals are the leader's to answer."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        trainer: Trainer | None = None
+        work: GradientSum | None = None
+        dropout = SecureRandom("dropout")
         while (message := self._hear())[0] != "done":
             if message[0] == "enlist":
-                trainer = _assistant(self.build, *message[1:])
+                work, dropout = message[1].begin()
                 continue
-            assert trainer is not None
-            _, trainer.step, trainer.tokens, trainer.widths, rows, histories = message
-            trainer.dataset = cast(Dataset, Share(histories))
-            self._send_weights(trainer.parameters)
-            before = trainer.clipping.skipped_users
-            self._bring_back(trainer, before, *trainer.add_rows(np.arange(len(trainer.widths)), rows))
-            trainer.optimizer.zero_grad(set_to_none=True)
+            assert work is not None
+            _, step, work.tokens, micro_batches, histories = message
+            self._send_weights(work.parameters)
+            before = work.skipped_users
+            parts = work.add(histories, micro_batches, partial(torch_seed, dropout, step))
+            self._bring_back(work, Report(parts, work.skipped_users - before, work.tokens))
+            work.clear()
         dist.destroy_process_group()
 
     # What goes over the wire.
@@ -132,25 +128,33 @@ class Team:
             for p, values in _pieces(parameters, flat):
                 p.copy_(values)
 
-    def _bring_back(self, trainer: Trainer, skipped_before: int, parts: list[Part], totals: Totals) -> list[Report]:
+    def _bring_back(self, own: GradientSum, report: Report) -> list[Report]:
         """The sum of everybody's totals into the leader's `p.grad`, and reports from all."""
-        parameters = trainer.parameters
-        report = Report(
-            parts,
-            trainer.clipping.skipped_users - skipped_before,
-            trainer.tokens,
-            max((getattr(p.grad, "sensitivity", 0.0) for p in parameters), default=0.0),
-        )
-        zeros = (torch.zeros_like(p, dtype=torch.float64) for p in parameters)
-        flat = torch.cat([(z if t is None else t).flatten() for z, t in zip(zeros, totals, strict=True)])
+        flat = _flat(own.parameters, own.totals)
         reports: list[Any] | None = [None] * self.size if self.leads else None
         with together(self.rank):
             dist.reduce(flat, dst=0)
             dist.gather_object(report, reports, dst=0)
         if self.leads:
-            for p, values in _pieces(parameters, flat):
-                p.grad = values.to(p.dtype)
+            own.put([values for _, values in _pieces(own.parameters, flat)])
         return reports or []
+
+
+@dataclass(frozen=True)
+class Work:
+    """What another process needs to begin: how to build the model, its state, the bound, the key of dropout."""
+
+    build: Callable[[], nn.Module]
+    state: dict[str, Tensor]
+    clip: ClipFunction | None
+    dropout_key: bytes
+    threads: int
+
+    def begin(self) -> tuple[GradientSum, SecureRandom]:
+        torch.set_num_threads(self.threads)
+        model = self.build()
+        model.load_state_dict(self.state)
+        return GradientSum(model, self.clip, tokens=1), SecureRandom("dropout", key=self.dropout_key)
 
 
 @dataclass(frozen=True)
@@ -160,21 +164,12 @@ class Report:
     parts: list[Part]
     skipped: int
     tokens: int
-    sensitivity: float
 
 
-class Share:
-    """The histories one process works on in this step, in place of the data set."""
-
-    hash = ""
-    num_items = 1  # how much is computed at once is up to the leader
-    train_lengths = np.zeros(0, dtype=np.int64)
-
-    def __init__(self, histories: dict[int, np.ndarray]) -> None:
-        self._histories = histories
-
-    def histories(self, places: Iterable[int]) -> list[np.ndarray]:
-        return [self._histories[int(place)] for place in places]
+def _share(trainer: Trainer, histories: list[np.ndarray], micro_batches: list[slice]) -> Any:
+    """Places in the batch, not users, name the histories: nobody else needs to know who it is."""
+    dealt = {place: histories[place] for rows in micro_batches for place in range(rows.start, rows.stop)}
+    return ("work", trainer.step, trainer.sum.tokens, micro_batches, dealt)
 
 
 def start_team() -> Team | None:
@@ -188,23 +183,10 @@ def start_team() -> Team | None:
     return Team(dist.get_rank(), size, again)
 
 
-def _assistant(
-    build: Callable[..., SequenceModel],
-    config: Config,
-    plan: Plan,
-    num_items: int,
-    state: dict[str, Tensor],
-    key: bytes,
-) -> Trainer:
-    """A trainer that only adds up gradients: weights and randomness come from the leader."""
-    assert config.threads is not None
-    torch.set_num_threads(config.threads)
-    random = SecureRandom("assistant")
-    model = build(config, plan, num_items, None, random)
-    model.load_state_dict(state)
-    trainer = Trainer(config, plan, cast(Dataset, Share({})), model, random)
-    trainer.dropout = SecureRandom(trainer.dropout.context, key=key)
-    return trainer
+def _flat(parameters: Sequence[Tensor], totals: Totals) -> Tensor:
+    """All totals as one vector; nothing counts as zero."""
+    zeros = (torch.zeros_like(p, dtype=torch.float64) for p in parameters)
+    return torch.cat([(z if t is None else t).flatten() for z, t in zip(zeros, totals, strict=True)])
 
 
 def _pieces(parameters: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -232,10 +214,25 @@ def add_up_gradients(parameters: Iterable[Tensor]) -> None:
     once: never divide it among processes, and never let each draw its own.
     """
     trainable = [p for p in parameters if p.requires_grad]
-    bounds: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(bounds, max((getattr(p.grad, "sensitivity", 0.0) for p in trainable), default=0.0))
+    clip_norm = _bound_everywhere(trainable)
+    totals: list[Tensor | None] = []
     for p in trainable:
-        total = torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
+        dtype, own = torch.promote_types(p.dtype, torch.float32), sum_of(p)
+        total = torch.zeros_like(p, dtype=dtype) if own is None else own.detach().to(dtype, copy=True)
         dist.all_reduce(total)
-        p.grad = total
-        p.grad.sensitivity = max(bounds)  # type: ignore[attr-defined]
+        totals.append(total)
+    put_bounded(trainable, totals, clip_norm)
+
+
+def _bound_everywhere(parameters: Sequence[Tensor]) -> float:
+    """C of the gradients in all processes; if those of one are not bounded, all of them refuse: none waits in vain."""
+    answers: list[Any] = [None] * dist.get_world_size()
+    try:
+        answer: float | str = joint_bound(parameters)
+    except ValueError as error:
+        answer = str(error)
+    dist.all_gather_object(answers, answer)
+    for rank, given in enumerate(answers):
+        if isinstance(given, str):
+            raise ValueError(f"in process {rank}, {given}")
+    return max(answers)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpformer.clipping.bounded import joint_bound, sum_of
 from dpformer.privacy.arguments import bands_of, not_negative, positive, sample_rate_of, whole
 from dpformer.privacy.banded import coefficients
 from dpformer.privacy.events import PoissonGaussian, training_event
@@ -15,6 +16,7 @@ from dpformer.privacy.noise import NoiseAhead, SecureRandom, public_grid
 from dpformer.privacy.sampling import PoissonBatches
 
 PIECE = 1 << 20  # numbers: the noisy sum of a large table never exists in float64 as a whole
+ASSUMED = "that each user was clipped is assumed, not checked"
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
 
 
@@ -26,7 +28,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
         ĝ = (Σ_{u in batch} c_u·g_u + σ·C·N(0, I)) / B
 
     and hands it to the inner optimizer as `p.grad`. Before, `p.grad` must hold the *sum* of the users' clipped
-    gradients, each of norm at most C over all parameters together (`PhantomClipping` does this); None counts as zero.
+    gradients, each of norm at most C over all parameters together; None counts as zero. `PhantomClipping` makes such
+    sums and marks them: a gradient without its mark, or changed since, is refused (bounded.py).
     B is the *expected* batch size, public and in general no whole number: the realised one is private. An empty batch
     is a normal step.
 
@@ -46,6 +49,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
         noise_multiplier: σ; 0 means no noise and no privacy, and is marked so.
         clip_norm: C, what one user's contribution is bounded by.
         expected_batch_size: B = q·n.
+        assume_clipped: take gradients from anywhere, on the caller's word that each user is bounded by C. `event` and
+            `description` say that it was assumed.
         bands: with more than one, N(0, I) is not independent from step to step but correlated over as many (banded.py):
             less noise in sums of steps. The batches must be those of one `PoissonBatches(bands=…)`, with as many, in
             order, one step each, the empty ones too; save both states after a step. It keeps bands − 1 copies of the
@@ -62,6 +67,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         noise_multiplier: float,
         clip_norm: float,
         expected_batch_size: float,
+        assume_clipped: bool = False,
         bands: int = 1,
         context: str = "",
         key: bytes | None = None,
@@ -74,6 +80,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.noise_multiplier = not_negative("noise_multiplier", noise_multiplier)
         self.clip_norm = positive("clip_norm", clip_norm)
         self.expected_batch_size = positive("expected_batch_size", expected_batch_size)
+        self.assume_clipped = assume_clipped
         self.bands = bands_of(bands)
         if self.bands > 1 and not self.noise_multiplier:
             raise ValueError(f"bands is {bands}, and there is no noise that could be correlated: leave it out")
@@ -98,6 +105,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         parameters = self._parameters()
         for parameter in parameters:
             self._check(parameter)
+        self._check_bounded(parameters)
         self._check_past(parameters)
         latest: list[Tensor] = []
         for parameter, noise in zip(parameters, self._noise(parameters), strict=True):
@@ -125,15 +133,20 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"the gradient of a parameter of shape {shape} is sparse; noise is on all of it: sparse=False"
             )
-        bound = getattr(gradient, "sensitivity", 0.0)
-        if bound > self.clip_norm:
-            raise ValueError(
-                f"gradients were clipped to {bound}, but the noise is for clip_norm={self.clip_norm}: use the same"
-            )
         if not bool(torch.isfinite(gradient).all()):
             raise ValueError(
                 f"the gradient of a parameter of shape {shape} is not finite; a user who is not finite must be left "
                 "out of the sum (PhantomClipping does so)"
+            )
+
+    def _check_bounded(self, parameters: list[Tensor]) -> None:
+        """Noise of σC hides a user only in a sum to which everybody adds at most C."""
+        if not self.noise_multiplier or self.assume_clipped:  # without noise nothing is promised
+            return
+        bound = joint_bound(parameters)
+        if bound > self.clip_norm:
+            raise ValueError(
+                f"gradients were clipped to {bound}, but the noise is for clip_norm={self.clip_norm}: use the same"
             )
 
     def _noise(self, parameters: list[Tensor]) -> Iterator[Tensor | None]:
@@ -167,9 +180,11 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def _release(self, parameter: Tensor, noise: Tensor | None) -> None:
         """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division."""
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        sums, numbers = parameter.grad.reshape(-1), None if noise is None else noise.reshape(-1)
+        whole = sum_of(parameter)
+        if parameter.grad is None or whole is None:
+            parameter.grad = whole = torch.zeros_like(parameter)
+        sums, numbers = whole.reshape(-1), None if noise is None else noise.reshape(-1)
+        out = sums if whole is parameter.grad else parameter.grad.reshape(-1)
         place = "cpu" if sums.device.type == "mps" else sums.device  # MPS has no float64
         for start in range(0, len(sums), PIECE):
             part = slice(start, start + PIECE)
@@ -177,9 +192,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
             if numbers is not None:
                 grid = public_grid(self.noise_std)
                 total = total.add_(numbers[part].to(place), alpha=self.noise_std).div_(grid).round_().mul_(grid)
-            sums[part] = total.div_(self.expected_batch_size).to(sums)
-        if not parameter.grad.is_contiguous():  # else `sums` is a view of it
-            parameter.grad.copy_(sums.view(parameter.grad.shape))
+            out[part] = total.div_(self.expected_batch_size).to(out)
+        if not parameter.grad.is_contiguous():  # else `out` is a view of it
+            parameter.grad.copy_(out.view(parameter.grad.shape))
 
     # What can be asked.
 
@@ -198,8 +213,10 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """One sentence for privacy statements."""
         if not self.noise_multiplier:
             return "no noise: NOT private"
+        assumed = f" ({ASSUMED})" if self.assume_clipped else ""
         over = "every sum" if self.bands == 1 else f"every sum, correlated over {self.bands} steps"
-        return f"Gaussian noise of {self.noise_multiplier:g} times the clip norm on {over}, {self._random.description}"
+        noise = f"Gaussian noise of {self.noise_multiplier:g} times the clip norm on {over}{assumed}"
+        return f"{noise}, {self._random.description}"
 
     def event(self, batches: PoissonBatches | float, label: str = "training") -> PoissonGaussian:
         """The steps taken so far, for a `Ledger`: of these batches, or of Poisson samples at this rate.
@@ -221,6 +238,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 f"{self.steps} steps were taken, and {batches.step} of {batches.steps} batches given out: with bands "
                 "each batch, an empty one too, is one step, and one PoissonBatches lasts for all of training"
             )
+        if self.assume_clipped:
+            label = f"{label} ({ASSUMED})"
         return training_event(self.noise_multiplier, rate, self.steps, self.bands, label=label, private=private)
 
     # An optimizer in all else: the inner one's groups, state and hooks.

@@ -25,6 +25,7 @@ from dpformer.privacy.randomness import SecureRandom
 from dpformer.releases.metrics import ALARM, MetricRelease
 from dpformer.runs.config import Config
 from dpformer.runs.model_file import Release, load_release
+from dpformer.runs.tasks import task_of
 from dpformer.training.plan import Plan
 
 METADATA = {"headline", "private", "epsilon", "delta", "versions"}
@@ -78,7 +79,7 @@ class ReleasedFile:
         extra += sorted(f"header {name}" for name in header.keys() - {"dpformer"})
         extra += sorted(f"header entry {name}" for name in json.loads(header["dpformer"]).keys() - HEADER)
         release = self.release  # refuses what is not exactly the state of the model it names
-        known = self.config.catalog is not None or self.config.file is None or self.config.task == "lm"
+        known = task_of(self.config).count_items(self.config) is not None
         if release.titles is not None and not known:
             extra.append("titles (no public catalogue was given)")
         if extra:
@@ -87,7 +88,7 @@ class ReleasedFile:
 
     def model_metadata(self) -> Finding:
         found = self.release.metadata
-        extra = sorted(found.keys() - METADATA - ({"text"} if self.config.task == "lm" else set()))
+        extra = sorted(found.keys() - METADATA - task_of(self.config).metadata_keys)
         if extra:
             return Finding(
                 "metadata of the model", False, f"holds {', '.join(extra)}, which the statement does not cover"
@@ -101,7 +102,7 @@ class ReleasedFile:
         """What is in the model without having been trained must follow from what was released with noise."""
         if self.config.model == "counts":
             return self._transition_counts()
-        from dpformer.runs.start import build_model
+        from dpformer.runs.network import build_model
 
         release = self.release
         frequencies = None if release.frequencies is None else torch.from_numpy(release.frequencies)

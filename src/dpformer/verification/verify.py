@@ -20,17 +20,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dpformer.data import Dataset, data_statement
-from dpformer.data.text import text_statement
+from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.privacy.events import Event
-from dpformer.privacy.units import unit_of
 from dpformer.runs.checkpoint import load_checkpoint
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
+from dpformer.runs.planning import make_plan
 from dpformer.runs.statement import headline, statement, words
+from dpformer.runs.tasks import task_of
 from dpformer.runs.tuning import repeated_epsilon, restated
-from dpformer.training.plan import Plan, make_plan
+from dpformer.training.plan import Plan
 from dpformer.verification.released_file import Finding, ReleasedFile
 
 CLOSE = 1e-9  # relative; what accounting and calibration make is compared to 10⁻³ if another version made it
@@ -128,7 +128,7 @@ class _Checker:
             seeded=config.seed is not None,
             data=facts["data"],
             hashes=facts["hashes"],
-            unit=unit_of(config.unit or "user"),
+            unit=task_of(config).unit(config),
             metrics=facts.get("metrics"),
         )
         again["versions"] = facts["versions"]
@@ -240,7 +240,7 @@ class _Checker:
             return Finding("facts on the data", False, "the vocabulary of the model is not that of the data")
         if self.config.private_vocabulary:  # drawn once, and not described again
             return Finding("facts on the data", True, "users and vocabulary are those of the data")
-        sentences = (data_statement if self.config.unit is None else text_statement)(self.dataset.description)
+        sentences = task_of(self.config).sentences(self.dataset)
         described = sentences == self.facts["data"]
         return Finding("facts on the data", described, "" if described else "its sentences do not describe this data")
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import torch
@@ -21,9 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpformer.data import Dataset
-from dpformer.models import Batch, SequenceModel
-from dpformer.runs.config import Config
-from dpformer.training.plan import Plan
+from dpformer.models import Batch
 
 WIDTH = 64  # columns of the table, as of an embedding
 SPARE = 16  # rows of the table that no canary owns: noise and nothing else
@@ -32,6 +29,8 @@ LOUD = 1000.0  # s in units of C: clipping has to bring it down to C
 
 class CanaryTable(nn.Module):
     """The model that canaries are trained into: a table of `count` coordinates and spare ones, zero at the start."""
+
+    max_length = 2  # a row and a column
 
     def __init__(self, count: int, clip_norm: float) -> None:
         super().__init__()
@@ -46,11 +45,6 @@ class CanaryTable(nn.Module):
         looked_up = (F.embedding(rows, self.table) * picked).sum(1)
         multiplied = F.linear(picked, self.table).gather(1, rows[:, None])[:, 0]
         return self.weight * (looked_up + multiplied)
-
-
-def canary_model(_: Config, plan: Plan, count: int, *__: object) -> SequenceModel:
-    """What the other processes of an audited job work on (`Team.build`)."""
-    return cast(SequenceModel, CanaryTable(count, plan.clip_norm))
 
 
 def canary_data(members: Sequence[int] | np.ndarray, count: int) -> Dataset:

@@ -17,11 +17,11 @@ ratio that of a round of b steps: j's group has one step in it, and q is b·q. T
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,12 +29,11 @@ import numpy as np
 import torch
 
 from dpformer.data import Dataset
-from dpformer.models import SequenceModel
 from dpformer.privacy import SecureRandom
 from dpformer.privacy.banded import coefficients
 from dpformer.privacy.events import PoissonGaussian, training_event
 from dpformer.runs.checkpoint import load_checkpoint, save_checkpoint
-from dpformer.runs.config import Config
+from dpformer.training.gradient_sum import GradientSum
 from dpformer.training.plan import Plan
 from dpformer.training.trainer import Trainer
 from dpformer.verification.audit.canaries import CanaryTable, canary_data
@@ -42,6 +41,7 @@ from dpformer.verification.audit.canaries import CanaryTable, canary_data
 if TYPE_CHECKING:
     from dpformer.training.distributed import Team
 
+LEARNING_RATE = 5e-3  # any: what is watched is what the optimizer is handed
 KEEP = 2**23  # numbers of noise kept for the checks, and of inclusion
 Watch = Callable[[range], Iterable[int]]
 
@@ -87,17 +87,10 @@ def observe(
 ) -> Observation:
     """Trains on about half of the canaries, by the toss of coins, and records what is released about all of them.
 
-    With a `team` of processes this one leads; the others are to call `team.follow()` with `build=canary_model`.
+    With a `team` of processes this one leads; the others are to call `team.follow()`.
     """
     member = np.random.default_rng(seed).random(canaries) < 0.5
     return _Observer(mechanism, member, seed, team).run(watch)
-
-
-class _CanaryPlan(Plan):
-    """A plan whose progress nobody reads: accounting for it at every step would take longer than the steps."""
-
-    def spent(self, step: int) -> float:
-        return math.inf
 
 
 class _Observer:
@@ -148,32 +141,40 @@ class _Observer:
 
     # One trainer after the other.
 
-    def _trainer(self, data: Dataset) -> Trainer:
-        m, users = self.mechanism, data.num_users
-        # Several micro-batches for every process of a team.
-        tokens = 1024 if self.team is None else max(1, int(m.sample_rate * users) // (3 * self.team.size))
-        config = Config.make(
-            model="transformer", max_length=2, clipping=m.clipping, clip_norm=m.clip_norm, seed=self.seed,
-            micro_batch_tokens=tokens,
-        ).resolve(users=users, threads=1)  # fmt: skip
-        plan = _CanaryPlan(
+    def _plan(self, users: int) -> Plan:
+        m = self.mechanism
+        return Plan(
             users=users,
-            expected_batch_size=m.sample_rate * users,  # type: ignore[arg-type]  # in general no whole number
+            expected_batch_size=m.sample_rate * users,
             steps=m.steps,
             epsilon_target=1.0,
             delta=1 / users,
             clip_norm=m.clip_norm,
             noise_multiplier=m.noise_multiplier,
-            others=(),
+            releases=(),
             private=self.seed is None,
             bands=m.bands,
+            clipping=m.clipping,
         )
-        model = cast(SequenceModel, CanaryTable(len(self.member), m.clip_norm))
-        return Trainer(config, plan, data, model, SecureRandom("audit", seed=self.seed))
+
+    def _trainer(self, data: Dataset) -> Trainer:
+        plan = self._plan(data.num_users)
+        # Several micro-batches for every process of a team.
+        tokens = 1024 if self.team is None else max(1, int(plan.expected_batch_size) // (3 * self.team.size))
+        model = CanaryTable(len(self.member), plan.clip_norm)
+        adam = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+        return Trainer(
+            users=data,
+            batches=plan.sampler(seed=self.seed),
+            sum=GradientSum(model, plan.clip, tokens),
+            optimizer=plan.optimizer(adam, context=f"audit of data {data.hash}", seed=self.seed),
+            schedule=lambda step: LEARNING_RATE,
+            dropout=SecureRandom("dropout", seed=self.seed),
+        )
 
     def _joined(self, trainer: Trainer) -> Trainer:
         if self.team is not None:
-            self.team.enlist(trainer.config, trainer.plan, len(self.member), trainer)
+            self.team.enlist(trainer, partial(CanaryTable, len(self.member), self.mechanism.clip_norm))
         return trainer
 
     def _restarted(self, trainer: Trainer) -> tuple[Trainer, dict[str, Any]]:
@@ -211,7 +212,7 @@ class _Observer:
 
         def look(*_: object) -> None:
             assert table.grad is not None
-            total = table.grad.detach().double() * trainer.plan.expected_batch_size
+            total = table.grad.detach().double() * trainer.optimizer.expected_batch_size
             seen.append(torch.flatten(total).numpy() / self.mechanism.clip_norm)
 
         handle = trainer.optimizer.inner.register_step_pre_hook(look)

@@ -1,0 +1,94 @@
+"""The plan of a config: steps, noise, and the share of the budget that each release gets."""
+
+import math
+
+from dpformer.errors import DpformerError
+from dpformer.privacy.calibration import calibrate
+from dpformer.privacy.events import METRICS, Event, Gaussian
+from dpformer.runs.config import Config
+from dpformer.training.plan import Plan
+
+COUNTS = "transition counts"
+VOCABULARY_DELTA = 0.1  # of δ, for the threshold of a released vocabulary
+
+
+def make_plan(config: Config, users: int) -> Plan:
+    """Calibrates a resolved config for a public number of users."""
+    assert config.batch_size and config.delta and config.epochs, "resolve the config first"
+    # Whole numbers throughout: epochs / q in floating point can be a step off.
+    steps = -(-config.epochs * users // config.batch_size)
+    others = other_events(config)
+    if config.model == "counts":
+        steps, noise_multiplier = 0, _calibrate(config, 1.0, 1, others)
+        private = config.seed is None
+        others = (*others, Gaussian(noise_multiplier=noise_multiplier, label=COUNTS, private=private))
+    else:
+        noise_multiplier = _calibrate(config, config.batch_size / users, steps, others)
+    return Plan(
+        users=users,
+        expected_batch_size=config.batch_size,
+        steps=steps,
+        epsilon_target=config.epsilon,
+        delta=config.delta,
+        clip_norm=config.clip_norm,
+        noise_multiplier=noise_multiplier,
+        releases=others,
+        clipping=config.clipping,
+        private=config.private and config.seed is None,
+        bands=config.bands,
+    )
+
+
+def _calibrate(config: Config, sample_rate: float, steps: int, others: tuple[Event, ...]) -> float:
+    if not config.private:
+        return 0.0
+    assert config.delta is not None
+    try:
+        return calibrate(
+            epsilon=config.epsilon,
+            delta=config.delta,
+            sample_rate=sample_rate,
+            steps=steps,
+            others=others,
+            bands=config.bands,
+        )
+    except ValueError as error:
+        raise DpformerError(str(error)) from None
+
+
+def other_events(config: Config) -> tuple[Event, ...]:
+    """The releases besides training that the config asks for, each with its share of the budget.
+
+    A share s is counted in the square of the Gaussian parameter: all of (ε, δ) in one Gaussian release would be noise
+    z₁, and μ = 1/z adds up in squares, so share s gets z = z₁/√s. One hundredth for the frequencies makes σ about 0.5%
+    larger.
+    """
+    if not config.private or config.delta is None:
+        return ()
+    sure = config.seed is None
+    whole = _one_release(config.epsilon, config.delta)
+    events: list[Event] = []
+    if config.private_vocabulary:
+        noise = _noise(whole, config.vocabulary_share)
+        spare = VOCABULARY_DELTA * config.delta
+        events.append(Gaussian(noise_multiplier=noise, label="vocabulary", delta=spare, private=sure))
+    if config.warm_start:
+        events.append(Gaussian(noise_multiplier=_noise(whole, config.warm_start), label=COUNTS, private=sure))
+    if config.needs_frequencies:
+        noise = _noise(whole, config.frequency_share)
+        events.append(Gaussian(noise_multiplier=noise, label="frequencies", private=sure))
+    if config.private_metrics:
+        noise = _noise(whole, config.metrics_share)
+        events.append(Gaussian(noise_multiplier=noise, label=METRICS, private=sure))
+    return tuple(events)
+
+
+def _one_release(epsilon: float, delta: float) -> float:
+    """z₁: the noise of one Gaussian release that spends all of (ε, δ)."""
+    import dp_accounting
+
+    return float(dp_accounting.get_sigma_gaussian(epsilon, delta))
+
+
+def _noise(whole: float, share: float) -> float:
+    return float(f"{whole / math.sqrt(share):.5g}")

@@ -1,0 +1,71 @@
+"""Tasks: what a run is for. Each knows how to read its data, evaluate a model, describe and name things.
+
+Nothing else asks which task it is: it takes `task_of(config)` and uses what `Task` names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dpformer.runs.tasks.recommend import Recommend
+from dpformer.runs.tasks.text import Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dpformer.data import Dataset, Vocabulary
+    from dpformer.privacy import SecureRandom
+    from dpformer.privacy.units import UnitOfPrivacy
+    from dpformer.runs.config import Config
+    from dpformer.runs.model_file import Release
+
+
+class Task(Protocol):
+    """What differs between items of users and text."""
+
+    thing: str  # what a sequence is made of
+    things: str
+    metadata_keys: frozenset[str]  # what the model file says besides what every one says
+
+    def read(self, config: Config, random: SecureRandom | None = None, vocabulary: Vocabulary | None = None) -> Dataset:
+        """The prepared data; `vocabulary` is that of a model that is there already."""
+
+    def count_items(self, config: Config) -> int | None:
+        """How many items there are, as far as it is public before the data is read."""
+
+    def unit(self, config: Config) -> UnitOfPrivacy:
+        """What one sample is, and what is protected."""
+
+    def sentences(self, dataset: Dataset) -> list[str]:
+        """On the data, for the statement."""
+
+    def metadata(self, config: Config, dataset: Dataset) -> dict[str, Any]:
+        """For the model file."""
+
+    def evaluate(self, model: Any, dataset: Dataset, config: Config) -> dict[str, Any]:
+        """The record of an evaluation during training. Exact, and not covered."""
+
+    def line(self, record: dict[str, Any]) -> str:
+        """The same for the terminal."""
+
+    def measure(self, config: Config, release: Release, data: Path | None = None, split: str = "test") -> Measured:
+        """The accuracy of a released model on held-out data: the run's own, or that of another file."""
+
+
+class Measured(Protocol):
+    """Accuracy, not covered by the guarantee."""
+
+    kind: str  # "ranking" or "language": what the facts look like
+
+    def to_dict(self, ks: tuple[int, ...] = (10,), *, samples: int = 1000) -> dict[str, Any]: ...
+
+
+_TASKS: dict[str, Task] = {"recommend": Recommend(), "lm": Text()}
+
+
+def task_of(config: Config) -> Task:
+    """The task of a config."""
+    return _TASKS[config.task]
+
+
+__all__ = ["Measured", "Task", "task_of"]

@@ -1,0 +1,96 @@
+"""Text: tokens of a chunk, line, document or author; other units, or the end of the text, are held out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpformer.data import Dataset, Vocabulary
+from dpformer.data.text import TextDataset, read_text, text_statement
+from dpformer.data.tokens import Tokens
+from dpformer.errors import DpformerError
+from dpformer.privacy import SecureRandom
+from dpformer.privacy.units import UNITS, UnitOfPrivacy
+
+if TYPE_CHECKING:
+    from dpformer.evaluation.language import LanguageLoss
+    from dpformer.runs.config import Config
+    from dpformer.runs.model_file import Release
+
+NOT_COVERED = "Measured on held-out text: the guarantee does not cover these numbers, keep them as private as the data."
+
+
+@dataclass(frozen=True)
+class TextAccuracy:
+    """The loss on held-out text."""
+
+    loss: LanguageLoss
+    kind = "language"
+
+    def to_dict(self, ks: tuple[int, ...] = (10,), *, samples: int = 1000) -> dict[str, Any]:
+        return {"covered": False, "note": NOT_COVERED, "metrics": self.loss.to_dict()}
+
+
+class Text:
+    """See `Task`."""
+
+    thing, things = "token", "tokens"
+    metadata_keys = frozenset({"text"})
+
+    def read(
+        self, config: Config, random: SecureRandom | None = None, vocabulary: Vocabulary | None = None
+    ) -> TextDataset:
+        max_length = config.max_length or config.default_length
+        assert config.file is not None and config.unit is not None and max_length is not None
+        return read_text(
+            config.file,
+            unit=config.unit,
+            tokens=tokens_of(config),
+            max_length=max_length,
+            id_column=config.user_column,
+        )
+
+    def count_items(self, config: Config) -> int | None:
+        return len(tokens_of(config).vocabulary)
+
+    def unit(self, config: Config) -> UnitOfPrivacy:
+        assert config.unit is not None
+        return UNITS[config.unit]
+
+    def sentences(self, dataset: Dataset) -> list[str]:
+        return text_statement(dataset.description)
+
+    def metadata(self, config: Config, dataset: Dataset) -> dict[str, Any]:
+        assert isinstance(dataset, TextDataset) and dataset.tokens is not None
+        return {"text": {"unit": config.unit, "tokenizer": dataset.tokens.to_json()}}
+
+    def evaluate(self, model: Any, dataset: Dataset, config: Config) -> dict[str, Any]:
+        return {"split": "held-out text", "text": _loss(model, dataset).to_dict()}
+
+    def line(self, record: dict[str, Any]) -> str:
+        found = record["text"]
+        return (
+            f"epoch {record['epoch']:g}: {found['loss']:.4f} nats a token, {found['bits_per_character']:.4f} bits a "
+            f"character, perplexity {found['perplexity']:.2f} on held-out text (not covered by ε)"
+        )
+
+    def measure(self, config: Config, release: Release, data: Path | None = None, split: str = "test") -> TextAccuracy:
+        if split != "test":
+            raise DpformerError(f"split is {split!r}; text has no validation items: leave it out")
+        dataset = self.read(config if data is None else config.but(file=data))
+        return TextAccuracy(_loss(release.model, dataset))
+
+
+def tokens_of(config: Config) -> Tokens:
+    """The public vocabulary of text."""
+    if config.tokenizer is not None:
+        return Tokens.of_file(config.tokenizer)
+    return Tokens.of_characters(config.characters or "ascii")
+
+
+def _loss(model: Any, dataset: Dataset) -> LanguageLoss:
+    from dpformer.evaluation.language import language_loss
+
+    assert isinstance(dataset, TextDataset)
+    return language_loss(model, dataset.held_out_text, dataset.held_out_characters)

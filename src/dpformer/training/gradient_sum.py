@@ -1,0 +1,177 @@
+"""The clipped sum of some users' gradients, in micro-batches: for the trainer, for another process, for the audit.
+
+    p.grad ← Σ_i c_i g_i        over all users that were added, whatever the micro-batches
+
+Micro-batches are added up in float64, in which the order does not matter: whoever computes them, the sum comes out the
+same. (The noise of a step is addressed by its weights, so after one different bit all noise differs.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping import ClipFunction, PhantomClipping
+from dpformer.clipping.bounded import joint_bound, put_bounded, sum_of
+from dpformer.errors import DpformerError
+from dpformer.models import Batch
+from dpformer.training.microbatches import cut, positions_at_once
+
+Totals = list[Tensor | None]  # of each trainable parameter, float64; None: nothing was added
+Histories = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # by place in the batch, the longest first
+
+
+class Model(Protocol):
+    """A module that gives each user of a batch one loss."""
+
+    max_length: int
+
+    def __call__(self, batch: Batch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a micro-batch tells about itself, for metrics. Private, like the data."""
+
+    losses: Tensor  # (B,) of users with a target
+    norms: Tensor | None  # (B,) of all users
+
+
+class GradientSum:
+    """Adds up users; `put` hands the sum to the optimizer.
+
+    Args:
+        model: gives each user of a `Batch` one loss.
+        clip: bounds each user's gradient; None: plain gradients, without privacy.
+        tokens: positions of a micro-batch at most; it is lowered where memory does not suffice.
+    """
+
+    def __init__(self, model: nn.Module, clip: ClipFunction | None, tokens: int) -> None:
+        self.model, self.clip, self.tokens = model, clip, tokens
+        self.clipping = PhantomClipping(model)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.totals: Totals = [None] * len(self.parameters)
+
+    @property
+    def max_length(self) -> int:
+        return cast(Model, self.model).max_length
+
+    @property
+    def skipped_users(self) -> int:
+        """Users so far whose gradient was not finite; they count as nothing."""
+        return self.clipping.skipped_users
+
+    def add(
+        self,
+        histories: Histories,
+        micro_batches: Sequence[slice] | None = None,
+        seed: Callable[[int], int] | None = None,
+    ) -> list[Part]:
+        """Adds the gradients of users, given by what they did.
+
+        A micro-batch that does not fit into memory is halved, and so are later ones; what it had already added is
+        dropped, so that no user counts twice.
+
+        Args:
+            histories: items of each user in the order of time, the longest history first.
+            micro_batches: which places of `histories` go together; by default as many as `tokens` allows.
+            seed: of dropout, for the micro-batch that starts at a place; by default torch's generator goes on.
+        """
+        self.model.train()
+        waiting = deque(self.cut(histories) if micro_batches is None else micro_batches)
+        parts: list[Part] = []
+        while waiting:
+            rows = waiting.popleft()
+            if seed is not None:
+                torch.manual_seed(seed(rows.start))
+            try:
+                parts.append(self._add([histories[place] for place in range(rows.start, rows.stop)]))
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                self._collect(keep=False)
+                waiting.extendleft(reversed(self._halve(rows, histories)))
+            else:
+                self._collect(keep=True)
+        return parts
+
+    def cut(self, histories: Histories) -> list[slice]:
+        """The micro-batches of all users of a step."""
+        return cut(np.array([max(0, len(histories[place]) - 1) for place in range(len(histories))]), self.tokens)
+
+    def put(self, totals: Totals | None = None) -> None:
+        """`p.grad` ← the sum, or that of several processes, for the optimizer; then the sum is empty again."""
+        totals = self.totals if totals is None else totals
+        if self.clip is not None:
+            put_bounded(self.parameters, totals, self.clip.clip_norm)
+        else:
+            for p, total in zip(self.parameters, totals, strict=True):
+                p.grad = None if total is None else total.to(p.dtype)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what was added."""
+        self.totals = [None] * len(self.parameters)
+
+    def prove(self, num_items: int) -> None:
+        """Lets the engine prove itself on two made-up users: that takes memory, and of two little."""
+        generator = np.random.default_rng(0)
+        self.add(list(generator.integers(0, num_items, (2, self.max_length + 1))))
+        self.clear()
+        for p in self.parameters:
+            p.grad = None
+
+    def _add(self, histories: list[np.ndarray]) -> Part:
+        batch = Batch.from_histories(histories, self.max_length).to(self.parameters[0].device)
+        with_target = batch.lengths > 0
+        if self.clip is None:
+            losses = self.model(batch)
+            losses.sum().backward()
+            return Part(losses.detach()[with_target].cpu(), None)
+        with self.clipping:
+            losses = self.model(batch)
+        norms = self.clipping.backward(losses, self.clip)
+        return Part(losses.detach()[with_target].cpu(), norms.cpu())
+
+    def _collect(self, keep: bool) -> None:
+        """Moves `p.grad` into the totals, or drops it; what stays is zero."""
+        if keep and self.clip is not None and joint_bound(self.parameters) > self.clip.clip_norm:
+            raise AssertionError(f"gradients were clipped to more than {self.clip.clip_norm}")
+        for i, p in enumerate(self.parameters):
+            added = sum_of(p)
+            if p.grad is None or added is None:
+                continue
+            if keep:
+                total = self.totals[i]
+                self.totals[i] = added.to(torch.float64, copy=True) if total is None else total.add_(added)
+            p.grad.zero_()
+
+    def _halve(self, rows: slice, histories: Histories) -> list[slice]:
+        if rows.stop - rows.start == 1:
+            raise DpformerError(
+                f"memory does not suffice for one user of {len(histories[rows.start]):,} items: "
+                "lower --max-length or --dim"
+            )
+        self.tokens = max(1, self.tokens // 2)
+        middle = (rows.start + rows.stop) // 2
+        return [slice(rows.start, middle), slice(middle, rows.stop)]
+
+
+def tokens_for(model: nn.Module, most: int, num_items: int) -> int:
+    """How many positions of a recommender to compute at once: at most `most`, fewer where the engine keeps more."""
+    encoder = sum(p.numel() for p in model.parameters() if p.requires_grad and p.shape[:1] != (num_items,))
+    return positions_at_once(most, num_items, encoder, cast(Model, model).max_length)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch or numpy says that memory ran out, on any device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return any(sign in text for sign in ("out of memory", "not enough memory", "can't allocate memory"))
