@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from dpformer.cli import app
 from dpformer.errors import DpformerError
 from dpformer.runs import Config, train
-from tests.training.logs import TINY, write_log
+from tests.training.logs import TINY, tiny_choices, write_log
 from tests.training.memo import remember
 
 ITEMS = 20
@@ -27,7 +27,7 @@ def tiny_run(factory: pytest.TempPathFactory, **changes: Any) -> Path:
         log, catalog = write_log(folder / "log.csv"), write_catalog(folder / "catalog.csv")
         with pytest.MonkeyPatch.context() as patch:
             remember(patch.setattr)
-            train(Config.make(**{"file": log, "catalog": catalog, **CHOICES, **changes}), folder / "run")
+            train(Config.make(file=log, catalog=catalog, **tiny_choices(**{**CHOICES, **changes})), folder / "run")
         _made[key] = folder / "run"
     return _made[key]
 

@@ -47,12 +47,12 @@ def program(*arguments: Any, **named: Any) -> "subprocess.Popen[str]":
 
 
 def test_a_run_from_the_command_line(log: Path, tmp_path: Path) -> None:
-    result = invoke("train", log, *SMALL, "--out", tmp_path / "run", "--no-re-attention", "--average")
+    result = invoke("train", log, *SMALL, "--out", tmp_path / "run", "--no-re-attention")
     assert result.exit_code == 0, result.output
     assert "NOT PRIVATE: noise for ε = " in result.stdout and "dpformer evaluate" in result.stdout
     assert "step 12/12" in result.stderr and "ε 4.00" in result.stderr, "plain lines where there is no terminal"
     config = Config.make(tmp_path / "run" / "config.toml")
-    assert (config.reattention, config.average, config.batch_size) == (False, True, 20)
+    assert (config.reattention, config.batch_size) == (False, 20)
     assert str(log) in (tmp_path / "run" / "config.toml").read_text()
     again = invoke("train", "--resume", tmp_path / "run", "--json")
     assert json.loads(again.stdout)["steps"] == 12
@@ -102,7 +102,7 @@ def test_a_config_file_and_flags_on_top(log: Path, tmp_path: Path) -> None:
         (["--config", "none.toml"], "none.toml cannot be read"),
         (["--catalog", "none.csv"], "none.csv"),
         (["--dry-run"], "give --users N"),
-        (["--resume", "x"], "give no other options beside it"),
+        (["--resume", "x", "--epochs", "3"], "give no other options beside it"),
     ],
 )
 def test_bad_choices(log: Path, tmp_path: Path, arguments: list[Any], sentence: str) -> None:
@@ -160,7 +160,16 @@ def test_the_options_are_the_choices_of_the_config() -> None:
     command = get_command(app).commands["train"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params}
     assert set(Config.model_fields) <= names
-    assert names - set(Config.model_fields) == {"out", "config", "resume", "dry_run", "users", "items", "as_json"}
+    assert names - set(Config.model_fields) == {
+        "out",
+        "config",
+        "resume",
+        "dry_run",
+        "users",
+        "items",
+        "as_json",
+        "help_all",
+    }
 
 
 def test_ctrl_c_saves_and_resume_ends_in_the_same_model(log: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from dpformer.runs import Config
-from tests.training.logs import TINY, write_log
+from tests.training.logs import tiny_choices, write_log
 from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this folder)
 
 
@@ -20,4 +20,4 @@ def tiny(log: Path) -> Config:
 
 
 def tiny_config(log: Path, **changes: Any) -> Config:
-    return Config.make(file=log, **{**TINY, "seed": 7, "micro_batch_tokens": 40, **changes})
+    return Config.make(file=log, **tiny_choices(**{"seed": 7, "micro_batch_tokens": 40, **changes}))

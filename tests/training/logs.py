@@ -4,6 +4,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from dpformer.runs.config import OF_NETWORKS
+
 TINY: dict[str, Any] = {
     "epsilon": 4.0,
     "batch_size": 20,
@@ -13,6 +15,12 @@ TINY: dict[str, Any] = {
     "max_length": 6,
     "threads": 1,
 }
+
+
+def tiny_choices(**changes: Any) -> dict[str, Any]:
+    """Small choices with changes; without those of networks for counts, which refuse them."""
+    chosen = {**TINY, **changes}
+    return {name: value for name, value in chosen.items() if chosen.get("model") != "counts" or name not in OF_NETWORKS}
 
 
 def write_log(path: Path, users: int = 60, items: int = 20, seed: int = 0) -> Path:

@@ -47,7 +47,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
         ({"model": "counts", "epsilon": float("inf")}, "give a finite epsilon"),
         ({"bands": 0}, "bands is 0; it must be greater than or equal to 1"),
         ({"bands": 4, "epsilon": float("inf")}, "bands is 4; it is for networks trained with noise"),
-        ({"bands": 4, "model": "counts"}, "bands is 4; it is for networks trained with noise"),
+        ({"bands": 4, "model": "counts"}, "bands is for networks"),
         ({"bands": 4, "reattention": True}, "bands is 4, and Re-Attention knows the error of independent noise only"),
     ],
 )
@@ -118,7 +118,6 @@ def test_resolve_leaves_nothing_open() -> None:
         ({"epsilon": float("inf")}, "transformer"),
         ({"task": "lm", "file": Path("text.txt"), "unit": "line"}, "transformer"),
         ({"model": "gru", "epochs": 3}, "gru"),
-        ({"model": "counts", "epochs": 3}, "counts"),
     ],
 )
 def test_the_default_is_counts_unless_a_network_must_be_meant(choices: dict[str, object], model: str) -> None:
@@ -131,6 +130,17 @@ def test_counts_take_whole_histories_unless_told_otherwise(tmp_path: Path) -> No
     (tmp_path / "config.toml").write_text(config.to_toml())
     assert Config.make(tmp_path / "config.toml") == config
     assert Config.make(max_length=30).resolve(users=1000, threads=1).max_length == 30
+
+
+def test_what_would_be_ignored_is_refused() -> None:
+    with pytest.raises(DpformerError, match="epochs is for networks, and model is counts: leave it out"):
+        Config.make(model="counts", epochs=3)
+
+
+def test_where_a_run_computes_and_reads_is_not_in_its_hash(tmp_path: Path) -> None:
+    here = Config.make(file=tmp_path / "log.csv", threads=1, device="cpu")
+    there = Config.make(file=tmp_path / "moved" / "log.csv", threads=2, catalog=tmp_path / "items.csv")
+    assert here.hash() == there.hash() != Config.make(file=tmp_path / "log.csv", epsilon=4.0).hash()
 
 
 def test_every_choice_has_a_section_and_changes_the_hash() -> None:

@@ -12,8 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from dpformer.errors import DpformerError
-from dpformer.runs.config import Config, section_of
+from dpformer.runs.config import OF_NETWORKS, Config, section_of
 
+ESSENTIAL = (
+    "epsilon", "delta", "model", "catalog", "user_column", "item_column", "timestamp_column", "task", "unit", "recipe",
+)  # fmt: skip
 FLAGS = {"reattention": ["--re-attention/--no-re-attention"]}  # the others are named after their choice
 
 
@@ -38,18 +41,34 @@ def train(
     The model, its privacy statement and its metrics land in the folder. Without FILE the synthetic default is used.
     """
     given = {name: value for name, value in choices.items() if value is not None}
+    moved = given.pop("file", None) if resume is not None else None
     if resume is not None and (given or config or out or dry_run):
-        raise DpformerError("--resume goes on with a run as it was started: give no other options beside it")
+        raise DpformerError(
+            "--resume goes on with a run as it was started: give no other options beside it, but for the file if it "
+            "has moved"
+        )
     if dry_run:
         _print_plan(Config.make(config, **given), users, items, as_json)
         return
     if users is not None or items is not None:
         raise DpformerError("--users and --items are for --dry-run; training counts them itself")
-    run = run_or_exit(Config.make(config, **given) if resume is None else resume, out)
+    if resume is None:
+        made = Config.make(config, **given)
+        say_model(made, given)
+        run = run_or_exit(made, out)
+    else:
+        run = run_or_exit(resume, file=moved)
     typer.echo(json.dumps(run.statement, indent=2, ensure_ascii=False) if as_json else _summary(run))
 
 
-def run_or_exit(what: Config | Path, out: Path | None = None) -> Any:
+def say_model(config: Config, given: dict[str, Any]) -> None:
+    """An option that changes the model says so."""
+    causes = [name for name in OF_NETWORKS if name in given]
+    if causes and "model" not in given and "recipe" not in given and config.task == "recommend":
+        typer.echo(f"model: {config.model}, because --{causes[0].replace('_', '-')} was given", err=True)
+
+
+def run_or_exit(what: Config | Path, out: Path | None = None, file: Path | None = None) -> Any:
     """Trains by a config, or goes on with a run folder; stopped by Ctrl-C, it says so and exits with 130."""
     quiet_threads()
     from dpformer import runs as training
@@ -68,7 +87,7 @@ def run_or_exit(what: Config | Path, out: Path | None = None) -> Any:
             what = out
     try:
         if isinstance(what, Path):
-            return training.resume(what, team)
+            return training.resume(what, team, file=file)
         return training.train(what, out or default_out(what), team)
     except training.Interrupted as stopped:
         typer.echo(f"dpformer: {stopped}", err=True)
@@ -176,17 +195,20 @@ def _effort(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def with_choices(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option for each choice of `Config`, given to it as one dict."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "choices"]
-    chosen = [_parameter(name) for name in Config.model_fields]
-    first = [p for p in chosen if p.name == "file"]
+    """The command with one option for each choice of `Config`, given to it as one dict.
 
-    def run(**values: Any) -> None:
+    Essentials come first; the others are shown by --help-all.
+    """
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "choices"]
+    first = [_parameter(name) for name in ("file", *ESSENTIAL)]
+    rest = [_parameter(name) for name in Config.model_fields if name not in ("file", *ESSENTIAL)]
+
+    def run(help_all: bool = False, **values: Any) -> None:
         choices = {name: values.pop(name) for name in Config.model_fields}
         command(choices, **values)
 
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [p.replace(kind=p.KEYWORD_ONLY) for p in (*first, *own, *(p for p in chosen if p.name != "file"))]
+        [p.replace(kind=p.KEYWORD_ONLY) for p in (*first, *own, _HELP_ALL, *rest)]
     )
     run.__doc__, run.__name__ = command.__doc__, command.__name__
     return run
@@ -201,9 +223,32 @@ def _parameter(name: str) -> inspect.Parameter:
         )
     flag = FLAGS.get(name, [])
     shown = False if field.default is None or isinstance(field.default, bool) else str(field.default)
-    option = typer.Option(*flag, help=_help(name), show_default=shown, rich_help_panel=section_of(name))
+    essential = name in ESSENTIAL
+    panel = "Essentials" if essential else section_of(name)
+    option = typer.Option(*flag, help=_help(name), show_default=shown, rich_help_panel=panel, hidden=not essential)
     kind: Any = _plain(field.annotation) | None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def _show_all(context: typer.Context, asked: bool) -> None:
+    if asked:
+        for parameter in context.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--help-all", help="Show every option and exit.", is_eager=True, callback=_show_all, rich_help_panel="Run"
+        ),
+    ],
+)
 
 
 def _help(name: str) -> str:

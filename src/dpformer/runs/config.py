@@ -41,6 +41,10 @@ OF_NETWORKS = (
     "micro_batch_tokens", "checkpoint_seconds",
 )  # fmt: skip
 
+# Where it runs, not what comes out: not part of the hash, so that a log may be moved and another machine may go on.
+# The contents of the data are bound by their own hash.
+WHERE = ("file", "catalog", "cache", "tokenizer", "threads", "device", "checkpoint_seconds")
+
 # A recipe is a named set of defaults. "default": what is most accurate at the same ε (docs/results/paper.md), which are
 # transition counts; with `--model transformer`, the settings of the fields below.
 # "paper": Delving into Differentially Private Transformer (ICML 2024).
@@ -127,7 +131,7 @@ class Config(BaseModel):
     shared: bool = _choice("Model", True, "One matrix is input embedding and softmax weight.")
     reattention: bool | None = _choice("Model", None, "Correct attention for noise (Transformer: on; with bands off).")
     reattention_variant: Literal["renormalised", "literal"] = _choice(
-        "Model", "renormalised", "As derived, or printed."
+        "Model", "renormalised", "Renormalised rows, or the paper's formula."
     )
     reattention_error: Literal["gradient", "adam"] = _choice(
         "Model",
@@ -266,6 +270,7 @@ class Config(BaseModel):
         given = _read(path) if path is not None else {}
         given.update({name: value for name, value in flags.items() if value is not None})
         _refuse_unknown(given, path)
+        _refuse_ignored(given)
         recipe = given.get("recipe", "default")
         if recipe not in RECIPES:
             raise DpformerError(f"recipe is {recipe!r}; it must be one of {', '.join(RECIPES)}")
@@ -302,10 +307,10 @@ class Config(BaseModel):
             cache=self.cache and self.cache.resolve(),
             tokenizer=self.tokenizer and self.tokenizer.resolve(),
             max_length=self.max_length or self.default_length,
-            epochs=self.epochs or (10 if self.file is None else 100),
-            reattention=needed,
+            epochs=self.epochs or (None if self.model == "counts" else 10 if self.file is None else 100),
+            reattention=None if self.model == "counts" else needed,
             delta=self.delta or 1 / users,
-            batch_size=batch_size,
+            batch_size=None if self.model == "counts" else batch_size,
             threads=self.threads or threads,
             device=str(device_of(self.device)),
         )
@@ -313,24 +318,18 @@ class Config(BaseModel):
     # To the run folder.
 
     def to_toml(self) -> str:
-        """Every choice with its section as a comment; those that are None are left out."""
+        """Every choice with its section as a comment; left out are those that are None or say nothing of this model."""
         lines: list[str] = []
+        silent = OF_NETWORKS if self.model == "counts" else ()
         for section in get_args(Section):
-            chosen = {name: getattr(self, name) for name in fields_of(section)}
+            chosen = {name: getattr(self, name) for name in fields_of(section) if name not in silent}
             lines += ["", f"# {section}"] + [f"{n} = {_toml(v)}" for n, v in chosen.items() if v is not None]
         return "\n".join(lines[1:]) + "\n"
 
     def hash(self) -> str:
-        """SHA-256 of the choices; where it is computed is not what is computed."""
-        values = {name: str(value) if isinstance(value, Path) else value for name, value in self if name != "device"}
-        if not self.private_metrics:  # runs from before there was this choice keep their hash
-            del values["private_metrics"], values["metrics_share"]
-        if self.reattention_error == "gradient":
-            del values["reattention_error"]
-        if not self.warm_start:
-            del values["warm_start"]
-        if self.bands == 1:
-            del values["bands"]
+        """SHA-256 of the choices that define the result and are not at their default. `WHERE` is excluded."""
+        defaults = {name: field.default for name, field in Config.model_fields.items()}
+        values = {name: value for name, value in self if name not in WHERE and value != defaults[name]}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -360,6 +359,13 @@ def _refuse_unknown(given: dict[str, Any], path: Path | None) -> None:
             near = difflib.get_close_matches(name, Config.model_fields, n=1, cutoff=0)
             place = f" in {path}" if path is not None else ""
             raise DpformerError(f"unknown key {name!r}{place}; the nearest valid key is {near[0]!r}")
+
+
+def _refuse_ignored(given: dict[str, Any]) -> None:
+    """An option that would do nothing is a mistake."""
+    ignored = [name for name in OF_NETWORKS if given.get("model") == "counts" and name in given]
+    if ignored:
+        raise DpformerError(f"{ignored[0]} is for networks, and model is counts: leave it out, or --model transformer")
 
 
 def _sentence(error: ValidationError) -> str:

@@ -14,19 +14,21 @@ VOCABULARY_DELTA = 0.1  # of δ, for the threshold of a released vocabulary
 
 def make_plan(config: Config, users: int) -> Plan:
     """Calibrates a resolved config for a public number of users."""
-    assert config.batch_size and config.delta and config.epochs, "resolve the config first"
-    # Whole numbers throughout: epochs / q in floating point can be a step off.
-    steps = -(-config.epochs * users // config.batch_size)
     others = other_events(config)
     if config.model == "counts":
-        steps, noise_multiplier = 0, _calibrate(config, 1.0, 1, others)
+        batch_size, steps, noise_multiplier = users, 0, _calibrate(config, 1.0, 1, others)
         private = config.seed is None
         others = (*others, Gaussian(noise_multiplier=noise_multiplier, label=COUNTS, private=private))
     else:
-        noise_multiplier = _calibrate(config, config.batch_size / users, steps, others)
+        assert config.batch_size and config.epochs, "resolve the config first"
+        batch_size = config.batch_size
+        # Whole numbers throughout: epochs / q in floating point can be a step off.
+        steps = -(-config.epochs * users // batch_size)
+        noise_multiplier = _calibrate(config, batch_size / users, steps, others)
+    assert config.delta, "resolve the config first"
     return Plan(
         users=users,
-        expected_batch_size=config.batch_size,
+        expected_batch_size=batch_size,
         steps=steps,
         epsilon_target=config.epsilon,
         delta=config.delta,

@@ -94,10 +94,15 @@ def started_before(config: Config, out: str | Path) -> bool:
     return all(value is None or value == getattr(saved, name) for name, value in given.items())
 
 
-def resume(path: str | Path, team: Team | None = None) -> Run:
-    """Goes on with an interrupted run to the model it would have made; a run that is done is left as it is."""
+def resume(path: str | Path, team: Team | None = None, *, file: Path | None = None) -> Run:
+    """Goes on with an interrupted run to the model it would have made; a run that is done is left as it is.
+
+    `file` is where the log is now, if it was moved; it must hold the same data.
+    """
     folder = RunFolder.open(path)
     config = Config.make(folder.config)
+    if file is not None:
+        config = config.but(file=file.resolve())
     with folder.lock(), _threads(config.threads):
         if folder.done:
             folder.forget_secrets()  # it may have been killed just before
