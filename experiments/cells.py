@@ -113,6 +113,14 @@ def paper(data: str, model: str, epsilon: float, seed: int = 0, **changes: Any) 
     return Cell(data, label, choices, seed, minutes)
 
 
+LONG: dict[str, Any] = {"learning_rate": 7e-3, "epochs": 60, "batch_size": 1024, "evaluate_every": 10}
+
+
+def decisive(seed: int, **changes: Any) -> list[Cell]:
+    """Vanilla and Re-Attention, MovieLens at ε = 5, as long as it takes for both to be well above popularity."""
+    return [paper("ml-1m", model, 5, seed, **{**LONG, **changes}) for model in ("vanilla", "reattention")]
+
+
 def warm(data: str, epsilon: float, seed: int = 0) -> Cell:
     """The vanilla Transformer of the tables, started from transition counts with half of the budget, in small steps."""
     return paper(data, "vanilla", epsilon, seed, learning_rate=2e-3, warm_start=0.5, frequency_bias=True)
@@ -276,6 +284,7 @@ def cells() -> list[Cell]:
     """Every run, each once."""
     two, others = ("vanilla", "reattention"), ("unshared", "gru", "lstm")
     groups = [
+        *(decisive(seed) for seed in (1, 2, 0)),
         floors(),
         counted(),
         heat_maps("synthetic"),

@@ -9,32 +9,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.cells import (
-    EPSILONS,
-    HEAT_MAPS,
-    ITEMS,
-    TITLES,
-    Cell,
-    ablations,
-    ceiling,
-    cells,
-    cheap,
-    correlated,
-    counts,
-    floor,
-    heat_maps,
-    longer,
-    other_settings,
-    paper,
-    shakespeare,
-    warm,
-    warm_in_bands,
-)
+from experiments.cells import EPSILONS, HEAT_MAPS, ITEMS, TITLES, cells, heat_maps
 from experiments.store import ROOT, load
 
 from experiments import plots, tables
 
-PAGES = ("paper.md", "counts.md", "join.md")
+PAGES = ("paper.md", "paper-details.md", "paper-runs.md", "counts.md", "join.md")
 JOIN = ROOT / "docs" / "results" / "join.json"
 BLOCK = re.compile(r"<!-- (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->", re.DOTALL)
 
@@ -42,27 +22,27 @@ BLOCK = re.compile(r"<!-- (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->", r
 def blocks(out: Path) -> dict[str, Callable[[], str]]:
     """What can stand on a page, by name. Figures are written to `out`."""
     made: dict[str, Callable[[], str]] = {
-        "ablations": lambda: _with_commands(tables.changes(), ablations()),
+        "ablations": lambda: tables.changes(),
         "activations": tables.activations,
         "attention maps": lambda: _image(_there(out / "attention-ml-1m.svg"), "Attention maps", "attention_maps"),
         "counts": lambda: tables.counted(ITEMS, EPSILONS),
         "long tail": lambda: _image(
             plots.long_tail(out / "long-tail.svg"), "Share of users by item", "fill popularity"
         ),
-        "where seeds are cheap": lambda: _with_commands(tables.cheaply(), cheap()),
-        "tinyshakespeare": lambda: _with_commands(tables.texts(EPSILONS), shakespeare()),
+        "where seeds are cheap": lambda: tables.cheaply(),
+        "tinyshakespeare": lambda: tables.texts(EPSILONS),
         "tinyshakespeare curves": lambda: _image(
             plots.shakespeare(out / "tinyshakespeare.svg"), "Held-out loss", "fill tinyshakespeare"
         ),
         "settings": tables.settings,
-        "other settings": lambda: _with_commands(tables.compared(), longer() + other_settings()),
-        "correlated noise": lambda: _with_commands(tables.in_bands(), correlated() + warm_in_bands()),
+        "other settings": lambda: tables.compared(),
+        "correlated noise": lambda: tables.in_bands(),
         "signals": lambda: _image(plots.signals(out / "signals.svg"), "Accuracy by q√T/σ", "fill ml-1m"),
-        "warm start": lambda: _with_commands(
-            tables.warmed(), [warm(data, epsilon) for data in ("ml-1m", "games") for epsilon in EPSILONS]
-        ),
+        "warm start": tables.warmed,
         "join": lambda: tables.joined(list(json.loads(JOIN.read_text(encoding="utf-8")).values())),
         "missing": missing,
+        "commands": commands,
+        "decisive pairs": tables.pairs,
     }
     for data in ("ml-1m", "games"):
         made[f"{data} accuracy"] = lambda d=data: _accuracy(d)  # type: ignore[misc]
@@ -77,19 +57,13 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
 
 
 def _accuracy(data: str) -> str:
-    parts = []
-    for epsilon in EPSILONS:
-        rows = [paper(data, model, epsilon) for model in tables.ROWS] + [warm(data, epsilon), counts(data, epsilon)]
-        if epsilon == EPSILONS[0]:
-            rows += [floor(data), ceiling(data)]
-        parts.append(f"**ε = {epsilon}**\n\n" + _with_commands(tables.accuracy(data, epsilon), rows))
-    return "\n\n".join(parts)
+    return "\n\n".join(f"**ε = {epsilon}**\n\n{tables.accuracy(data, epsilon)}" for epsilon in EPSILONS)
 
 
-def _with_commands(table: str, rows: list[Cell]) -> str:
-    lines = "\n".join(f"    {cell.command}" for cell in rows)
-    summary = "The command of each row (other seeds: <code>--seed</code>)"
-    return f"{table}\n\n<details><summary>{summary}</summary>\n\n{lines}\n\n</details>"
+def commands() -> str:
+    """Every run that is in the store, with the command that repeats it."""
+    there = [cell for cell in cells() if load(cell.name) is not None]
+    return "\n".join(f"    {cell.command}" for cell in there)
 
 
 def _there(path: Path) -> Path | None:

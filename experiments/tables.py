@@ -14,6 +14,7 @@ from experiments.cells import (
     cheap,
     correlated,
     counts,
+    decisive,
     floor,
     language,
     longer,
@@ -74,6 +75,39 @@ def pair(points: list[dict[str, float]]) -> str:
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def pairs() -> str:
+    """Vanilla beside Re-Attention by epoch, MovieLens at ε = 5, by seed; the last row is the mean gain."""
+    rows, gains = [], []
+    for seed in ALL_SEEDS:
+        both = [load(cell.name) for cell in decisive(seed)]
+        for model, result in zip(("vanilla", "Re-Attention"), both, strict=True):
+            if result is not None:
+                rows.append([model, str(seed), *map(_percents, result["curve"])])
+        if both[0] is not None and both[1] is not None:
+            gains.append([100 * (b["masked"]["ndcg@10"] - a["masked"]["ndcg@10"]) for a, b in _together(*both)])
+    if not rows:
+        return "*No pair is in the store yet.*"
+    epochs = [f"{point['epoch']:.0f}" for point in next(filter(None, map(load, _names())))["curve"]]
+    if gains:
+        rows.append(
+            ["gain in NDCG@10", f"{len(gains)}", *(spread(list(column)) for column in zip(*gains, strict=True))]
+        )
+    return markdown(["NDCG@10 / HIT@10, %", "seed", *(f"epoch {epoch}" for epoch in epochs)], rows)
+
+
+def _names() -> list[str]:
+    return [cell.name for seed in ALL_SEEDS for cell in decisive(seed)]
+
+
+def _together(vanilla: Result, other: Result) -> list[tuple[Result, Result]]:
+    return list(zip(vanilla["curve"], other["curve"], strict=True))
+
+
+def _percents(point: Result) -> str:
+    masked = point["masked"]
+    return f"{100 * masked['ndcg@10']:.2f} / {100 * masked['hit@10']:.2f}"
 
 
 def settings() -> str:

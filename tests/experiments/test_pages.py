@@ -62,7 +62,7 @@ def test_the_pages_of_the_project_can_be_made(small: Path) -> None:
     for name in pages.PAGES:
         (small / name).write_text((RESULTS / name).read_text(encoding="utf-8"), encoding="utf-8")
         pages.write(small / name, pages.blocks(small))
-    text = (small / "paper.md").read_text(encoding="utf-8")
+    text = "".join((small / name).read_text(encoding="utf-8") for name in pages.PAGES)
     for figure in ("convergence-ml-1m.svg", "heat-ml-1m.svg", "long-tail.svg", "signals.svg", "tinyshakespeare.svg"):
         assert f"]({figure})" in text and (small / figure).read_text().startswith("<?xml"), figure
     assert "](convergence-games.svg)" not in text and "fill games`" in text, "a figure of nothing is not drawn"
@@ -96,7 +96,6 @@ def test_every_cell_is_a_valid_run_with_a_name_and_a_command_of_its_own(monkeypa
         if cell.trains:
             config = cell.config()
             assert config.model == cell.choices["model"] and config.seed == cell.seed
-    assert sum(cell.minutes for cell in every[:30]) < sum(cell.minutes for cell in every[30:60]), "cheap ones go first"
 
 
 def test_a_command_gives_the_config_of_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
