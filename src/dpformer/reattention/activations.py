@@ -1,4 +1,4 @@
-"""Gaussian moments through ReLU and GELU (paper, appendix B.2; errata 10–12).
+"""Gaussian moments through ReLU and GELU (paper, appendix B.2, with its slips corrected: docs/maths/reattention.md).
 
 Symbols: X ~ N(μ, v), the paper's N(c, d); Φ, φ the standard normal distribution function and density.
 Both rules are exact, and written in units of v: the textbook E[y²] − E[y]² loses all digits of a variance of 1e-6 in

@@ -1,4 +1,4 @@
-"""Re-Attention: softmax attention with the inflation by noisy keys taken out (paper, 4.2 and 4.3.3; errata 14, 17).
+"""Re-Attention: softmax attention with the inflation by noisy keys taken out (paper, 4.2 and 4.3.3).
 
 For a query q and a key k ~ N(k̄, V) the score s = ⟨q,k⟩/√d_h is Gaussian with variance Σ_c q_c² V_c / d_h, and
 E[exp s] = exp(E s)·exp(Var s / 2): noisy keys draw more attention than they deserve. Re-Attention takes the factor out.

@@ -2,8 +2,8 @@ r"""Transition counts released with differential privacy: from items to unordere
 
 Counting all M² transitions in one release spends nearly all of every user's contribution on cells that drown in noise.
 So the budget is cut into rounds, each a Gaussian release of sensitivity 1, and every round looks only where the rounds
-before it saw something; a user's vector is scaled to norm 1 *over the cells still in play*, so what was spent on lost
-cells goes to the living:
+before it saw something; a user's vector is scaled to norm 1 *over the cells still in play*, so nothing of it
+is spent on cells that are lost:
 
     items       how popular each item is (`release_frequencies`); those above 3 deviations are the m items that count
     unordered   Σ_u v_u/‖v_u‖ over the m(m−1)/2 pairs {a, b}: both directions add up in one cell
