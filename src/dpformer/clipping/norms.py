@@ -2,7 +2,7 @@
 
 For a few users at a time, either the gradients are written out and squared, or the inner products of all pairs of uses
 are summed (Gram), whichever is cheaper (docs/maths/phantom-clipping.md). Written-out gradients are kept while those of
-all parameters fit `KEEP` numbers, so that the clipped sum is one weighted sum of them instead of another matrix product.
+all parameters fit `KEEP` numbers, so that the clipped sum is one weighted sum of them instead of another product.
 """
 
 from __future__ import annotations
