@@ -20,7 +20,6 @@ def data(
     rating_column: Annotated[str | None, typer.Option(help="Column of ratings.")] = None,
     min_rating: Annotated[float | None, typer.Option(help="Leave out lower ratings.")] = None,
     min_user_actions: Annotated[int, typer.Option(help="Leave out users with fewer interactions.")] = 0,
-    min_item_actions: Annotated[int, typer.Option(help="Leave out items with fewer interactions.")] = 0,
     catalog: Annotated[Path | None, typer.Option(help="Public file of all items, with titles or without.")] = None,
     drop_unknown_items: Annotated[bool, typer.Option(help="Leave out items that the catalogue lacks.")] = False,
     max_length: Annotated[int, typer.Option(min=1, help="Items of a user to train on, the last ones.")] = 200,
@@ -35,7 +34,7 @@ def data(
         columns=Columns(user_column, item_column, timestamp_column, rating_column),
         vocabulary=None if catalog is None else read_catalog(catalog),
         drop_unknown_items=drop_unknown_items,
-        filters=Filters(min_rating, min_user_actions, min_item_actions),
+        filters=Filters(min_rating, min_user_actions),
         max_length=max_length,
         validation=validation,
     )

@@ -26,6 +26,7 @@ def recommend(
     catalog: Annotated[
         Path | None, typer.Option(help="File of items with titles.  [default: those of training]")
     ] = None,
+    order: Annotated[str, typer.Option(help="Of a log in FILE: time, or file if its rows are in order.")] = "time",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, one a history.")] = False,
 ) -> None:
     """Recommend items for histories, none of which needs to be in the training data; seen items are left out."""
@@ -41,7 +42,7 @@ def recommend(
         raise DpformerError(f"{run} is a language model: use dpformer generate")
     if catalog is not None:
         release = release.titled(read_catalog(catalog))
-    histories = [("", split_ids(history))] if history is not None else _read(file)
+    histories = [("", split_ids(history))] if history is not None else _read(file, order)
     numbers = [(name, release.index(items)) for name, items in histories]  # all known, before any is answered
     lines = _answers(release, numbers, k)
     if as_json:
@@ -86,21 +87,14 @@ def split_ids(text: str) -> list[str]:
     return fields
 
 
-def _read(path: Path | None) -> list[tuple[str, list[Any]]]:
+def _read(path: Path | None, order: str = "time") -> list[tuple[str, list[Any]]]:
     """Users and their histories, oldest first."""
-    from dpformer.data import read
-    from dpformer.data.prepare import chronological
-    from dpformer.data.tables import head
+    from dpformer.data import Reading, read
 
     assert path is not None
-    if head(path).lstrip()[:1] in (b"{", b"[") and (found := _json_histories(path)):
+    if path.suffix.lower() in (".json", ".jsonl", ".ndjson") and (found := _json_histories(path)):
         return found
-    log = read(path)
-    order = chronological(log)
-    histories: dict[str, list[Any]] = {}
-    for user, item in zip(log.users[order].tolist(), log.items[order].tolist(), strict=True):
-        histories.setdefault(log.user_ids[user], []).append(log.item_ids[item])
-    return list(histories.items())
+    return list(read(path, reading=Reading(order=order)).named().items())
 
 
 def _json_histories(path: Path) -> list[tuple[str, list[Any]]]:

@@ -1,9 +1,12 @@
 """Interactions in, one sequence a user out: readers, vocabulary, split, packing, and the synthetic default."""
 
 from dpformer.data.cache import load, save
+from dpformer.data.columns import Columns
 from dpformer.data.dataset import Dataset
-from dpformer.data.interactions import Columns, Interactions, read
+from dpformer.data.histories import Histories, read
+from dpformer.data.interactions import Interactions, from_frame
 from dpformer.data.prepare import Filters, PrivateVocabulary, prepare
+from dpformer.data.reading import Reading
 from dpformer.data.statement import data_statement
 from dpformer.data.synthetic import synthetic
 from dpformer.data.vocabulary import Vocabulary, read_catalog
@@ -13,11 +16,14 @@ __all__ = [
     "Columns",
     "Dataset",
     "Filters",
+    "Histories",
     "Interactions",
     "PrivateVocabulary",
+    "Reading",
     "SparseHistogram",
     "Vocabulary",
     "data_statement",
+    "from_frame",
     "load",
     "prepare",
     "read",

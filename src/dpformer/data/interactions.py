@@ -1,39 +1,25 @@
-"""Interactions: who met which item when, read from any of the formats into three arrays of numbers.
+"""Interactions in memory: who met which item when, as arrays; made of a data frame, or by hand.
 
-Ids may be of any type; inside they are text (`7` and `"7"` are one id) and arrays hold their codes. A row costs 16
-bytes whatever else the file holds, so a file may be larger than memory.
+Ids may be of any type; inside they are text (`7` and `"7"` are one id) and arrays hold their codes.
 """
 
-from collections.abc import Sequence
+import datetime
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
-from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpformer.data.tables import Table, is_parquet, open_table, plain
+from dpformer.data.columns import Columns, resolve
+from dpformer.data.histories import Histories, Times
 from dpformer.errors import DpformerError
-
-BLOCK = 1 << 10  # rows held as Python objects at a time: few enough for the cache of a processor
-
-# In order of preference; compared without case and punctuation.
-COLUMN_NAMES = {
-    "user": ("userid", "user", "uid", "customerid", "reviewerid"),
-    "item": ("itemid", "item", "iid", "movieid", "productid", "parentasin", "asin", "bookid", "trackid"),
-    "timestamp": ("timestamp", "time", "ts", "unixreviewtime"),
-    "rating": ("rating", "stars", "overall", "score"),
-}
-# What a file without a header means, by its number of columns: SASRec's and MovieLens' own files.
-POSITIONS = {2: ("user", "item"), 4: ("user", "item", "rating", "timestamp")}
 
 
 @dataclass(frozen=True)
 class Interactions:
     """A log: row r says that user `user_ids[users[r]]` met item `item_ids[items[r]]` at `timestamps[r]`.
 
-    Rows are in file order. Without timestamps file order is the order of time.
+    Without timestamps the order of rows is the order of time.
     """
 
     users: np.ndarray  # (rows,) int32
@@ -59,20 +45,27 @@ class Interactions:
             ratings=None if self.ratings is None else self.ratings[rows],
         )
 
-
-@dataclass(frozen=True)
-class Columns:
-    """Names of the columns; None: recognised by their usual names (`user_id`, `item_id`, `timestamp`, `rating`)."""
-
-    user: str | None = None
-    item: str | None = None
-    timestamp: str | None = None
-    rating: str | None = None
-
-    def known_names(self) -> frozenset[str]:
-        """What makes a first row a header: a usual name, or one given here (but for a position)."""
-        chosen = {name for name in (self.user, self.item, self.timestamp, self.rating) if name}
-        return frozenset(chain(*COLUMN_NAMES.values())) | {name for name in chosen if not name.isdigit()}
+    def histories(self, *, min_rating: float | None = None, min_user_actions: int = 0) -> Histories:
+        """One sequence a user; rows of the same time stay in their order (almost half of ML-1M's tie)."""
+        read = {"users": len(self.user_ids), "items": len(self.item_ids), "interactions": len(self)}
+        log = self
+        if min_rating is not None:
+            if log.ratings is None:
+                raise DpformerError("min_rating is given and the data has no ratings")
+            log = log.keep(log.ratings >= min_rating)
+        log = log.keep(np.bincount(log.users, minlength=1)[log.users] >= min_user_actions)
+        if not len(log):
+            raise DpformerError(f"no interaction of {len(self):,} is left after the filters: lower them")
+        timed = log.timestamps is not None
+        keys = (log.users,) if log.timestamps is None else (log.timestamps, log.users)
+        order = np.lexsort(keys)  # stable
+        present, lengths = np.unique(log.users, return_counts=True)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        codes, times = log.items[order].astype(np.int32), Times()
+        if log.timestamps is not None:
+            times.add(codes, log.timestamps[order], np.zeros(len(codes)), offsets)
+        facts = {"format": self.format, "read": read, "skipped": {}, **times.facts("timestamp" if timed else None)}
+        return Histories([log.user_ids[user] for user in present.tolist()], log.item_ids, codes, offsets, facts)
 
 
 class Codes(dict[Any, int]):
@@ -96,7 +89,7 @@ def id_text(raw: Any) -> str:
     """An id as text, spaces around it removed. ValueError when there is none."""
     if raw is None or raw != raw or isinstance(raw, list | dict):
         raise ValueError(f"{raw!r} is not an id")
-    if isinstance(raw, float) and raw.is_integer():
+    if isinstance(raw, float | np.floating) and float(raw).is_integer():
         raw = int(raw)  # a table with gaps makes whole numbers floats
     name = raw.decode("utf-8", "backslashreplace") if isinstance(raw, bytes) else str(raw)
     name = name.strip()
@@ -107,170 +100,91 @@ def id_text(raw: Any) -> str:
     return name
 
 
-def read(path: str | Path, columns: Columns | None = None, *, ratings: bool = False) -> Interactions:
-    """Reads a log; the format is recognised.
+def from_frame(
+    frame: Any, columns: Columns | None = None, *, order: str = "time", ratings: bool = False
+) -> Interactions:
+    """The interactions of a data frame: pandas, Polars, an Arrow table, or a dict of sequences.
 
     Args:
-        path: CSV, TSV, JSON lines, RecBole `.inter`, MovieLens `::`, plain `user item` lines, or Parquet.
-        columns: names of columns where they are not the usual ones; in a file without a header, positions from "1".
-        ratings: also read the rating column, for a filter.
+        frame: its columns are named as those of a file.
+        columns: names of columns where they are not the usual ones.
+        order: "time": by the column of times; "file": its rows are in the order of time.
+        ratings: also take the ratings, for a filter.
     """
-    path, columns = Path(path), columns or Columns()
-    if is_parquet(path):
-        from dpformer.data.parquet import open_parquet
-
-        with open_parquet(path, columns.known_names()) as table:
-            return read_table(table, columns, ratings, path)
-    try:
-        with open_table(path, "utf-8-sig", columns.known_names()) as table:
-            return read_table(table, columns, ratings, path)
-    except UnicodeDecodeError:  # older files (MovieLens) are in latin-1, in which all bytes are valid
-        with open_table(path, "latin-1", columns.known_names()) as table:
-            return read_table(table, columns, ratings, path)
-
-
-def read_table(table: Table, columns: Columns, ratings: bool, path: Path) -> Interactions:
-    """The interactions in the rows of an open table, in file order."""
-    keys = resolve(table, columns, ratings, path)
+    names = [str(column) for column in getattr(frame, "column_names", None) or _names(frame)]
+    roles = resolve(names, columns or Columns(), rating=ratings, order=order, where="the frame")
     users, items = Codes(), Codes()
-    parts: dict[str, list[np.ndarray]] = {role: [] for role in keys}
-    start = table.start
-    while block := list(islice(table.rows, BLOCK)):
-        block = check_shape(block, table, keys, start, path)
-        for role, key in keys.items():
-            values = list(map(itemgetter(key), block))
-            if role in ("user", "item"):
-                parts[role].append(_encode(values, users if role == "user" else items, role, start, path))
-            else:
-                parts[role].append(numbers(values, role, start, path))
-        start += len(block)
-    if start == table.start:
-        raise DpformerError(f"{path} has no rows")
     return Interactions(
-        users=np.concatenate(parts["user"]),
-        items=np.concatenate(parts["item"]),
+        users=_encoded(_values(frame, roles["user"]), users, "user"),
+        items=_encoded(_values(frame, roles["item"]), items, "item"),
         user_ids=users.names,
         item_ids=items.names,
-        timestamps=np.concatenate(parts["timestamp"]) if "timestamp" in parts else None,
-        ratings=np.concatenate(parts["rating"]) if "rating" in parts else None,
-        format=table.format,
+        timestamps=_times(_values(frame, roles["timestamp"])) if order == "time" else None,
+        ratings=_ratings(_values(frame, roles["rating"])) if ratings else None,
+        format="frame",
     )
 
 
-def resolve(table: Table, columns: Columns, ratings: bool, path: Path) -> dict[str, Any]:
-    """Finds the columns: role → key into a row."""
-    roles = ("user", "item", "timestamp", "rating") if ratings else ("user", "item", "timestamp")
-    positions = () if table.named else _positions(table, path, columns)
-    found: dict[str, Any] = {}
-    for role in roles:
-        key = resolve_column(table, getattr(columns, role), COLUMN_NAMES[role], path)
-        if key is None and role in positions:
-            key = positions.index(role)
-        if key is not None:
-            found[role] = key
-    for role in ("user", "item", "rating") if ratings else ("user", "item"):
-        if role not in found:
-            name = role if role == "rating" else f"{role}_id"
-            raise DpformerError(
-                f"{path} has no column {name!r} (it has {_listed(table)}); name it with --{role}-column"
-            )
+def _names(frame: Any) -> Iterable[Any]:
+    return frame.columns if hasattr(frame, "columns") else frame.keys()
+
+
+def _values(frame: Any, column: str) -> list[Any]:
+    values = frame[column]
+    for method in ("to_pylist", "to_list", "tolist"):
+        if hasattr(values, method):
+            return list(getattr(values, method)())
+    return list(values)
+
+
+def _encoded(values: list[Any], codes: Codes, role: str) -> np.ndarray:
+    found = np.empty(len(values), dtype=np.int32)
+    for row, value in enumerate(values):
+        try:
+            found[row] = codes[value]
+        except (ValueError, TypeError) as error:  # TypeError: a list is no key
+            raise DpformerError(f"row {row + 1} of the frame has no {role}_id: {error}") from None
     return found
 
 
-def resolve_column(table: Table, chosen: str | None, usual_names: tuple[str, ...], path: Path) -> Any:
-    """The key of one column: the chosen one, or the first of its usual names that the table has, or None."""
-    if chosen is not None:
-        if chosen not in table.keys:
-            raise DpformerError(f"{path} has no column {chosen!r}; it has {_listed(table)}")
-        return table.keys[chosen]
-    named = {plain(name): key for name, key in reversed(table.keys.items())} if table.named else {}
-    return next((named[name] for name in usual_names if name in named), None)
+def _times(values: list[Any]) -> np.ndarray:
+    """Exact: numbers as they are, dates as nanoseconds since 1970; numbers and dates are not mixed."""
+    numbers = [_number(value, row) for row, value in enumerate(values)]
+    if len({isinstance(value, int | float) for value in values}) > 1:
+        raise DpformerError("the frame has times that are numbers and times that are not: write them in one way")
+    if all(isinstance(number, int) and abs(number) < 2**63 for number in numbers):
+        return np.array(numbers, dtype=np.int64)
+    exact = sorted(set(numbers))  # whole and fractional numbers compare exactly in Python: keep their order only
+    places = {number: place for place, number in enumerate(exact)}
+    return np.array([places[number] for number in numbers], dtype=np.int64)
 
 
-def _positions(table: Table, path: Path, columns: Columns) -> tuple[str, ...]:
-    if columns.user and columns.item:
-        return ()
-    width = len(table.keys)
-    positions = POSITIONS.get(width, ())
-    # A header of unknown names must not be taken for a user: where one is usual, the row has to look like data.
-    numeric = [_is_number(field) for field in table.first]
-    like_data = table.format in ("plain lines", "MovieLens ::") or (all(numeric) if width == 2 else all(numeric[2:]))
-    if not positions or not like_data:
-        raise DpformerError(
-            f"{path} has no header with user_id and item_id (its first row is {_shown(table.first)}); name the columns "
-            "with --user-column and --item-column (a name, or a position from 1 if there is no header)"
-        )
-    return positions
-
-
-def _is_number(field: str) -> bool:
+def _number(value: Any, row: int) -> int | float:
     try:
-        float(field)
-    except ValueError:
-        return False
-    return True
-
-
-def check_shape(block: list[Any], table: Table, keys: dict[str, Any], start: int, path: Path) -> list[Any]:
-    """The rows of a block, lines of spaces left out; every row has the columns that are read."""
-    if isinstance(block[0], dict):
-        for key in keys.values():
-            bad = next((row for row, fields in enumerate(block) if key not in fields), None)
-            if bad is not None:
-                raise DpformerError(f"{path}, row {start + bad} has no {key!r}")
-        return block
-    width = len(table.keys)
-    if set(map(len, block)) == {width}:
-        return block
-    block = [row for row in block if "".join(row).strip() or len(row) > 1]
-    if not set(map(len, block)) <= {width}:
-        bad = next(row for row, fields in enumerate(block) if len(fields) != width)
+        if isinstance(value, str):
+            value = datetime.datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+        if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+            value = datetime.datetime(value.year, value.month, value.day)
+        if isinstance(value, datetime.datetime):
+            zoned = value if value.tzinfo is not None else value.replace(tzinfo=datetime.timezone.utc)
+            passed = zoned - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+            whole = passed // datetime.timedelta(microseconds=1) * 1000
+            return whole + int(getattr(value, "nanosecond", 0))
+        number = value.item() if hasattr(value, "item") else value
+        if isinstance(number, bool) or not isinstance(number, int | float) or number != number or abs(number) == np.inf:
+            raise ValueError
+    except (ValueError, TypeError, OverflowError):
         raise DpformerError(
-            f"{path}, row {start + bad} has {len(block[bad])} fields where the first has {width}: {_shown(block[bad])}"
-        )
-    return block
+            f"row {row + 1} of the frame: the timestamp {value!r} is not a time; give numbers, datetimes or ISO dates"
+        ) from None
+    return number
 
 
-def _encode(values: list[Any], codes: Codes, role: str, start: int, path: Path) -> np.ndarray:
+def _ratings(values: list[Any]) -> np.ndarray:
     try:
-        return np.fromiter(map(codes.__getitem__, values), np.int32, len(values))
-    except (ValueError, TypeError):  # TypeError: a list is no key
-        for row, value in enumerate(values):
-            try:
-                id_text(value)
-            except ValueError as error:
-                raise DpformerError(f"{path}, row {start + row} has no {role}_id: {error}") from None
-        raise
-
-
-def numbers(values: list[Any], role: str, start: int, path: Path) -> np.ndarray:
-    """Finite numbers: whole ones exactly in int64 (nanoseconds do not fit a float), else float64."""
-    for kind, dtype in ((int, np.int64), (float, np.float64)):
-        try:
-            if kind is int and not set(map(type, values)) <= {int, str}:
-                continue  # int() would cut the fraction off a float
-            array = np.fromiter(map(kind, values), dtype, len(values))
-        except (ValueError, TypeError, OverflowError):
-            continue
-        if np.isfinite(array).all():
-            return array
-    for row, value in enumerate(values):
-        try:
-            good = bool(np.isfinite(float(value)))
-        except (ValueError, TypeError, OverflowError):
-            good = False
-        if not good:
-            fix = "; give seconds since 1970" if role == "timestamp" else ""
-            raise DpformerError(f"{path}, row {start + row}: the {role} {_shown([value])} is not a finite number{fix}")
-    raise AssertionError("unreachable: some value is not a finite number")
-
-
-def _listed(table: Table) -> str:
-    names = list(table.keys)
-    shown = ", ".join(name[:40] for name in names[:12]) + (", …" if len(names) > 12 else "")
-    return shown if table.named else f"no header and {len(names)} columns"
-
-
-def _shown(fields: Any) -> str:
-    text = ", ".join(str(field) for field in list(fields)[:8])
-    return repr(text if len(text) <= 80 else text[:80] + "…")
+        found = np.array(values, dtype=np.float64)
+    except (ValueError, TypeError):
+        found = np.array([np.nan])
+    if not np.isfinite(found).all():
+        raise DpformerError("the frame has a rating that is not a finite number")
+    return found

@@ -25,11 +25,6 @@ def _filters(filters: dict[str, Any]) -> list[str]:
         sentences.append(f"Interactions rated below {filters['min_rating']:g} were left out.")
     if filters["min_user_actions"] > 1:
         sentences.append(f"Users with fewer than {filters['min_user_actions']} interactions were left out.")
-    if filters["min_item_actions"] > 1:
-        sentences.append(
-            f"Items with fewer than {filters['min_item_actions']} interactions over all users were left out; the "
-            "guarantee does not cover this choice: which items stay is assumed public."
-        )
     return sentences
 
 

@@ -29,8 +29,11 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Section = Literal["Data", "Model", "Privacy", "Training"]
+OF_READING = (
+    "format", "columns", "delimiter", "quotes", "encoding", "order", "skip_bad_rows", "table", "query", "memory",
+)  # fmt: skip
 _OF_LOGS = (
-    "item_column", "timestamp_column", "rating_column", "min_rating", "min_user_actions", "min_item_actions", "catalog",
+    "item_column", "timestamp_column", "rating_column", "min_rating", "min_user_actions", "catalog", *OF_READING,
     "drop_unknown_items", "private_vocabulary", "private_metrics", "warm_start", "validation", "cache",
 )  # fmt: skip
 
@@ -43,7 +46,7 @@ OF_NETWORKS = (
 
 # Where it runs, not what comes out: not part of the hash, so that a log may be moved and another machine may go on.
 # The contents of the data are bound by their own hash.
-WHERE = ("file", "catalog", "cache", "tokenizer", "threads", "device", "checkpoint_seconds")
+WHERE = ("file", "catalog", "cache", "tokenizer", "threads", "device", "checkpoint_seconds", "memory")
 
 # A recipe is a named set of defaults. "default": what is most accurate at the same ε (docs/results/paper.md), which are
 # transition counts; with `--model transformer`, the settings of the fields below.
@@ -104,9 +107,20 @@ class Config(BaseModel):
     item_column: str | None = _choice("Data", None, "Column of item ids.")
     timestamp_column: str | None = _choice("Data", None, "Column of timestamps.")
     rating_column: str | None = _choice("Data", None, "Column of ratings.")
+    format: Literal["csv", "tsv", "jsonl", "inter", "movielens", "lines", "parquet", "duckdb", "sqlite"] | None = (
+        _choice("Data", None, "Format of the log (by its name).")
+    )
+    columns: str | None = _choice("Data", None, "The header that the log lacks: user,item,timestamp, or user,items.")
+    delimiter: str | None = _choice("Data", None, "Between the fields of CSV (the one in its header).")
+    quotes: bool = _choice("Data", True, "CSV fields may stand in quotes.")
+    encoding: str = _choice("Data", "utf-8", "Of the log: utf-8, utf-16, latin-1.")
+    order: Literal["time", "file"] = _choice("Data", "time", "By the column of times, or file: rows are in order.")
+    skip_bad_rows: bool = _choice("Data", False, "Leave out and count rows that cannot be read.")
+    table: str | None = _choice("Data", None, "Table of a database.")
+    query: str | None = _choice("Data", None, "SQL that gives the log: of a database, or of Parquet as table log.")
+    memory: str | None = _choice("Data", None, "Limit of the engine that reads, such as 4GB (half of the machine's).")
     min_rating: float | None = _choice("Data", None, "Leave out lower ratings.")
     min_user_actions: Limit = _choice("Data", 0, "Leave out users with fewer interactions.")
-    min_item_actions: Limit = _choice("Data", 0, "Leave out items with fewer interactions (then assumed public).")
     catalog: Path | None = _choice("Data", None, "Public file of all items, with titles or without.")
     drop_unknown_items: bool = _choice("Data", False, "Leave out items that the catalogue lacks.")
     private_vocabulary: bool = _choice("Data", False, "Release the list of items with DP instead of assuming it known.")

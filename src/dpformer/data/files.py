@@ -1,0 +1,145 @@
+"""The files of a log: one, a folder, a glob, standard input; what the engine cannot open is unpacked for it first."""
+
+import bz2
+import codecs
+import glob
+import gzip
+import json
+import lzma
+import shutil
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from dpformer.data.reading import Reading
+from dpformer.errors import DpformerError
+
+BLOCK = 1 << 20
+_OPENERS = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
+_WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that a path means, in the order of their names; hidden ones and `_SUCCESS` are none."""
+    if path.name == "-":
+        return [path]
+    try:
+        if path.is_dir():
+            found = [
+                file
+                for file in sorted(path.rglob("*"))
+                if file.is_file() and not any(part[0] in "._" for part in file.relative_to(path).parts)
+            ]
+            if not found:
+                raise DpformerError(f"{path} is a folder without files")
+            return found
+        if not path.exists():
+            found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
+            if not found:
+                raise DpformerError(f"{path} does not exist")
+            return found
+    except (OSError, ValueError) as error:
+        raise DpformerError(f"{path} cannot be read: {error}") from None
+    return [path]
+
+
+def unpacked(files: list[Path], reading: Reading, folder: Path) -> list[Path]:
+    """The files as UTF-8 that the engine can open: plain, .gz or .zst. Others are copied into the private folder."""
+    return [_unpacked(file, reading, folder / str(number)) for number, file in enumerate(files)]
+
+
+def _unpacked(path: Path, reading: Reading, folder: Path) -> Path:
+    suffix = path.suffix.lower()
+    encoding = _encoding(reading.encoding)
+    if path.name != "-":
+        _refuse_wide(path, encoding)
+        if encoding == "utf-8" and suffix not in (".xz", ".bz2"):
+            return path
+    if suffix == ".zst":
+        raise DpformerError(f"{path} is zstd in {reading.encoding}: unpack it first (zstd -d)")
+    folder.mkdir(parents=True)
+    copy = folder / "rows"
+    try:
+        with _opened(path, suffix) as packed, copy.open("wb") as out:
+            if encoding == "utf-8":
+                shutil.copyfileobj(packed, out, BLOCK)
+            else:
+                _transcode(packed, out, encoding)
+    except (UnicodeError, EOFError, lzma.LZMAError, OSError) as error:
+        raise DpformerError(f"{path} cannot be read as {encoding}: {error}") from None
+    return copy
+
+
+@contextmanager
+def _opened(path: Path, suffix: str) -> Iterator[IO[bytes]]:
+    if path.name == "-":
+        yield sys.stdin.buffer
+        return
+    opener: Any = _OPENERS.get(suffix, open)
+    with opener(path, "rb") as file:
+        yield file
+
+
+def _transcode(packed: IO[bytes], out: IO[bytes], encoding: str) -> None:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    while block := packed.read(BLOCK):
+        out.write(decoder.decode(block).encode("utf-8"))
+    out.write(decoder.decode(b"", final=True).encode("utf-8"))
+
+
+def _encoding(name: str) -> str:
+    try:
+        found = codecs.lookup(name).name
+        codecs.getincrementaldecoder(found)().decode(b"")
+    except (LookupError, AttributeError, TypeError):
+        raise DpformerError(f"encoding is {name!r}; give utf-8, utf-16, latin-1 or another that Python knows") from None
+    return "utf-8" if found == "utf-8-sig" else found
+
+
+def _refuse_wide(path: Path, encoding: str) -> None:
+    """A byte order mark of UTF-16 is no proof that the file is (it may be one row's id): it has to be declared."""
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start in _WIDE and encoding == "utf-8":
+        raise DpformerError(f"{path} seems to be UTF-16: give --encoding utf-16")
+
+
+def sqlite_columns(path: Path, table: str | None) -> tuple[str, list[str]]:
+    """The table of an SQLite file (the only one, or the one chosen) and the names of its columns."""
+    with _sqlite(path) as connection:
+        found = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
+        table = only_table(found, table, path)
+        quoted = table.replace('"', '""')
+        return table, [row[1] for row in connection.execute(f'PRAGMA table_info("{quoted}")')]
+
+
+def sqlite_rows(path: Path, table: str, columns: dict[str, str], out: Path) -> None:
+    """The chosen columns of an SQLite table as JSON lines, values as text: its types are those of single rows."""
+    chosen = ", ".join('CAST("{}" AS TEXT)'.format(name.replace('"', '""')) for name in columns.values())
+    quoted = table.replace('"', '""')
+    with _sqlite(path) as connection, out.open("w", encoding="utf-8") as file:
+        connection.text_factory = lambda raw: raw.decode("utf-8", "backslashreplace")
+        for row in connection.execute(f'SELECT {chosen} FROM "{quoted}"'):
+            file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
+
+
+@contextmanager
+def _sqlite(path: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise DpformerError(f"{path} is not a readable SQLite file: {error}") from None
+
+
+def only_table(found: list[str], chosen: str | None, path: Path) -> str:
+    if chosen is None and len(found) == 1:
+        return found[0]
+    if chosen in found:
+        assert chosen is not None
+        return chosen
+    said = "name the table with --table" if chosen is None else f"there is no table {chosen!r}"
+    raise DpformerError(f"{path} has the tables {', '.join(found[:12]) or '(none)'}: {said}")

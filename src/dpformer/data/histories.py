@@ -1,0 +1,112 @@
+"""Histories: a log as one sequence of item codes a user, in the order of time, and the facts of how it was read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpformer.data.columns import Columns
+from dpformer.data.log import Log, open_log
+from dpformer.data.reading import Reading
+from dpformer.errors import DpformerError
+
+
+@dataclass(frozen=True)
+class Histories:
+    """User `user_ids[u]` met items `item_ids[c]` for c in codes[offsets[u]:offsets[u + 1]], in this order."""
+
+    user_ids: Sequence[str]
+    item_ids: Sequence[str]
+    codes: np.ndarray  # (interactions,) int32
+    offsets: np.ndarray  # (users + 1,) int64
+    facts: dict[str, Any] = field(default_factory=dict)  # format, read, order, time_range, …: not private
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def named(self) -> dict[str, list[str]]:
+        """User id → item ids."""
+        return {
+            self.user_ids[user]: [
+                self.item_ids[code] for code in self.codes[self.offsets[user] : self.offsets[user + 1]]
+            ]
+            for user in range(len(self))
+        }
+
+
+def read(
+    path: str | Path,
+    columns: Columns | None = None,
+    reading: Reading | None = None,
+    *,
+    min_rating: float | None = None,
+    min_user_actions: int = 0,
+) -> Histories:
+    """Reads a log.
+
+    Args:
+        path: CSV, TSV, JSON lines, RecBole `.inter`, MovieLens `::`, plain lines, Parquet, a DuckDB or SQLite database;
+            a folder or glob of such files; `-` for standard input.
+        columns: names of columns where they are not the usual ones.
+        reading: what else is declared about it.
+        min_rating: leave out interactions rated lower.
+        min_user_actions: leave out users with fewer interactions.
+    """
+    filters = {"min_rating": min_rating, "min_user_actions": min_user_actions}
+    with open_log(Path(path), columns, reading, **filters) as log:  # type: ignore[arg-type]
+        present, offsets = log.offsets()
+        if not len(present):
+            raise DpformerError(f"no interaction of {log.interactions:,} is left after the filters: lower them")
+        codes, times = np.empty(offsets[-1], dtype=np.int32), Times()
+        for users, part in log.parts(offsets):
+            first, last = offsets[users.start], offsets[users.stop]
+            codes[first:last] = part["i"]
+            if log.time_column is not None:
+                times.add(part["i"], part["t"], part["f"], offsets[users.start : users.stop + 1] - first)
+        ids = [log.user_ids[user] for user in present.tolist()] if len(present) < len(log.user_ids) else log.user_ids
+        return Histories(ids, log.item_ids, codes, offsets, _facts(log, times))
+
+
+def _facts(log: Log, times: "Times") -> dict[str, Any]:
+    read = {"users": len(log.user_ids), "items": len(log.item_ids), "interactions": log.interactions}
+    return {"format": log.format, "read": read, "skipped": log.skipped, **times.facts(log.time_column)}
+
+
+class Times:
+    """What is told of the times of a log, from the rows of some users after the other."""
+
+    def __init__(self) -> None:
+        self.rows = self.tied = self.duplicates = 0
+        self.first: float | None = None
+        self.last: float | None = None
+
+    def add(self, items: np.ndarray, t: np.ndarray, f: np.ndarray, offsets: np.ndarray) -> None:
+        """Rows of whole users, in order of user and time."""
+        if not len(t):
+            return
+        self.rows += len(t)
+        ends = float(t.min()), float(t.max())
+        self.first = ends[0] if self.first is None else min(self.first, ends[0])
+        self.last = ends[1] if self.last is None else max(self.last, ends[1])
+        same = np.zeros(len(t) + 1, dtype=bool)  # same[r]: row r is of the user and time of row r - 1
+        same[1:-1] = (t[1:] == t[:-1]) & (f[1:] == f[:-1])
+        same[offsets] = False
+        tied = same[1:] | same[:-1]
+        self.tied += int(tied.sum())
+        group = np.cumsum(~same[:-1])[tied]
+        pairs = np.sort(group * (int(items.max()) + 1) + items[tied])
+        self.duplicates += int((pairs[1:] == pairs[:-1]).sum())
+
+    def facts(self, column: str | None) -> dict[str, Any]:
+        """For a description; `column` None: rows are in file order."""
+        if column is None:
+            return {"order": "file", "time_column": None, "time_range": None, "tied_share": None, "duplicates": None}
+        return {
+            "order": "timestamp",
+            "time_column": column,
+            "time_range": [self.first, self.last],
+            "tied_share": round(self.tied / max(1, self.rows), 4),
+            "duplicates": self.duplicates,
+        }

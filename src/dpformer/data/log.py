@@ -1,0 +1,93 @@
+"""A log in the engine: rows checked, ids numbered, everything in the order of user and time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from dpformer.data.columns import Columns
+from dpformer.data.engine import Connection, engine
+from dpformer.data.fields import OK
+from dpformer.data.reading import Reading
+from dpformer.data.refusals import check_rows
+from dpformer.data.relation import Relation
+from dpformer.data.sources import relation
+from dpformer.errors import DpformerError
+
+ROWS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log that was read: the ids of users and items, and the engine's table `ordered` of (u, i, t, f).
+
+    Its rows are by user (numbered by first appearance), then time, then place in the file.
+    """
+
+    connection: Connection
+    user_ids: list[str]
+    item_ids: list[str]
+    format: str
+    time_column: str | None
+    interactions: int  # before any filter
+    skipped: dict[str, int] = field(default_factory=dict)  # what was wrong → rows left out
+
+    def offsets(self) -> tuple[np.ndarray, np.ndarray]:
+        """(users that have rows (n,), where the rows of each start and the last ends (n + 1,))."""
+        counts = self.connection.execute("SELECT u, count(*) AS n FROM ordered GROUP BY u ORDER BY u").fetchnumpy()
+        return np.asarray(counts["u"]), np.concatenate([[0], np.cumsum(counts["n"])]).astype(np.int64)
+
+    def parts(self, offsets: np.ndarray) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
+        """The rows of some whole users at a time: (which users, their columns i, t and f)."""
+        user, users = 0, len(offsets) - 1
+        while user < users:
+            stop = int(np.searchsorted(offsets, offsets[user] + ROWS_AT_ONCE, side="right")) - 1
+            stop = min(max(stop, user + 1), users)  # one user at least
+            rows = f"rowid >= {offsets[user]} AND rowid < {offsets[stop]}"
+            found = self.connection.execute(f"SELECT i, t, f FROM ordered WHERE {rows} ORDER BY rowid").fetchnumpy()
+            yield slice(user, stop), {column: np.asarray(values) for column, values in found.items()}
+            user = stop
+
+
+@contextmanager
+def open_log(
+    path: Path,
+    columns: Columns | None = None,
+    reading: Reading | None = None,
+    *,
+    min_rating: float | None = None,
+    min_user_actions: int = 0,
+) -> Iterator[Log]:
+    """Reads a log into an engine of its own, which lives as long as the context."""
+    columns, reading = columns or Columns(), reading or Reading()
+    with TemporaryDirectory(prefix="dpformer-") as folder, engine(reading.memory, str(path)) as connection:
+        found = relation(connection, path, columns, reading, rating=min_rating is not None, folder=Path(folder))
+        connection.execute(f"CREATE TABLE raw AS {found.sql}")
+        skipped = check_rows(connection, found, path, skip=reading.skip_bad_rows)
+        total = int(connection.execute(f"SELECT count(*) FROM raw WHERE fault = {OK}").fetchone()[0])
+        if not total:
+            raise DpformerError(f"{path} has no rows" + (" that can be read" if skipped else ""))
+        _order(connection, found, min_rating, min_user_actions)
+        users, items = (
+            connection.execute(f"SELECT id FROM {table} ORDER BY code").fetchnumpy()["id"].tolist()
+            for table in ("users", "items")
+        )
+        connection.execute("DROP TABLE raw; DROP TABLE users; DROP TABLE items")
+        yield Log(connection, users, items, found.format, found.time_column, total, skipped)
+
+
+def _order(connection: Connection, found: Relation, min_rating: float | None, min_user_actions: int) -> None:
+    """Table `ordered`: what the filters leave, ids as numbers, by user, time and place in the file."""
+    keep = f"fault = {OK}" + (f" AND r >= {float(min_rating)!r}" if min_rating is not None else "")
+    enough = f"SELECT u FROM raw WHERE {keep} GROUP BY u HAVING count(*) >= {int(min_user_actions)}"
+    few = f" AND u IN ({enough})" if min_user_actions > 1 else ""
+    fractions = connection.execute("SELECT max(f) > 0 FROM raw").fetchone()[0]
+    by = "" if found.time_column is None else "t, f," if fractions else "t,"
+    connection.execute(
+        "CREATE TABLE ordered AS SELECT CAST(users.code AS INTEGER) AS u, CAST(items.code AS INTEGER) AS i, t, f "
+        "FROM raw JOIN users ON raw.u = users.id JOIN items ON raw.i = items.id "
+        f"WHERE {keep}{few} ORDER BY users.code, {by} raw.rowid"
+    )

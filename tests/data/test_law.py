@@ -1,0 +1,133 @@
+"""The law of reading: adding one hostile user's rows leaves every other user's history as it is, or refuses the file.
+
+The same in every format, with bad rows refused and with bad rows skipped. `fuzz` searches with the same function.
+"""
+
+import json
+from pathlib import Path
+
+import duckdb
+import pytest
+from fuzz.law import FORMATS, hostile_rows_change_nobody, log_of
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dpformer.data import Reading, prepare, read
+from dpformer.errors import DpformerError
+
+rows = st.one_of(
+    st.binary(max_size=60),
+    st.lists(
+        st.sampled_from(
+            [b"troll", b"i1", b"1", b",", b"::", b" ", b"\t", b'"', b"\r", b"\n", b"\0", b"\xff", b"2024-01-01", b"1.5",
+             b"nan", b"user_id", b"item_id", b"timestamp", b"{", b"}", b":", b'"timestamp"', b"u1", b"9" * 40]
+        ),
+        max_size=14,
+    ).map(b"".join),
+)  # fmt: skip
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(hostile=rows, first=st.booleans(), skip=st.booleans())
+@pytest.mark.parametrize("name", FORMATS)
+@example(hostile=b"troll,i1,1\xff", first=True, skip=True)
+@example(hostile=b'troll,"i1,1', first=True, skip=True)
+@example(hostile=b'{"user_id": "troll", "item_id": "i1", "time": 1}', first=True, skip=True)
+@example(hostile=b"\xff\xfe", first=True, skip=True)
+def test_one_users_rows_change_nobody_else(tmp_path: Path, name: str, hostile: bytes, first: bool, skip: bool) -> None:
+    hostile_rows_change_nobody(tmp_path, name, hostile, first=first, skip=skip)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_log_itself_is_read(tmp_path: Path, name: str) -> None:
+    for skip in (False, True):
+        hostile_rows_change_nobody(tmp_path, name, b"", first=True, skip=skip)
+
+
+def others(path: Path, **declared: object) -> dict[str, list[str]]:
+    found = read(path, reading=Reading(**declared)).named()  # type: ignore[arg-type]
+    return {user: items for user, items in found.items() if user != "troll"}
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_a_byte_that_is_not_utf_8(tmp_path: Path) -> None:
+    """It turned the whole file into Latin-1: other users' ids and items became others."""
+    whole = "user_id,item_id,ts\n" + "".join(f"zoë{user},ítem{step},{step}\n" for user in range(9) for step in range(5))
+    path = written(tmp_path / "log.csv", whole.encode() + b"troll,\xff,1\n")
+    with pytest.raises(DpformerError, match="is not UTF-8"):
+        read(path)
+    assert others(path, skip_bad_rows=True) == others(written(tmp_path / "clean.csv", whole.encode()))
+
+
+def test_a_first_object_without_a_time(tmp_path: Path) -> None:
+    """It set the columns of the file: everybody's rows were taken in file order."""
+    whole = log_of("jsonl")
+    hostile = b'{"user_id": "troll", "item_id": "i1"}\n'
+    with pytest.raises(DpformerError, match="row 1: the timestamp is missing"):
+        read(written(tmp_path / "log.jsonl", hostile + whole))
+    clean = others(written(tmp_path / "clean.jsonl", whole))
+    assert others(tmp_path / "log.jsonl", skip_bad_rows=True) == clean
+    renamed = json.dumps({"user_id": "troll", "item_id": "i1", "time": 1}).encode() + b"\n"
+    assert others(written(tmp_path / "log.jsonl", renamed + whole)) == clean
+
+
+def test_a_fraction_among_nanoseconds(tmp_path: Path) -> None:
+    """It turned all times into floats, in which a nanosecond is lost."""
+    base = 1_700_000_000_000_000_000
+    whole = "user,item,ts\n" + "".join(f"u{user},i{step},{base - step}\n" for user in range(5) for step in range(4))
+    clean = others(written(tmp_path / "clean.csv", whole.encode()))
+    assert clean["u1"] == ["i3", "i2", "i1", "i0"]
+    assert others(written(tmp_path / "log.csv", whole.encode() + b"troll,i1,1.5\n")) == clean
+
+
+def test_an_unclosed_quote_swallows_nobody(tmp_path: Path) -> None:
+    whole = log_of("csv")
+    header, _, rest = whole.partition(b"\n")
+    path = written(tmp_path / "log.csv", header + b'\ntroll,"i1,1\n' + rest)
+    for skip in (False, True):
+        with pytest.raises(DpformerError, match="row 2 has a quote that does not close on its line"):
+            read(path, reading=Reading(skip_bad_rows=skip))
+    assert others(path, quotes=False) == others(written(tmp_path / "clean.csv", whole))
+
+
+def test_rows_inside_a_quoted_field_are_not_rows(tmp_path: Path) -> None:
+    """A title with line breaks may spell another user's rows: what a reader of lines would take for them."""
+    hostile = b'user,item,title,ts\ntroll,i1,"x,5\nvictim,i9,t,7\ny",3\nvictim,i1,t,1\n'
+    for skip in (False, True):
+        with pytest.raises(DpformerError, match="does not close on its line"):
+            read(written(tmp_path / "log.csv", hostile), reading=Reading(skip_bad_rows=skip))
+
+
+def test_line_ends_are_not_taken_from_the_first_row(tmp_path: Path) -> None:
+    whole = log_of("csv")
+    header, _, rest = whole.partition(b"\n")
+    clean = others(written(tmp_path / "clean.csv", whole))
+    assert others(written(tmp_path / "log.csv", header + b"\r\ntroll,i1,1\r\n" + rest)) == clean
+    assert others(written(tmp_path / "log.csv", header + b"\ntroll,i1,1\rtroll,i2,2\n" + rest)) == clean
+
+
+def test_the_number_of_users_depends_on_nobody_elses_rows(tmp_path: Path) -> None:
+    """A filter on how often items occur let one user change N from 30 to 71: there is none."""
+    from dpformer.runs.config import Config
+
+    with pytest.raises(DpformerError, match="unknown key 'min_item_actions'"):
+        Config.make(min_item_actions=5)
+
+
+def test_types_in_a_parquet_file_are_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    query = "SELECT 'u' || (range % 3) AS user_id, range AS item_id, CAST(range AS VARCHAR) AS ts FROM range(30)"
+    with duckdb.connect() as connection:
+        connection.execute(f"COPY ({query}) TO '{path}'")
+        clean = others(path)
+        connection.execute(
+            f"COPY (SELECT 'troll' AS user_id, 1 AS item_id, 'noon' AS ts UNION ALL {query}) TO '{path}'"
+        )
+    with pytest.raises(DpformerError, match="row 1: the timestamp 'noon' is not a time"):
+        read(path)
+    assert others(path, skip_bad_rows=True) == clean
+    assert prepare(path, reading=Reading(skip_bad_rows=True)).description["skipped"] == {"no time": 1}
