@@ -73,11 +73,6 @@ def test_another_log_is_ranked_with_the_models_items(run: Path, tmp_path: Path) 
     assert own["metrics"] == json.loads(printed("evaluate", run, "--json", "--samples", 10))["metrics"]
 
 
-def test_filters_over_all_users_are_applied_again(tmp_path_factory: pytest.TempPathFactory) -> None:
-    filtered = tiny_run(tmp_path_factory, catalog=None, min_item_actions=3, seed=3)
-    assert json.loads(printed("evaluate", filtered, "--json", "--samples", 10))["users"] > 0
-
-
 def test_a_validation_split(tmp_path_factory: pytest.TempPathFactory, run: Path) -> None:
     held = tiny_run(tmp_path_factory, validation=True, seed=3)
     assert json.loads(printed("evaluate", held, "--split", "validation", "--json"))["split"] == "validation"

@@ -143,7 +143,7 @@ def test_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ({"unit": None}, "say what is protected: give --unit chunk, line, document or author"),
         ({"characters": "ascii", "tokenizer": "t.json"}, "characters and tokenizer are both given"),
-        ({"min_item_actions": 3}, "min_item_actions is for logs of items, not for text"),
+        ({"min_user_actions": 3}, "min_user_actions is for logs of items, not for text"),
         ({"task": "recommend"}, "unit is for text: give --task lm"),
         ({"file": None}, "--task lm needs a file of text"),
         ({"model": "counts"}, "counts are for items of users"),

@@ -6,7 +6,7 @@ import typer
 
 from dpformer.cli.audit import audit
 from dpformer.cli.calibrate import calibrate
-from dpformer.cli.data import data
+from dpformer.cli.data import CHOICES, data
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
 from dpformer.cli.export import export
@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 app.callback()(lambda: None)  # also with one subcommand, its name has to be given
 app.command()(calibrate)
-app.command()(data)
+app.command()(with_choices(data, CHOICES))
 app.command()(with_choices(train))
 app.command()(evaluate)
 app.command()(recommend)

@@ -2,41 +2,40 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dpformer.errors import DpformerError
+from dpformer.runs.config import OF_READING, Config
+
+CHOICES = (
+    "file", "user_column", "item_column", "timestamp_column", "rating_column", *OF_READING, "min_rating",
+    "min_user_actions", "catalog", "drop_unknown_items", "max_length", "validation",
+)  # fmt: skip
 NOT_PRIVATE = "These numbers come straight from the data: no privacy guarantee covers them."
 
 
 def data(
-    file: Annotated[
-        Path, typer.Argument(help="CSV, TSV, JSON lines, .inter, MovieLens ::, 'user item' lines, Parquet.")
-    ],
-    user_column: Annotated[str | None, typer.Option(help="Column of user ids.")] = None,
-    item_column: Annotated[str | None, typer.Option(help="Column of item ids.")] = None,
-    timestamp_column: Annotated[str | None, typer.Option(help="Column of timestamps.")] = None,
-    rating_column: Annotated[str | None, typer.Option(help="Column of ratings.")] = None,
-    min_rating: Annotated[float | None, typer.Option(help="Leave out lower ratings.")] = None,
-    min_user_actions: Annotated[int, typer.Option(help="Leave out users with fewer interactions.")] = 0,
-    catalog: Annotated[Path | None, typer.Option(help="Public file of all items, with titles or without.")] = None,
-    drop_unknown_items: Annotated[bool, typer.Option(help="Leave out items that the catalogue lacks.")] = False,
-    max_length: Annotated[int, typer.Option(min=1, help="Items of a user to train on, the last ones.")] = 200,
-    validation: Annotated[bool, typer.Option(help="Hold out a validation item too.")] = False,
+    choices: dict[str, Any],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look at a log: users, items, lengths, split, times. Nothing is trained."""
-    from dpformer.data import Columns, Filters, data_statement, prepare, read_catalog
+    from dpformer.data import Filters, prepare, read_catalog
+    from dpformer.data.statement import data_statement
 
+    config = Config.make(**{name: value for name, value in choices.items() if value is not None})
+    if config.file is None:
+        raise DpformerError("give the log to look at: a file, a folder, a glob, or - for standard input")
     dataset = prepare(
-        file,
-        columns=Columns(user_column, item_column, timestamp_column, rating_column),
-        vocabulary=None if catalog is None else read_catalog(catalog),
-        drop_unknown_items=drop_unknown_items,
-        filters=Filters(min_rating, min_user_actions),
-        max_length=max_length,
-        validation=validation,
+        config.file,
+        columns=config.log_columns(),
+        reading=config.reading(),
+        vocabulary=None if config.catalog is None else read_catalog(config.catalog),
+        drop_unknown_items=config.drop_unknown_items,
+        filters=Filters(config.min_rating, config.min_user_actions),
+        max_length=config.max_length or 200,
+        validation=config.validation,
     )
     facts = {**dataset.description, "hash": dataset.hash, "head": _head(dataset.item_counts())}
     sentences = data_statement(dataset.description)
@@ -84,6 +83,8 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("items a user", spread),
         ("top tenth of the items", f"{facts['head']:.1%} of the interactions"),
         ("order", _order(facts)),
+        ("exact duplicates", "not looked for" if facts["duplicates"] is None else f"{facts['duplicates']:,} rows"),
+        ("rows skipped", ", ".join(f"{count:,} ({why})" for why, count in facts["skipped"].items()) or "none"),
         ("split", tested + (", validation on the one before" if split["validation"] else "")),
         ("hash of the split", facts["hash"][:16] + "…"),
     ]
@@ -91,9 +92,10 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _order(facts: dict[str, Any]) -> str:
     if facts["order"] == "file":
-        return "as in the file (there is no timestamp column)"
+        return "as in the file"
     first, last = (_instant(number) for number in facts["time_range"])
-    return f"by timestamp, {first} … {last}; {facts['tied_share']:.1%} tie within their user and stay in file order"
+    tied = f"{facts['tied_share']:.1%} tie within their user and stay in file order"
+    return f"by {facts['time_column']}, {first} … {last}; {tied}"
 
 
 def _instant(number: float) -> str:

@@ -5,7 +5,7 @@ import json
 import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -194,17 +194,18 @@ def _effort(facts: dict[str, Any]) -> list[tuple[str, str]]:
 # The options are made from the choices, so that both have one definition.
 
 
-def with_choices(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option for each choice of `Config`, given to it as one dict.
+def with_choices(command: Callable[..., None], names: Iterable[str] | None = None) -> Callable[..., None]:
+    """The command with one option for each choice of `Config`, or of some of them, given to it as one dict.
 
     Essentials come first; the others are shown by --help-all.
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "choices"]
-    first = [_parameter(name) for name in ("file", *ESSENTIAL)]
-    rest = [_parameter(name) for name in Config.model_fields if name not in ("file", *ESSENTIAL)]
+    chosen = list(Config.model_fields) if names is None else list(names)
+    first = [_parameter(name) for name in ("file", *ESSENTIAL) if name in chosen]
+    rest = [_parameter(name) for name in chosen if name not in ("file", *ESSENTIAL)]
 
     def run(help_all: bool = False, **values: Any) -> None:
-        choices = {name: values.pop(name) for name in Config.model_fields}
+        choices = {name: values.pop(name) for name in chosen}
         command(choices, **values)
 
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -12,11 +12,14 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpformer.errors import DpformerError
+
+if TYPE_CHECKING:
+    from dpformer.data import Columns, Reading
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -94,7 +97,11 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    file: Path | None = _choice("Data", None, "The log to train on; without one, the synthetic default.")
+    file: Path | None = _choice(
+        "Data",
+        None,
+        "The log: a file, folder, glob, database, or - for standard input; without one, the synthetic default.",
+    )
     task: Literal["recommend", "lm"] = _choice("Data", "recommend", "recommend: items of users; lm: text.")
     unit: Literal["chunk", "line", "document", "author"] | None = _choice(
         "Data", None, "Text: what is protected: chunk, line, document or author."
@@ -181,6 +188,18 @@ class Config(BaseModel):
     threads: Count | None = _choice("Training", None, "CPU threads (all).")
     device: str | None = _choice("Training", None, "Where to compute: cpu, cuda (a GPU if there is one).")
     checkpoint_seconds: NotNegative = _choice("Training", 60.0, "Time between checkpoints.")
+
+    def reading(self) -> Reading:
+        """How the log is to be read, as declared."""
+        from dpformer.data.reading import Reading  # numpy
+
+        return Reading(**{name: getattr(self, name) for name in OF_READING})
+
+    def log_columns(self) -> Columns:
+        """Names of the log's columns."""
+        from dpformer.data.columns import Columns  # numpy
+
+        return Columns(self.user_column, self.item_column, self.timestamp_column, self.rating_column)
 
     @property
     def private(self) -> bool:

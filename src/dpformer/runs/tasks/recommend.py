@@ -68,10 +68,11 @@ class Recommend:
         catalog = read_catalog(config.catalog) if config.catalog is not None else None
         return prepare(
             config.file,
-            columns=Columns(config.user_column, config.item_column, config.timestamp_column, config.rating_column),
+            columns=config.log_columns(),
+            reading=config.reading(),
             vocabulary=vocabulary or private or catalog,
             drop_unknown_items=config.drop_unknown_items or vocabulary is not None,
-            filters=Filters(config.min_rating, config.min_user_actions, config.min_item_actions),
+            filters=Filters(config.min_rating, config.min_user_actions),
             max_length=max_length,
             validation=config.validation,
             cache=None if private is not None else config.cache,  # a release belongs to one run and its key
@@ -131,7 +132,7 @@ def held_out_data(config: Config, release: Release, data: Path | None = None) ->
     read = Recommend().read
     if data is not None and (config.file is None or data.resolve() != config.file.resolve()):
         # Which items are common here has no say: the model has the items it has.
-        other = config.but(file=data, min_item_actions=0, catalog=None, private_vocabulary=False)
+        other = config.but(file=data, catalog=None, private_vocabulary=False)
         return read(other, vocabulary=_vocabulary(release))
     if config.private_vocabulary:  # it was drawn once: drawing it again would spend budget again
         return read(config, vocabulary=_vocabulary(release))
