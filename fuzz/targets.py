@@ -202,7 +202,22 @@ def _csv() -> list[bytes]:
     return [seeds.table(",", "user_id,item_id,rating,timestamp\n"), seeds.table(";", "user;item;rating;time\n")]
 
 
+def _law(name: str, path: Path) -> None:
+    """The file is one user's rows in somebody's log."""
+    from fuzz.law import hostile_rows_change_nobody
+
+    with tempfile.TemporaryDirectory() as folder:
+        for skip in (False, True):
+            hostile_rows_change_nobody(Path(folder), name, path.read_bytes(), first=True, skip=skip)
+
+
+LAWS = ("csv", "unquoted", "headerless", "tsv", "inter", "movielens", "lines", "jsonl")
+
 TARGETS: dict[str, Target] = {
+    **{
+        f"law-{name}": Target(partial(_law, name), ".rows", lambda: [b'troll,"i1",1\r\n', b"troll\ti1\t1.5"], slow=True)
+        for name in LAWS
+    },
     "csv": Target(_log, ".csv", _csv),
     "tsv": Target(_log, ".tsv", lambda: [seeds.table("\t", "user_id\titem_id\trating\ttimestamp\n")]),
     "inter": Target(_log, ".inter", lambda: [seeds.table("\t", "user_id:token\titem_id:token\tr:float\ttime:float\n")]),

@@ -58,7 +58,9 @@ def test_more_than_there_is(run: Path) -> None:
 
 FILES = {
     "log.csv": "user_id,item_id,timestamp\nb,i2,2\na,i5,7\nb,i1,1\n",
-    "log.jsonl": "".join(f'{{"user_id": "{user}", "item_id": "i{item}"}}\n' for user, item in ("b1", "b2", "a5")),
+    "log.jsonl": "".join(
+        f'{{"user_id": "{user}", "item_id": "i{item}", "ts": {item}}}\n' for user, item in ("b1", "b2", "a5")
+    ),
     "histories.jsonl": '{"user_id": "b", "history": ["i1", "i2"]}\n\n{"user_id": "a", "history": ["i5"]}\n',
 }
 
@@ -94,7 +96,7 @@ def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
         ('["i1"]\n{"history"\n', "line 2 is not JSON"),
         ('["i1", {"a": 1}]\n', "no item id"),
         ('["i1", "unknown"]\n', "'unknown'"),
-        ("", "is empty"),
+        ("", "has no rows"),
     ):
         bad.write_text(content)
         assert says in refused("recommend", run, bad)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpformer.data import (
-    Columns,
     Dataset,
     Filters,
     PrivateVocabulary,
