@@ -1,0 +1,192 @@
+"""Poisson batches of users, collated user by user and cut into parts.
+
+A data collator sees the examples of one user at a time, so that whatever it does, pad, mask, pack or shuffle, it cannot
+mix users; what it draws at random comes from a secret seed of step and user alone. Users are then put together here: a
+part is a dict of tensors with B·k rows, user i in rows i·k … i·k + k − 1. Shorter rows are padded on the right; users
+with fewer rows repeat their last one, which counts nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpformer.errors import DpformerError
+from dpformer.integrations.users import Users
+from dpformer.privacy.sampling import PoissonBatches
+
+PADDING = {"attention_mask": 0, "labels": -100, "token_type_ids": 0, "position_ids": 0, "special_tokens_mask": 1}
+Collate = Callable[[list[Any]], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some whole users of a batch: inputs with B·k rows, and which of the k rows of each user are real."""
+
+    inputs: dict[str, Tensor]
+    real: Tensor  # (B, k) bool
+    collated: Sequence[Mapping[str, Tensor]] = ()  # the same users, each alone
+
+    @property
+    def users(self) -> int:
+        return len(self.real)
+
+    def to(self, device: torch.device | str) -> Part:
+        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        return Part(inputs, self.real.to(device), self.collated)
+
+    def mean(self, values: Tensor, counted: Tensor | None = None) -> Tensor:
+        """(B,): the mean of each user's own values, (B·k,) or (B·k, L); `counted` says which of them count."""
+        weight = self.real.reshape(-1, *[1] * (values.ndim - 1)).expand(values.shape)
+        if counted is not None:
+            weight = weight & counted
+        kept = torch.where(weight, values, 0).reshape(self.users, -1)
+        return kept.sum(1) / weight.reshape(self.users, -1).sum(1).clamp(min=1)
+
+    @staticmethod
+    def of(users: Sequence[Mapping[str, Tensor]], pad_token: int = 0) -> Part:
+        """Puts users together who were collated alone."""
+        names = set(users[0])
+        if any(set(user) != names for user in users):
+            raise DpformerError(f"the collator gives some users other inputs than {sorted(names)}; give all the same")
+        rows = [len(next(iter(user.values()))) for user in users]
+        most = max(rows)
+        even = [_with_mask(user, count, most) for user, count in zip(users, rows, strict=True)]
+        inputs = {name: _stack(name, [user[name] for user in even], pad_token) for name in even[0]}
+        real = torch.arange(most)[None, :] < torch.tensor(rows)[:, None]
+        return Part(_needed(inputs, names), real, users)
+
+
+def _with_mask(user: Mapping[str, Tensor], rows: int, most: int) -> dict[str, Tensor]:
+    """As many rows as the others, and an attention mask, which tells padding from tokens."""
+    out = dict(user)
+    ids = out.get("input_ids")
+    if ids is not None and "attention_mask" not in out:
+        out["attention_mask"] = torch.ones_like(ids)
+    for name, tensor in out.items():
+        if not isinstance(tensor, Tensor) or tensor.ndim == 0 or len(tensor) != rows:
+            raise DpformerError(
+                f"the collator gives {name!r} as {_shape(tensor)} for a user of {rows} rows; each input must be a "
+                "tensor with one row an example"
+            )
+        out[name] = torch.cat([tensor, tensor[-1:].expand(most - rows, *tensor.shape[1:])])
+    return out
+
+
+def _shape(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _stack(name: str, tensors: list[Tensor], pad_token: int) -> Tensor:
+    """(B·k, L, …), padded on the right."""
+    longest = max(tensor.shape[1] if tensor.ndim > 1 else 0 for tensor in tensors)
+    padded = []
+    for tensor in tensors:
+        if tensor.ndim > 1 and tensor.shape[1] < longest:
+            if tensor.ndim > 2 or (name not in PADDING and not name.endswith("input_ids")):
+                raise DpformerError(
+                    f"the input {name!r} has rows of different lengths, and how to pad it is not known: pad every "
+                    "example to one length in the data set"
+                )
+            tensor = F.pad(tensor, (0, longest - tensor.shape[1]), value=PADDING.get(name, pad_token))
+        padded.append(tensor)
+    return torch.cat(padded)
+
+
+def _needed(inputs: dict[str, Tensor], given: set[str]) -> dict[str, Tensor]:
+    """Without the mask where nothing is padded and the collator gave none."""
+    mask = inputs.get("attention_mask")
+    if "attention_mask" not in given and mask is not None and bool(mask.all()):
+        del inputs["attention_mask"]
+    return inputs
+
+
+@dataclass(frozen=True)
+class LogicalBatch:
+    """The users of one step, possibly none, in parts of whole users."""
+
+    step: int
+    parts: list[Part]
+
+    @property
+    def users(self) -> int:
+        return sum(part.users for part in self.parts)
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self.parts)
+
+
+class LogicalBatches(torch.utils.data.Dataset[LogicalBatch]):
+    """Step t → the Poisson batch of step t.
+
+    Args:
+        users: the data.
+        batches: who takes part in which step.
+        collate: examples of *one* user → a dict of tensors, one row an example.
+        rows: of a part at most; a user with more is a part alone.
+        seed: (step, user) → a secret seed for what the collator draws.
+        pad_token: fills `input_ids` on the right.
+    """
+
+    def __init__(
+        self,
+        users: Users,
+        batches: PoissonBatches,
+        collate: Collate,
+        rows: int,
+        seed: Callable[[int, int], int],
+        pad_token: int = 0,
+    ) -> None:
+        self.users, self.batches, self.collate = users, batches, collate
+        self.rows, self.seed, self.pad_token = rows, seed, pad_token
+
+    def __len__(self) -> int:
+        return self.batches.steps
+
+    def __getitem__(self, step: int) -> LogicalBatch:
+        found = [self._collated(step, int(user)) for user in self.batches.batch(step)]
+        found.sort(key=_size, reverse=True)  # users of one size together: little is padded
+        parts: list[list[Mapping[str, Tensor]]] = []
+        for user in found:
+            if parts and (len(parts[-1]) + 1) * _size(parts[-1][0])[0] <= self.rows:
+                parts[-1].append(user)
+            else:
+                parts.append([user])
+        return LogicalBatch(step, [Part.of(part, self.pad_token) for part in parts])
+
+    def _collated(self, step: int, user: int) -> Mapping[str, Tensor]:
+        with drawing_from(self.seed(step, user)):
+            return self.collate(self.users[user])
+
+
+def _size(user: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Rows and length."""
+    first = user["input_ids"] if "input_ids" in user else next(iter(user.values()))
+    return len(first), first.shape[1] if first.ndim > 1 else 0
+
+
+@contextmanager
+def drawing_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Inside, torch, numpy and Python draw from a secret seed; outside, as before.
+
+    With a public seed, such as a trainer sets, whoever is added to a batch would visibly move the masks of all others.
+    """
+    devices = [] if device is None or device.type == "cpu" else [device]
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda"):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

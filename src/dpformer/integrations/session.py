@@ -1,0 +1,177 @@
+"""One private run inside somebody else's trainer: budget, sampler, clipping, noise, ledger and statement together.
+
+Made once from public numbers, so that what is sampled, clipped, added and accounted for cannot disagree:
+
+    q = expected batch size / users,     σ = calibrate(ε, δ, q, steps),     C = clip norm
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping import PhantomClipping, normalize
+from dpformer.clipping.factors import ClipFunction, clip
+from dpformer.errors import DpformerError
+from dpformer.integrations.batches import Collate, LogicalBatches, drawing_from
+from dpformer.integrations.users import Users
+from dpformer.integrations.vault import Vault, VaultOptimizer
+from dpformer.privacy import Ledger, PoissonBatches, calibrate
+from dpformer.privacy.randomness import SecureRandom
+from dpformer.privacy.units import unit_of
+from dpformer.runs.statement import statement
+
+NOT_COVERED = (
+    "Training losses, gradient norms and batch sizes are exact statistics of the data: keep them as private as it.",
+    "Metrics on evaluation data, and what is chosen by them, are not covered for the people in that data.",
+    "Whoever has the keys of the run, which are in a folder of their own, can take the noise off. Delete them when the "
+    "run need not be resumed any more.",
+    "The base model and the tokenizer are assumed public: what was learnt from other data before is not covered.",
+    "Each further run on the same users spends further budget, and so does choosing between runs by their results.",
+    "What the time or memory of the computation gives away, and access to the machine while it runs.",
+)
+
+
+class PrivateSession:
+    """The private parts of a run, for an adapter to plug into its trainer.
+
+    Args:
+        model: what is trained.
+        users: the data.
+        epsilon: ε of the whole run.
+        delta: δ of it; 1 / users by default.
+        batch_size: the expected number of users in a step.
+        steps: how many there will be at most; if fewer are taken, less is spent.
+        clipping: how users are bounded: `normalize(C)` or `clip(C)`.
+        unit: what one user is, in the words of the statement: user, author, document.
+        keys: the folder for the keys of the run.
+        data: sentences on the data for the statement; nothing counted.
+        seed: for tests only: marks the run as not private.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        users: Users,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        batch_size: int,
+        steps: int,
+        clipping: ClipFunction | None = None,
+        unit: str = "user",
+        keys: Path,
+        data: Sequence[str] = (),
+        seed: int | None = None,
+    ) -> None:
+        if batch_size > len(users):
+            raise DpformerError(
+                f"the expected batch is {batch_size} users, and there are {len(users)}: make the batch smaller"
+            )
+        self.model, self.users, self.epsilon_target, self.steps = model, users, epsilon, steps
+        self.delta = 1 / len(users) if delta is None else delta
+        self.batch_size, self.clip = batch_size, clipping or normalize(1.0)
+        self.unit, self.data, self.seed, self.keys = unit_of(unit), list(data), seed, keys
+        self.sample_rate = batch_size / len(users)
+        self.noise_multiplier = calibrate(epsilon=epsilon, delta=self.delta, sample_rate=self.sample_rate, steps=steps)
+        self.clipping = PhantomClipping(model)
+        self.batches = PoissonBatches(len(users), self.sample_rate, steps, seed=seed)
+        self._masks: dict[str, Any] = SecureRandom("masks", seed=seed).state_dict()
+        self.optimizer: VaultOptimizer | None = None
+        self.know_weights()
+
+    def make_optimizer(self, inner: torch.optim.Optimizer, facts: str = "") -> VaultOptimizer:
+        """The optimizer that adds the noise, around any other. `facts` are what a resumed run must agree on."""
+        if isinstance(inner, VaultOptimizer):
+            return inner
+        trained = {id(parameter) for parameter in self.model.parameters()}
+        if any(id(p) not in trained for group in inner.param_groups for p in group["params"]):
+            raise DpformerError(
+                "the optimizer has parameters that are not the model's; make it from model.parameters()"
+            )
+        data = self.users.digest()
+        self.optimizer = VaultOptimizer(
+            inner,
+            batches=self.batches,
+            vault=Vault(self.keys),
+            run=secrets.token_hex(16),
+            data=data,
+            masks=self._masks,
+            noise_multiplier=self.noise_multiplier,
+            clip_norm=self.clip.clip_norm,
+            expected_batch_size=self.batches.expected_batch_size,
+            context=f"{self.clip!r} {facts} {data}",
+            seed=self.seed,
+        )
+        self.optimizer.after_step = self.know_weights
+        return self.optimizer
+
+    def logical_batches(self, collate: Collate, rows: int, pad_token: int = 0) -> LogicalBatches:
+        """Step → the users of that step, collated one by one."""
+        return LogicalBatches(self.users, self.batches, collate, rows, partial(self._seed, "collator"), pad_token)
+
+    @contextmanager
+    def recording(self, place: int = 0, device: torch.device | None = None) -> Iterator[None]:
+        """The forward pass of part `place` of the step: uses of parameters are recorded, dropout masks are secret."""
+        with drawing_from(self._seed("dropout", self.taken, place), device), self.clipping:
+            yield
+
+    def _seed(self, purpose: str, step: int, stream: int) -> int:
+        """A secret seed; looked up when it is used, since resuming replaces the secret."""
+        random = SecureRandom("masks", key=bytes.fromhex(self._masks["key"])).within(purpose)
+        return int(random.words(1, step=step, stream=stream)[0] >> np.uint64(1))
+
+    def backward(self, losses: Tensor) -> Tensor:
+        """Adds the clipped sum of the users' gradients to `p.grad`; returns their norms, which are private."""
+        return self.clipping.backward(losses, self.clip)
+
+    def know_weights(self) -> None:
+        """The weights as they are now came from private steps."""
+        self._versions = [parameter._version for parameter in self.model.parameters()]
+
+    def check_weights(self) -> None:
+        """Raises if something else than a private step has changed the weights since."""
+        if self._versions != [parameter._version for parameter in self.model.parameters()]:
+            raise DpformerError(
+                "the weights were changed after the last private step, so what protects them is not known: save "
+                "before, or train with the private optimizer alone"
+            )
+
+    @property
+    def taken(self) -> int:
+        """Steps so far."""
+        return 0 if self.optimizer is None else self.optimizer.steps
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was done so far."""
+        return Ledger([] if self.optimizer is None else [self.optimizer.event(self.batches)])
+
+    def epsilon(self) -> float:
+        """ε spent so far."""
+        return self.ledger.epsilon(self.delta) if self.taken else 0.0
+
+    def statement(self) -> dict[str, Any]:
+        """What is promised about the model as it is now, for privacy.json."""
+        facts = statement(
+            self.ledger,
+            delta=self.delta,
+            target=self.epsilon_target,
+            clipping="clip" if isinstance(self.clip, clip) else "normalize",
+            clip_norm=self.clip.clip_norm,
+            expected_batch_size=self.batches.expected_batch_size,
+            users=len(self.users),
+            seeded=self.seed is not None,
+            data=[*self.data, f"The number of {self.unit.plural}, N = {len(self.users):,}, is assumed public."],
+            hashes={},
+            unit=self.unit,
+        )
+        return {**facts, "not_covered": list(NOT_COVERED)}

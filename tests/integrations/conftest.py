@@ -1,0 +1,18 @@
+from collections.abc import Iterator
+
+import pytest
+
+from dpformer.integrations import session
+from dpformer.privacy import calibration, ledger
+from dpformer.privacy.accounting import epsilon_of
+from tests.training.memo import _remember, remember
+
+
+@pytest.fixture(autouse=True, scope="module")
+def accountant_remembers() -> Iterator[None]:
+    """The accountant's answers: many small runs have the same plan."""
+    with pytest.MonkeyPatch.context() as patch:
+        remember(patch.setattr)
+        patch.setattr(session, "calibrate", _remember("calibrate", calibration.calibrate))
+        patch.setattr(ledger, "epsilon_of", _remember("epsilon_of", epsilon_of))
+        yield

@@ -1,0 +1,236 @@
+"""PrivateTrainer: the same model as a loop written out, exact resume, no key in anything one uploads, and attacks."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dpformer as dp
+from dpformer.errors import DpformerError
+from dpformer.integrations.users import Users
+from tests.integrations.texts import arguments, collate, gpt2, rows
+
+transformers = pytest.importorskip("transformers")
+from dpformer.integrations.huggingface import PrivateTrainer  # noqa: E402
+
+
+def trainer(folder: Path, model: Any = None, seed: int | None = 5, **changes: Any) -> PrivateTrainer:
+    given = {name: changes.pop(name) for name in list(changes) if name in ARGUMENTS}
+    own = {"train_dataset": rows(most=2), "users": "author", "unit": "author", "data_collator": collate}
+    return PrivateTrainer(
+        gpt2() if model is None else model, arguments(folder, **given), epsilon=8, seed=seed, **{**own, **changes}
+    )
+
+
+ARGUMENTS = {field for field in transformers.TrainingArguments.__dataclass_fields__ if field != "seed"}
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def naive(steps: int, examples: list[dict[str, Any]]) -> tuple[list[torch.Tensor], dp.Ledger]:
+    """The first sum of a loop written out, user by user, by plain autograd in float64; and the ledger of all steps."""
+    model, people = gpt2().double(), Users(examples, "author")
+    n, q = len(people), 8 / len(people)
+    sigma = dp.calibrate(epsilon=8, delta=1 / n, sample_rate=q, steps=steps)
+    ledger = dp.Ledger()
+    ledger.poisson_gaussian(sigma, q, steps, "training", private=False)
+    sums = [torch.zeros_like(p) for p in model.parameters()]
+    for user in dp.PoissonBatches(n, q, steps, seed=5).batch(0):
+        nats, count = torch.zeros((), dtype=torch.float64), 0
+        for example in people[user]:
+            ids = torch.tensor([example["input_ids"]])
+            nats = nats + F.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="sum")
+            count += ids.shape[1] - 1
+        grads = torch.autograd.grad(nats / count, list(model.parameters()))
+        norm = torch.sqrt(sum(g.square().sum() for g in grads))
+        sums = [total + g / (norm + 0.01) for total, g in zip(sums, grads, strict=True)]
+    return sums, ledger
+
+
+def test_first_sum_and_ledger_of_the_loop_written_out(tmp_path: Path) -> None:
+    examples = rows(most=2)
+    truth, ledger = naive(2, examples)
+    sums: list[list[torch.Tensor]] = []
+
+    class Watching(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+            sums.append([p.grad.clone() for p in model.parameters()])
+
+    for rows_at_once, parts in ((4, 2), (1, 8)):  # micro-batches and accumulation never change the result
+        made = trainer(
+            tmp_path, gpt2().double(), max_steps=2, per_device_train_batch_size=rows_at_once,
+            gradient_accumulation_steps=parts, callbacks=[Watching()],
+        )  # fmt: skip
+        made.train()
+        assert made.ledger == ledger
+    for found in (sums[0], sums[2]):
+        torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-12)
+
+
+def test_resume_and_what_is_saved(tmp_path: Path) -> None:
+    """The same model bit for bit; no key in any file but the one in the vault, which has to be there."""
+    out = tmp_path / "out"
+    first = trainer(out, gpt2(dropout=0.1), seed=None, save_strategy="steps", save_steps=2)
+    first.train()
+    first.save_model(tmp_path / "model")
+    first.model.save_pretrained(tmp_path / "again")
+
+    (vault,) = (tmp_path / "out.keys").iterdir()
+    assert stat.S_IMODE(vault.stat().st_mode) == 0o600 and stat.S_IMODE(vault.parent.stat().st_mode) == 0o700
+    secrets = json.loads(vault.read_text())
+    keys = [secrets[name]["key"] for name in ("noise", "sampling", "masks")]
+    assert len(set(keys)) == 3
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path != vault]
+    assert {"optimizer.pt", "trainer_state.json", "training_args.bin", "privacy.json"} <= {p.name for p in written}
+    for path in written:
+        content = path.read_bytes()
+        for secret in (*keys, secrets["data"]):
+            assert secret.encode() not in content and bytes.fromhex(secret) not in content, path
+        if path.name == "trainer_state.json":  # exact statistics of the data are not there either
+            assert "loss" not in content.decode() and "grad_norm" not in content.decode()
+
+    facts = json.loads((tmp_path / "model" / "privacy.json").read_text())
+    assert facts["steps"] == 4 and facts["private"] and facts["headline"].startswith("Author-level")
+    assert "differential_privacy" in (tmp_path / "again" / "README.md").read_text().split("---")[1]
+    assert json.loads((tmp_path / "again" / "privacy.json").read_text()) == facts
+
+    second = trainer(out, gpt2(seed=1, dropout=0.1), seed=None)
+    second.train(resume_from_checkpoint=str(out / "checkpoint-2"))
+    assert second.ledger == first.ledger
+    for name, p in weights(second.model).items():
+        assert torch.equal(p, weights(first.model)[name]), name
+
+    other = trainer(out, seed=None, train_dataset=rows(most=2, seed=0)[::-1])
+    with pytest.raises(DpformerError, match="not that of the run"):
+        other.train(resume_from_checkpoint=str(out / "checkpoint-2"))
+    vault.unlink()
+    with pytest.raises(DpformerError, match="keys of this run are not at"):
+        trainer(out, seed=None).train(resume_from_checkpoint=str(out / "checkpoint-2"))
+
+
+def test_budget_is_for_one_training(tmp_path: Path) -> None:
+    made = trainer(tmp_path, max_steps=1)
+    assert made.session.epsilon() == 0
+    done = made.train()
+    assert done.training_loss != done.training_loss and "train_loss" not in done.metrics  # not a number: not shown
+    with pytest.raises(DpformerError, match="taken 1 steps of its budget"):
+        made.train()
+    with torch.no_grad():
+        made.model.transformer.wte.weight.add_(1)
+    with pytest.raises(DpformerError, match="changed after the last private step"):
+        made.save_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"max_grad_norm": 0.5}, "clipping=dp.clip"),
+        ({"gradient_checkpointing": True}, "gradient_checkpointing"),
+        ({"neftune_noise_alpha": 5.0}, "mixes users"),
+        ({"auto_find_batch_size": True}, "must be known before"),
+        ({"model_init": gpt2}, "budget of its own"),
+        ({"per_device_train_batch_size": 100}, "there are 24"),
+    ],
+)
+def test_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(DpformerError, match=says):
+        trainer(tmp_path, **changes)
+
+
+class Stolen(PrivateTrainer):
+    """The attack: Trainer's own backward pass, whose gradients nobody has bounded."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        for part in inputs:
+            self.user_losses(model, part).sum().backward()
+        return torch.zeros(())
+
+
+def test_steps_on_gradients_that_are_not_bounded(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    made.__class__ = Stolen
+    with pytest.raises(ValueError, match="is not a sum that PhantomClipping has bounded"):
+        made.train()
+    assert made.session.taken == 0
+
+
+def test_hugging_faces_clipping_would_be_seen(tmp_path: Path) -> None:
+    class Clipping(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    with pytest.raises(ValueError, match="was changed since"):
+        trainer(tmp_path, callbacks=[Clipping()]).train()
+
+
+def per_row(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    each = F.cross_entropy(outputs.logits[:, :-1].mT, labels[:, 1:], reduction="none")
+    return each.sum(1) / (labels[:, 1:] != -100).sum(1)
+
+
+def over_the_batch(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    """The attack: one number a row, divided by the tokens of everybody."""
+    each = F.cross_entropy(outputs.logits[:, :-1].mT, labels[:, 1:], reduction="none")
+    return each.sum(1) / (labels[:, 1:] != -100).sum()
+
+
+def test_losses_of_ones_own(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "ours", gpt2().double(), max_steps=1, train_dataset=rows(), compute_loss_func=per_row)
+    made.train()
+    default = trainer(tmp_path / "default", gpt2().double(), max_steps=1, train_dataset=rows())
+    default.train()
+    torch.testing.assert_close(weights(made.model), weights(default.model), rtol=1e-9, atol=1e-12)
+    with pytest.raises(DpformerError, match="one loss per row"):
+        trainer(tmp_path, compute_loss_func=lambda outputs, *_, **__: outputs.logits.mean()).train()
+
+
+def test_dropout_masks_are_not_from_a_public_seed(tmp_path: Path) -> None:
+    """The attack: args.seed is 42 for everybody, so whose presence moves the masks of the others would be seen."""
+    sums = []
+
+    class Watching(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+            sums.append(model.transformer.h[0].mlp.c_fc.weight.grad.clone())
+
+    for _ in range(2):  # everybody in the batch, so sampling is no difference
+        trainer(
+            tmp_path, gpt2(dropout=0.5), seed=None, max_steps=1, train_dataset=rows(users=8), callbacks=[Watching()]
+        ).train()
+    assert not torch.allclose(sums[0], sums[1], rtol=1e-3)
+
+
+def test_bf16_and_lora_and_a_classifier(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(
+        gpt2(), peft.LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.0, fan_in_fan_out=True)
+    )
+    made = trainer(tmp_path, adapted, max_steps=2, bf16=True)
+    before = weights(made.model)
+    made.train()
+    made.save_model(tmp_path / "adapter")
+    moved = {name for name, p in weights(made.model).items() if not torch.equal(p, before[name])}
+    assert moved and all("lora" in name for name in moved)
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    assert "library_name: peft" in card and "differential_privacy" in card
+
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=3,
+        max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    examples = [{**row, "labels": len(row["input_ids"]) % 3} for row in rows(most=2)]
+
+    def labelled(some: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return {**collate(some), "labels": torch.tensor([one["labels"] for one in some])}
+
+    made = trainer(
+        tmp_path, transformers.BertForSequenceClassification(config), max_steps=1, train_dataset=examples,
+        data_collator=labelled,
+    )  # fmt: skip
+    made.train()
+    assert made.session.taken == 1
