@@ -60,15 +60,14 @@ def test_nobody_adds_more_than_one(bands: int) -> None:
 def test_the_noise_solves_the_banded_system(bands: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: all steps at once, by a dense solver, from the same independent numbers."""
     drawn: list[np.ndarray] = []
-    normal = SecureRandom.normal
+    fill = SecureRandom.fill_normal
 
-    def recorded(self: SecureRandom, count: int, **address: int) -> np.ndarray:
-        numbers = normal(self, count, **address)
-        drawn.append(numbers.copy())
-        return numbers
+    def recorded(self: SecureRandom, out: torch.Tensor, **address: int) -> None:
+        fill(self, out, **address)
+        drawn.append(out.numpy().copy())
 
-    monkeypatch.setattr(SecureRandom, "normal", recorded)
-    monkeypatch.setattr("dpformer.privacy.noise.AHEAD", 0)  # else each is drawn on another thread, in no order
+    monkeypatch.setattr(SecureRandom, "fill_normal", recorded)
+    monkeypatch.setattr("dpformer.training.optimizer.AHEAD", 0)  # else each is drawn on another thread, in no order
     found = released(*optimizer(bands), 10)
     expected = np.linalg.solve(banded(bands, 10), np.stack(drawn))
     np.testing.assert_allclose(found, expected, atol=2**-10)  # the public grid

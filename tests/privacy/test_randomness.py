@@ -6,10 +6,13 @@ import os
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from scipy import stats
 
 from dpformer.privacy import NoiseAhead, SecureNoise, SecureRandom
+from dpformer.privacy.gaussian import GROUP, HALF, normal_of_words
+from dpformer.privacy.noise import Numbers, release_sum
 from dpformer.privacy.randomness import CHUNK, public_grid
 
 KEY = bytes(range(32))
@@ -20,48 +23,58 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(a, b)[0, 1] * math.sqrt(len(a)))
 
 
-def test_words_are_aes_in_counter_mode_at_the_address() -> None:
-    """An independent twin: ECB on counters written out, under HMAC-SHA256(key, context)."""
+def test_words_are_chacha20_at_the_address() -> None:
+    """An independent twin: the cipher at a counter written out, under HMAC-SHA256(key, context)."""
     import hashlib
     import hmac
 
     key = hmac.new(KEY, b"here", hashlib.sha256).digest()
-    encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    blocks = b"".join((5 << 80 | 7 << 48 | block).to_bytes(16, "big") for block in range(10, 14))
-    wanted = np.frombuffer(encrypt.update(blocks), dtype="<u8")
-    np.testing.assert_array_equal(SecureRandom("here", key=KEY).words(8, step=5, stream=7, start=20), wanted)
+    counter = (10).to_bytes(4, "little") + (7).to_bytes(6, "little") + (5).to_bytes(6, "little")
+    cipher = Cipher(algorithms.ChaCha20(key, counter), mode=None).encryptor()
+    wanted = np.frombuffer(cipher.update(bytes(256)), dtype="<u8")
+    random = SecureRandom("here", key=KEY)
+    np.testing.assert_array_equal(random.words(32, step=5, stream=7, start=80), wanted)
+    np.testing.assert_array_equal(random.words(20, step=5, stream=7, start=83), wanted[3:23])
 
 
 def naive_normal(words: np.ndarray) -> np.ndarray:
     """Box and Muller, one number at a time."""
-    half = len(words) // 2
-    radius = [math.sqrt(-2 * math.log((int(word) + 1) / 2**64)) for word in words[:half]]
-    angle = [2 * math.pi * (int(word) / 2**64) for word in words[half:]]
-    pairs = list(zip(radius, angle, strict=True))
-    return np.array([r * math.cos(a) for r, a in pairs] + [r * math.sin(a) for r, a in pairs])
+    numbers = []
+    for group in words.view(np.int64).reshape(-1, 2, HALF).tolist():
+        radius = [math.sqrt(-2 * math.log((abs(word) + 0.5) / 2**63)) for word in group[0]]
+        angle = [2 * math.pi * (word / 2**64) for word in group[1]]
+        numbers += [r * math.cos(a) for r, a in zip(radius, angle, strict=True)]
+        numbers += [r * math.sin(a) for r, a in zip(radius, angle, strict=True)]
+    return np.array(numbers)
 
 
 def test_normal_is_box_muller_of_the_words() -> None:
-    random = SecureRandom(key=KEY)
-    words = random.words(2 * CHUNK, step=3, stream=1)
-    wanted = np.concatenate([naive_normal(words[:CHUNK]), naive_normal(words[CHUNK:])])
-    np.testing.assert_allclose(random.normal(2 * CHUNK, step=3, stream=1), wanted, rtol=1e-9, atol=1e-12)
+    random, count = SecureRandom(key=KEY), CHUNK + 3 * GROUP
+    wanted = naive_normal(random.words(count, step=3, stream=1))
+    np.testing.assert_allclose(random.normal(count, step=3, stream=1), wanted, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 7, CHUNK - 1, CHUNK, CHUNK + 1])
-def test_a_shorter_draw_is_a_prefix(count: int) -> None:
-    random = SecureRandom(key=KEY)
-    np.testing.assert_array_equal(random.normal(count, step=1), random.normal(2 * CHUNK, step=1)[:count])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("start", [0, 1, GROUP, GROUP + 7, CHUNK - 1, 3 * CHUNK])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, GROUP - 1, GROUP, GROUP + 1, CHUNK + 1])
+def test_any_range_of_an_address(count: int, start: int, threads: int) -> None:
+    random, before = SecureRandom(key=KEY), torch.get_num_threads()
+    whole = random.normal(5 * CHUNK, step=1)
+    torch.set_num_threads(threads)
+    try:
+        np.testing.assert_array_equal(random.normal(count, step=1, start=start), whole[start : start + count])
+        np.testing.assert_array_equal(random.normal(5 * CHUNK, step=1), whole)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_extreme_words_give_finite_numbers() -> None:
-    from dpformer.privacy.randomness import _box_muller
-
-    ends = np.array([0, 1, 2**64 - 1, 2**63], dtype=np.uint64)
-    words = np.concatenate([np.repeat(ends, 4), np.tile(ends, 4)])
-    numbers = _box_muller(words)
-    assert np.isfinite(numbers).all()
-    assert np.abs(numbers).max() == pytest.approx(math.sqrt(2 * 64 * math.log(2)))  # the tail reaches 9.4
+    ends = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63)])
+    words = torch.zeros(GROUP, dtype=torch.int64)
+    words[:25], words[HALF : HALF + 25] = ends.repeat_interleave(5), ends.repeat(5)
+    numbers = normal_of_words(words)
+    assert bool(numbers.isfinite().all())
+    assert float(numbers.abs().max()) == pytest.approx(math.sqrt(2 * 64 * math.log(2)))  # the tail reaches 9.4
 
 
 def test_normal_distribution() -> None:
@@ -69,15 +82,26 @@ def test_normal_distribution() -> None:
     assert numbers.mean() == pytest.approx(0, abs=5e-3)
     assert numbers.std() == pytest.approx(1, abs=5e-3)  # noise × 0.9 or reused at half: caught
     assert stats.kstest(numbers, "norm").pvalue > 1e-3
+    assert stats.anderson(numbers[:200_000], "norm", method="interpolate").pvalue >= 0.01
     assert stats.kurtosis(numbers) == pytest.approx(0, abs=0.03)
-    beyond = (np.abs(numbers) > 4).sum()
-    assert stats.binomtest(int(beyond), len(numbers), 2 * stats.norm.sf(4)).pvalue > 1e-3
+    for far in (3, 4, 4.5):
+        for beyond in ((numbers > far).sum(), (numbers < -far).sum()):
+            assert stats.binomtest(int(beyond), len(numbers), stats.norm.sf(far)).pvalue > 1e-3
+
+
+def test_far_tail() -> None:
+    """Radii of words that are small by 2⁻²⁰ and more: beyond 5.3 the tail is that of a Gaussian too."""
+    words = torch.from_numpy(SecureRandom(seed=4).words(400 * GROUP, step=0).view(np.int64).copy())
+    words.view(-1, 2, HALF)[:, 0] >>= 20
+    numbers = normal_of_words(words).view(-1, 2, HALF)
+    squares = (numbers[:, 0].square() + numbers[:, 1].square()).flatten() / 2 - 20 * math.log(2)
+    assert stats.kstest(squares.numpy(), "expon").pvalue > 1e-3
 
 
 def test_no_correlation_along_coordinates_steps_streams_or_contexts() -> None:
     random, n = SecureRandom(seed=2), 200_000
     here = random.normal(n, step=4, stream=3)
-    for lag in (1, 2, CHUNK // 2, CHUNK):  # half a chunk apart are the two numbers of one pair
+    for lag in (1, 2, HALF, GROUP, CHUNK):  # half a group apart are the two numbers of one pair
         assert abs(correlation(here[:-lag], here[lag:])) < 4
     others = {
         "step": random.normal(n, step=5, stream=3),
@@ -92,13 +116,17 @@ def test_no_correlation_along_coordinates_steps_streams_or_contexts() -> None:
 
 
 def test_steps_do_not_overlap_however_long() -> None:
-    """2⁴⁸ blocks lie between streams: the last words of one are far from the first of the next."""
+    """2³² blocks lie between streams: the last words of one are far from the first of the next."""
     random = SecureRandom(key=KEY)
-    tail = random.words(4, step=0, stream=0, start=2**40)
+    tail = random.words(4, step=0, stream=0, start=2**35 - 8)
     assert not np.isin(tail, random.words(100_000, step=0, stream=1)).any()
-    for step, stream in ((2**48, 0), (0, 2**32), (-1, 0), (0, -1)):
+    for step, stream in ((2**48, 0), (0, 2**48), (-1, 0), (0, -1)):
         with pytest.raises(ValueError):
             random.words(1, step=step, stream=stream)
+    with pytest.raises(ValueError, match="beyond the counter"):
+        random.words(1, step=0, start=2**35)
+    with pytest.raises(ValueError):
+        random.normal(GROUP + 1, step=0, start=2**35 - GROUP)
 
 
 def test_contexts_cannot_be_confused() -> None:
@@ -164,20 +192,9 @@ def test_noise_made_ahead_is_the_noise_of_the_address() -> None:
         if step is not None:
             ahead.prepare(random, step, given)
         for got, want in zip(ahead.take(random, 9, sizes), wanted, strict=True):
-            np.testing.assert_array_equal(got, want)
+            np.testing.assert_array_equal(got.all(), want)
     ahead.prepare(random.within("other weights"), 9, sizes)
-    np.testing.assert_array_equal(list(ahead.take(random, 9, sizes))[2], wanted[2])
-
-
-def test_noise_for_large_tables_is_not_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpformer.privacy.noise.AHEAD", 100)
-    random, sizes, ahead = SecureRandom(key=KEY), [60, 1000, 41, 40], NoiseAhead()
-    ahead.prepare(random, 1, sizes)
-    assert ahead._worker is not None
-    ahead._worker.join()
-    assert set(ahead._worker.arrays) == {0, 3}, "those that fit"
-    for stream, got in enumerate(ahead.take(random, 1, sizes)):
-        np.testing.assert_array_equal(got, random.normal(sizes[stream], step=1, stream=stream))
+    np.testing.assert_array_equal(list(ahead.take(random, 9, sizes))[2].all(), wanted[2])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -188,7 +205,50 @@ def test_noise_ahead_survives_a_fork() -> None:
     ahead.prepare(random, 1, sizes)
     child = os.fork()
     if child == 0:
-        good = np.array_equal(next(ahead.take(random, 1, sizes)), random.normal(sizes[0], step=1))
+        good = np.array_equal(next(ahead.take(random, 1, sizes)).all(), random.normal(sizes[0], step=1))
         os._exit(0 if good else 1)
     assert os.waitpid(child, 0)[1] == 0
-    np.testing.assert_array_equal(next(ahead.take(random, 1, sizes)), random.normal(sizes[0], step=1))
+    np.testing.assert_array_equal(next(ahead.take(random, 1, sizes)).all(), random.normal(sizes[0], step=1))
+
+
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_sum_is_released_on_the_grid(dtype: torch.dtype, ready: bool) -> None:
+    """Against a naive twin: sum and noise as fractions, rounded to the grid, then divided."""
+    from fractions import Fraction
+
+    count, deviation = 3_000, 1.7
+    numbers = Numbers(SecureRandom(key=KEY), 4, 2, count, start=700)
+    noise = numbers.all()
+    sums = (torch.arange(count) / 37).sin().to(dtype)
+    grid = Fraction(public_grid(deviation))
+    wanted = [
+        float(round((Fraction(x) + Fraction(deviation) * Fraction(z)) / grid) * grid)
+        for x, z in zip(sums.tolist(), noise.tolist(), strict=True)
+    ]
+    release_sum(sums, Numbers(numbers.random, 4, 2, count, 700, noise if ready else None), deviation, 3.0)
+    torch.testing.assert_close(sums, (torch.tensor(wanted, dtype=torch.float64) / 3).to(dtype), rtol=0, atol=0)
+
+
+def test_no_piece_of_a_large_sum_gets_the_noise_of_another() -> None:
+    from dpformer.privacy.noise import PIECE
+
+    sums = torch.zeros((1 << 21) + 5 * PIECE + 3)
+    release_sum(sums, Numbers(SecureRandom(seed=7), 0, 0, len(sums)), 1.0, 1.0)
+    assert float(sums.std()) == pytest.approx(1, abs=3e-3)
+    here = sums[:PIECE].numpy()
+    for apart in (*range(PIECE, len(sums) - PIECE, PIECE), 1 << 20, 1 << 21):
+        other = sums[apart : apart + PIECE].numpy()
+        assert abs(correlation(here[: len(other)], other)) < 4.5, apart
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_do_not_change_the_released_sum(threads: int) -> None:
+    before, sums = torch.get_num_threads(), torch.zeros(200_003)
+    numbers = Numbers(SecureRandom(seed=7), 0, 0, len(sums))
+    torch.set_num_threads(threads)
+    try:
+        release_sum(sums, numbers, 1.0, 1.0)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(sums.double(), (numbers.all() * 2**10).round() / 2**10, rtol=0, atol=0)

@@ -74,6 +74,29 @@ def test_gaps_make_independent_trials(p: float) -> None:
     assert stats.kstest(found / 400_000, "uniform").pvalue > 1e-3
 
 
+@pytest.mark.parametrize(("trials", "p"), [(10**9, 1e-3), (10**12, 1e-6), (4 * 10**6, 0.3)])
+def test_gaps_are_as_long_as_they_should_be(trials: int, p: float) -> None:
+    """A million successes: gaps that are long by a fiftieth, or by one in a hundred thousand cells, are seen."""
+    found = _successes(trials, p, RANDOM, 10**6 + 7)
+    gaps = np.diff(found, prepend=-1)
+    assert stats.binomtest(len(found), trials, p).pvalue > 1e-3
+    edges = np.unique(stats.geom.ppf(np.linspace(0, 1, 21)[1:-1], p))
+    observed = np.bincount(np.searchsorted(edges, gaps), minlength=len(edges) + 1)
+    expected = np.diff(stats.geom.cdf(edges, p), prepend=0, append=1) * len(gaps)
+    assert stats.chisquare(observed, expected).pvalue > 1e-3
+
+
+def test_gaps_are_those_of_the_words() -> None:
+    """The naive twin, one gap at a time in the words' order."""
+    p, step = 2e-3, 10**6 + 8
+    cell, wanted = -1, []
+    for word in RANDOM.words(400, step=step, stream=1).tolist():
+        cell += 1 + math.floor(math.log((word + 1) / 2**64) / math.log1p(-p))
+        wanted.append(cell)
+    found = _successes(150_000, p, RANDOM, step)
+    assert 200 < len(found) < 400 and found.tolist() == wanted[: len(found)]
+
+
 def test_trials_beyond_one_chunk_of_draws() -> None:
     found = _successes(4_000_000, 0.5, RANDOM, 10**6 + 2)
     assert stats.binomtest(len(found), 4_000_000, 0.5).pvalue > 1e-3 and (np.diff(found) > 0).all()

@@ -13,6 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from dpformer.privacy import Ledger, PoissonBatches, PoissonGaussian, SecureRandom
+from dpformer.privacy.fingerprint import Fingerprint
 from dpformer.privacy.randomness import public_grid
 from dpformer.training import PrivateOptimizer
 
@@ -54,14 +55,9 @@ def total_noise(count: int, **options: object) -> Tensor:
 
 def test_formula_against_a_naive_twin() -> None:
     """(g + σC·z) / B in float64, rounded to the public grid; z of the weights' address, one stream a parameter."""
-    import hashlib
-
     weights, gradients = parameters((3, 4), (5,), dtype=torch.float64), parameters((3, 4), (5,), dtype=torch.float64)
     optimizer = private(weights)
-    digest = hashlib.sha256()
-    for weight in weights:
-        digest.update(repr((weight.dtype, tuple(weight.shape))).encode() + weight.detach().numpy().tobytes())
-    random = optimizer._random.within(digest.hexdigest())
+    random = optimizer._random.within(Fingerprint(optimizer._random)(weights))
     wanted = []
     for stream, gradient in enumerate(gradients):
         noise = torch.from_numpy(random.normal(gradient.numel(), step=0, stream=stream)).view(gradient.shape)

@@ -1,28 +1,40 @@
 """Secure random numbers with an address: a pure function of (key, context, step, stream).
 
-AES-256 in counter mode under a key of the operating system: without the key, the numbers cannot be told from random
-ones (then the guarantee is computational, as with every generator that is not a coin). The counter block of 128 bits is
+ChaCha20 under a key of the operating system: without the key, the numbers cannot be told from random ones (then the
+guarantee is computational, as with every generator that is not a coin). Its counter of 128 bits is
 
-    step (48 bits) | stream (32 bits) | block (48 bits)
+    step (48 bits) | stream (48 bits) | block of 64 bytes (32 bits)
 
 so no two addresses share a block, and the state to keep is the key and the step. Everything else, what the numbers are
-for, the configuration, the data, goes into `context`, from which the AES key is derived (HMAC-SHA256): the same key in
-another context gives other numbers.
+for, the configuration, the data, goes into `context`, from which the key of the cipher is derived (HMAC-SHA256): the
+same key in another context gives other numbers. On the CPU the cipher is that of OpenSSL; on another device the same
+keystream is made there (chacha.py), so numbers are never copied from one device to the other.
 """
+
+from __future__ import annotations
 
 import hashlib
 import hmac
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import local
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
+from torch import Tensor
 
 from dpformer.privacy.arguments import whole
+from dpformer.privacy.chacha import BLOCK_WORDS, keystream
+from dpformer.privacy.gaussian import GROUP, Workspace, normal_of_words
 
 KEY_BYTES = 32
-CHUNK = 2**14  # numbers made at a time: they stay in cache
-MOST_STEPS, MOST_STREAMS = 2**48, 2**32
+CHUNK = 2**16  # numbers made at a time by a thread of the CPU: they stay in cache
+PIECE = 2**22  # numbers made at a time on another device
+MOST_STEPS, MOST_STREAMS, MOST_BLOCKS = 2**48, 2**48, 2**32
+_ZEROS = bytes(8 * CHUNK)
+_thread = local()
 
 
 class SecureRandom:
@@ -44,43 +56,81 @@ class SecureRandom:
         self.private = seed is None
         self.context = context
         self._key = key
-        self._cipher = algorithms.AES(hmac.digest(key, context.encode(), hashlib.sha256))
+        self._cipher_key = hmac.digest(key, context.encode(), hashlib.sha256)
 
     @property
     def description(self) -> str:
         """One sentence for privacy statements."""
         if self.private:
-            return "random numbers from AES-256-CTR under a key of the operating system"
+            return "random numbers from ChaCha20 under a key of the operating system"
         return "random numbers from a seed: NOT private, whoever knows the seed can undo the noise (for tests only)"
 
-    def within(self, context: str) -> "SecureRandom":
+    def within(self, context: str) -> SecureRandom:
         """The same secret, for other numbers: a narrower context. Lengths are part of it, so none can be mistaken."""
         narrower = SecureRandom(f"{len(self.context)}:{self.context}/{context}", key=self._key)
         narrower.private = self.private
         return narrower
 
     def words(self, count: int, *, step: int, stream: int = 0, start: int = 0) -> np.ndarray:
-        """(count,) uint64, uniform; the numbers `start` and on of this address (`start` even: a block is two)."""
-        return _next_words(self._stream(step, stream, start // 2), count)
+        """(count,) uint64, uniform; the words `start` and on of this address."""
+        block, skipped = divmod(whole("start", start, 0), BLOCK_WORDS)
+        cipher = self._cipher(step, stream, block)
+        return np.frombuffer(cipher.update(bytes(8 * (skipped + count))), dtype="<u8")[skipped:]
 
-    def normal(self, count: int, *, step: int, stream: int = 0) -> np.ndarray:
-        """(count,) float64 standard normal numbers, by Box and Muller from 64-bit uniforms.
+    def normal(self, count: int, *, step: int, stream: int = 0, start: int = 0) -> np.ndarray:
+        """(count,) float64 standard normal numbers (gaussian.py); the numbers `start` and on of this address."""
+        out = torch.empty(count, dtype=torch.float64)
+        self.fill_normal(out, step=step, stream=stream, start=start)
+        return out.numpy()
 
-        z = √(−2 ln u)·(cos, sin)(2πv). All 64 bits of u count, so the tail reaches 9.4 deviations; for d coordinates
-        and T steps the missing rest is below 10⁻¹⁹·√d·T of δ.
-        """
-        keystream = self._stream(step, stream)
-        out = np.empty(count)
-        for done in range(0, count, CHUNK):
-            part = out[done : done + CHUNK]
-            part[:] = _box_muller(_next_words(keystream, CHUNK))[: len(part)]
-        return out
+    def fill_normal(self, out: Tensor, *, step: int, stream: int = 0, start: int = 0) -> None:
+        """The same numbers into a tensor of float64, shape (count,), made on its device."""
+        if not len(out):
+            return
+        before = whole("start", start, 0) % GROUP
+        groups = -(-(before + len(out)) // GROUP)  # those in which the numbers lie
+        if before or groups * GROUP != len(out):
+            whole_groups = torch.empty(groups * GROUP, dtype=torch.float64, device=out.device)
+            self._fill_groups(whole_groups, step, stream, start // GROUP)
+            out.copy_(whole_groups[before : before + len(out)])
+        else:
+            self._fill_groups(out, step, stream, start // GROUP)
+
+    def _fill_groups(self, out: Tensor, step: int, stream: int, group: int) -> None:
+        """Whole groups, from this one on."""
+        if out.device.type != "cpu":
+            for done in range(0, len(out), PIECE):
+                part = out[done : done + PIECE]
+                counter = self._counter(step, stream, (group * GROUP + done) // BLOCK_WORDS)
+                part.copy_(normal_of_words(keystream(self._cipher_key, counter, len(part) // BLOCK_WORDS, out.device)))
+            return
+        threads = min(torch.get_num_threads(), len(out) // CHUNK)
+        if threads <= 1:
+            self._fill_here(out, step, stream, group)
+            return
+        each = -(-len(out) // (threads * GROUP)) * GROUP
+        with ThreadPoolExecutor(threads) as pool:
+            parts = enumerate(out.split(each))
+            jobs = [pool.submit(self._fill_here, p, step, stream, group + i * each // GROUP) for i, p in parts]
+            for job in jobs:
+                job.result()
+
+    def _fill_here(self, out: Tensor, step: int, stream: int, group: int) -> None:
+        """Whole groups on the CPU, by one thread, in pieces that stay in cache."""
+        if not hasattr(_thread, "workspace"):
+            _thread.workspace = Workspace(CHUNK)
+        workspace: Workspace = _thread.workspace
+        cipher = self._cipher(step, stream, group * GROUP // BLOCK_WORDS)
+        zeros = memoryview(_ZEROS)
+        for part in out.split(CHUNK):
+            cipher.update_into(zeros[: 8 * len(part)], workspace.words)
+            workspace.normal(part)
 
     def state_dict(self) -> dict[str, object]:
         """The secret: whoever has it can undo the noise. Plain types, for `torch.load(weights_only=True)`."""
         return {"key": self._key.hex(), "private": self.private}
 
-    def with_state(self, state: dict[str, object]) -> "SecureRandom":
+    def with_state(self, state: dict[str, object]) -> SecureRandom:
         """This context under the secret of `state`."""
         if set(state) != {"key", "private"}:
             raise ValueError(f"a random state has the keys key and private, not {sorted(state)}")
@@ -88,12 +138,15 @@ class SecureRandom:
         restored.private = bool(state["private"])
         return restored
 
-    def _stream(self, step: int, stream: int, block: int = 0) -> CipherContext:
+    def _counter(self, step: int, stream: int, block: int) -> int:
         step, stream = whole("step", step, 0), whole("stream", stream, 0)
-        if step >= MOST_STEPS or stream >= MOST_STREAMS:
-            raise ValueError(f"step {step} or stream {stream} is beyond the counter")
-        nonce = (step << 80 | stream << 48 | block).to_bytes(16, "big")
-        return Cipher(self._cipher, modes.CTR(nonce)).encryptor()
+        if step >= MOST_STEPS or stream >= MOST_STREAMS or block >= MOST_BLOCKS:
+            raise ValueError(f"step {step}, stream {stream} or block {block} is beyond the counter")
+        return step << 80 | stream << 32 | block
+
+    def _cipher(self, step: int, stream: int, block: int) -> CipherContext:
+        counter = self._counter(step, stream, block).to_bytes(16, "little")
+        return Cipher(algorithms.ChaCha20(self._cipher_key, counter), mode=None).encryptor()
 
 
 class SecureNoise:
@@ -122,23 +175,6 @@ def public_grid(deviation: float) -> float:
     at most 2⁻¹⁰ of the deviation) those bits are gone. That is post-processing, and adds 10⁻⁷ to the variance.
     """
     return 2.0 ** (math.floor(math.log2(deviation)) - 10)
-
-
-def _next_words(keystream: CipherContext, count: int) -> np.ndarray:
-    return np.frombuffer(keystream.update(bytes(8 * count)), dtype="<u8")
-
-
-def _box_muller(words: np.ndarray) -> np.ndarray:
-    half = len(words) // 2
-    radius = words[:half].astype(np.float64)
-    radius += 1  # (0, 1] in units of 2⁻⁶⁴: the logarithm is finite
-    radius *= 2.0**-64
-    np.log(radius, out=radius)
-    radius *= -2
-    np.sqrt(radius, out=radius)
-    angle = words[half:].astype(np.float64)
-    angle *= 2 * math.pi * 2.0**-64
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
 
 
 def _key_of_seed(seed: int) -> bytes:

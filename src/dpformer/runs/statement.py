@@ -95,7 +95,7 @@ def statement(
         "clip_norm": clip_norm if noisy and training is not None else None,
         "events": [_with_cost(event, delta) for event in ledger] if noisy else [],
         **({} if metrics is None else {"metrics": metrics}),
-        "random_source": "seed (for tests only)" if seeded else "operating system key, AES-256-CTR",
+        "random_source": "seed (for tests only)" if seeded else "operating system key, ChaCha20",
         "data": list(data),
         "not_covered": list(NOT_COVERED),
         "hashes": hashes,

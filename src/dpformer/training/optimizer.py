@@ -1,8 +1,8 @@
 """The noisy step: noise on the sum, once; divide by the expected batch size; then any torch optimizer."""
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +12,10 @@ from dpformer.clipping.bounded import joint_bound, sum_of
 from dpformer.privacy.arguments import bands_of, not_negative, positive, sample_rate_of, whole
 from dpformer.privacy.banded import coefficients
 from dpformer.privacy.events import PoissonGaussian, training_event
-from dpformer.privacy.noise import NoiseAhead, SecureRandom, public_grid
+from dpformer.privacy.fingerprint import Fingerprint
+from dpformer.privacy.noise import AHEAD, NoiseAhead, Numbers, SecureRandom, release_sum
 from dpformer.privacy.sampling import PoissonBatches
 
-PIECE = 1 << 20  # numbers: the noisy sum of a large table never exists in float64 as a whole
 ASSUMED = "that each user was clipped is assumed, not checked"
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
 
@@ -91,6 +91,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             *map(str, map(self.__dict__.get, self._saved)),
         ]
         self._random = SecureRandom("noise of the step", key=key, seed=seed).within(repr(facts)).within(context)
+        self._fingerprint = Fingerprint(self._random)
         self._ahead = NoiseAhead()
         self._weights = coefficients(self.bands).tolist()
         self._past: deque[list[Tensor]] = deque(maxlen=self.bands - 1)  # the noise of the last steps, the latest first
@@ -108,15 +109,17 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self._check_bounded(parameters)
         self._check_past(parameters)
         latest: list[Tensor] = []
-        for parameter, noise in zip(parameters, self._noise(parameters), strict=True):
-            self._release(parameter, noise)
-            if self.bands > 1 and noise is not None:
-                latest.append(noise)
+        for parameter, numbers in zip(parameters, self._noise(parameters), strict=True):
+            self._release(parameter, numbers)
+            if self.bands > 1 and numbers is not None:
+                latest.append(numbers.all().view(parameter.shape))
         self._past.appendleft(latest)
         self.steps += 1  # what is released is counted, even if the inner step then fails
         self.inner.step()
-        if self.noise_multiplier:
-            self._ahead.prepare(self._address(parameters), self.steps, [p.numel() for p in parameters])
+        sizes = [p.numel() for p in parameters]
+        here = all(p.device.type == "cpu" for p in parameters)  # elsewhere it would have to be copied
+        if self.noise_multiplier and here and sum(sizes) <= AHEAD:
+            self._ahead.prepare(self._address(parameters), self.steps, sizes)
 
     def _parameters(self) -> list[Tensor]:
         """What the inner optimizer can move."""
@@ -149,17 +152,20 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 f"gradients were clipped to {bound}, but the noise is for clip_norm={self.clip_norm}: use the same"
             )
 
-    def _noise(self, parameters: list[Tensor]) -> Iterator[Tensor | None]:
-        """The noise of each parameter, made one after the other: never all of it at once."""
+    def _noise(self, parameters: list[Tensor]) -> Iterator[Numbers | None]:
+        """The noise of each parameter, one after the other; independent noise is made only as it is added."""
         if not self.noise_multiplier:
             yield from [None] * len(parameters)
             return
-        arrays = self._ahead.take(self._address(parameters), self.steps, [p.numel() for p in parameters])
-        for place, (array, parameter) in enumerate(zip(arrays, parameters, strict=True)):
-            noise = torch.from_numpy(array).view(parameter.shape)
-            for weight, past in zip(self._weights[1:], self._past, strict=False):  # in the first steps there are fewer
-                noise.sub_(past[place], alpha=weight)
-            yield noise.div_(self._weights[0])
+        taken = self._ahead.take(self._address(parameters), self.steps, [p.numel() for p in parameters])
+        for place, numbers in enumerate(taken):
+            yield numbers if self.bands == 1 else replace(numbers, ready=self._correlated(numbers.all(), place))
+
+    def _correlated(self, noise: Tensor, place: int) -> Tensor:
+        """The noise of this step, from independent numbers and the noise of the steps before (banded.py)."""
+        for weight, past in zip(self._weights[1:], self._past, strict=False):  # in the first steps there are fewer
+            noise.sub_(past[place].view(-1), alpha=weight)
+        return noise.div_(self._weights[0])
 
     def _check_past(self, parameters: list[Tensor]) -> None:
         """Noise can be taken back only where it was added."""
@@ -171,30 +177,20 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def _address(self, parameters: list[Tensor]) -> SecureRandom:
         """The noise to be added at these weights."""
-        digest = hashlib.sha256()
-        for parameter in parameters:
-            data = parameter.detach().cpu().contiguous()
-            digest.update(repr((data.dtype, tuple(data.shape))).encode())
-            digest.update(data.flatten().view(torch.uint8).numpy().data)
-        return self._random.within(digest.hexdigest())
+        return self._random.within(self._fingerprint(parameters))
 
-    def _release(self, parameter: Tensor, noise: Tensor | None) -> None:
+    def _release(self, parameter: Tensor, numbers: Numbers | None) -> None:
         """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division."""
         whole = sum_of(parameter)
         if parameter.grad is None or whole is None:
             parameter.grad = whole = torch.zeros_like(parameter)
-        sums, numbers = whole.reshape(-1), None if noise is None else noise.reshape(-1)
-        out = sums if whole is parameter.grad else parameter.grad.reshape(-1)
-        place = "cpu" if sums.device.type == "mps" else sums.device  # MPS has no float64
-        for start in range(0, len(sums), PIECE):
-            part = slice(start, start + PIECE)
-            total = sums[part].to(place, torch.float64)
-            if numbers is not None:
-                grid = public_grid(self.noise_std)
-                total = total.add_(numbers[part].to(place), alpha=self.noise_std).div_(grid).round_().mul_(grid)
-            out[part] = total.div_(self.expected_batch_size).to(out)
-        if not parameter.grad.is_contiguous():  # else `out` is a view of it
-            parameter.grad.copy_(out.view(parameter.grad.shape))
+        sums = whole.reshape(-1)
+        if numbers is None:
+            sums.div_(self.expected_batch_size)
+        else:
+            release_sum(sums, numbers, self.noise_std, self.expected_batch_size)
+        if whole is not parameter.grad or not whole.is_contiguous():  # else `sums` is a view of it
+            parameter.grad.copy_(sums.view(parameter.shape))
 
     # What can be asked.
 
@@ -304,4 +300,4 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.inner.load_state_dict(state["inner"])
         self._past.clear()
         self._past.extend(past)
-        self.steps, self._random = steps, random
+        self.steps, self._random, self._fingerprint = steps, random, Fingerprint(random)

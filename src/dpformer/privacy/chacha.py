@@ -1,0 +1,64 @@
+"""ChaCha20 (RFC 8439) in tensor operations: the keystream of a key, made on any device.
+
+The state is a matrix of 4 × 4 words of 32 bits,
+
+    constants   4 words
+    key         8 words
+    counter     1 word, which block it is
+    nonce       3 words
+
+and a block of the keystream is the state after twenty rounds plus the state before. Words are int32 here, whose
+addition wraps round as that of uint32 does; all blocks are computed at once, as (4, blocks) tensors, one for each row.
+"""
+
+import struct
+
+import torch
+from torch import Tensor
+
+CONSTANTS = struct.unpack("<4i", b"expand 32-byte k")
+BLOCK_WORDS = 8  # words of 64 bits in a block of the keystream
+
+
+def keystream(key: bytes, counter: int, blocks: int, device: torch.device | str) -> Tensor:
+    """(8·blocks,) int64: blocks of the keystream, on this device; `counter`: nonce (96 bits) and first block (32)."""
+    start = _start(key, counter, blocks, device)
+    a, b, c, d = (row.clone() for row in start)
+    for _ in range(10):
+        a, b, c, d = _quarter_rounds(a, b, c, d)  # the columns
+        b, c, d = b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0)
+        a, b, c, d = _quarter_rounds(a, b, c, d)  # the diagonals
+        b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
+    words = torch.cat([row + first for row, first in zip((a, b, c, d), start, strict=True)])  # (16, blocks)
+    low, high = (words[half::2].T.to(torch.int64) for half in (0, 1))  # (blocks, 8) each
+    return ((high << 32) | (low & 0xFFFFFFFF)).reshape(-1)
+
+
+def _start(key: bytes, counter: int, blocks: int, device: torch.device | str) -> list[Tensor]:
+    """The four rows of the state before the rounds, (4, blocks) each."""
+    fixed = [CONSTANTS, struct.unpack("<4i", key[:16]), struct.unpack("<4i", key[16:])]
+    rows = [torch.tensor(row, dtype=torch.int32).to(device)[:, None].repeat(1, blocks) for row in fixed]
+    first, nonce = counter & 0xFFFFFFFF, struct.unpack("<3i", (counter >> 32).to_bytes(12, "little"))
+    if first + blocks > 2**32:
+        raise ValueError(f"block {first + blocks} is beyond the counter")
+    count = torch.arange(first - 2**31, first - 2**31 + blocks, device=device).to(torch.int32) ^ -(2**31)
+    rest = torch.tensor(nonce, dtype=torch.int32).to(device)[:, None].repeat(1, blocks)
+    return [*rows, torch.cat([count[None], rest])]
+
+
+def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four quarter rounds side by side."""
+    a = a + b
+    d = _rotate(d ^ a, 16)
+    c = c + d
+    b = _rotate(b ^ c, 12)
+    a = a + b
+    d = _rotate(d ^ a, 8)
+    c = c + d
+    b = _rotate(b ^ c, 7)
+    return a, b, c, d
+
+
+def _rotate(x: Tensor, by: int) -> Tensor:
+    """To the left; the shift to the right repeats the sign of an int32, which is masked out."""
+    return (x << by) | ((x >> (32 - by)) & ((1 << by) - 1))

@@ -1,0 +1,74 @@
+"""The fingerprint of weights: against a naive twin, and that any change changes it."""
+
+import hashlib
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpformer.privacy import SecureRandom
+from dpformer.privacy.fingerprint import HASHES, ROW, ROWS, Fingerprint
+
+RANDOM = SecureRandom("test", seed=5)
+FINGERPRINT = Fingerprint(RANDOM)
+
+
+def naive(tensors: list[Tensor]) -> str:
+    """Row by row and word by word, in Python's integers."""
+    keys = RANDOM.within("fingerprint").words(HASHES * ROW // 2, step=0).tobytes()
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+        data = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        for at in range(0, len(data), 4 * ROW):
+            row = data[at : at + 4 * ROW].ljust(4 * ROW, b"\0")
+            for number in range(HASHES):
+                total, key = 0, keys[4 * ROW * number :]
+                for place in range(0, 4 * ROW, 8):
+                    low, high = (
+                        int.from_bytes(row[i : i + 4], "little") + int.from_bytes(key[i : i + 4], "little")
+                        for i in (place, place + 4)
+                    )
+                    high %= 2**32
+                    total += (low % 2**32) * (high - 2**32 if high >= 2**31 else high)
+                digest.update((total % 2**64).to_bytes(8, "little"))
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [0, 1, 3, ROW, 2 * ROW + 5])
+def test_against_a_naive_twin(count: int, dtype: torch.dtype) -> None:
+    tensors = [torch.randn(count).to(dtype), torch.randn(2, 3).to(dtype).T]
+    assert FINGERPRINT(tensors) == naive(tensors)
+
+
+def test_more_rows_than_are_hashed_at_a_time() -> None:
+    tensor = torch.randn(ROW * ROWS + 9)
+    whole = FINGERPRINT([tensor])
+    tensor[-1] += 1
+    assert FINGERPRINT([tensor]) != whole
+
+
+@pytest.mark.parametrize("place", [0, 1, 4095, 4096, 5000, 8191])
+@pytest.mark.parametrize("bit", [0, 1, 22, 30, 31])
+def test_every_bit_counts(place: int, bit: int) -> None:
+    tensor = torch.randn(8192)
+    before = FINGERPRINT([tensor])
+    tensor.view(torch.int32)[place] ^= -(2**31) if bit == 31 else 1 << bit
+    assert FINGERPRINT([tensor]) != before
+
+
+def test_shape_dtype_order_and_secret_count() -> None:
+    tensor = torch.zeros(6)
+    prints = {
+        FINGERPRINT([tensor]),
+        FINGERPRINT([tensor.view(2, 3)]),
+        FINGERPRINT([tensor.double()]),
+        FINGERPRINT([tensor, torch.ones(6)]),
+        FINGERPRINT([torch.ones(6), tensor]),
+        FINGERPRINT([tensor[:3], tensor[3:]]),
+        Fingerprint(SecureRandom("test", seed=6))([tensor]),
+    }
+    assert len(prints) == 7
+    swapped = torch.arange(8.0)
+    assert FINGERPRINT([swapped]) != FINGERPRINT([swapped.flip(0)])
