@@ -86,7 +86,9 @@ def test_a_step_is_the_noisy_sum_over_the_expected_batch(monkeypatch: pytest.Mon
     record = trainer.advance()
     for ours, t, z in zip(seen[0], total, noise, strict=True):
         assert z is not None
-        torch.testing.assert_close(ours, (t + 1.3 * z) / 10, rtol=0, atol=2e-4)  # the grid, 2⁻¹⁰·σ/B
+        torch.testing.assert_close(
+            ours, (t + 1.3 * z.all().view(t.shape)) / 10, rtol=0, atol=2e-4
+        )  # the grid, 2⁻¹⁰·σ/B
     assert record.users == len(users) != 10, "divided by the expected size, not by this one"
     assert (trainer.step, trainer.optimizer.steps) == (1, 1)
 
