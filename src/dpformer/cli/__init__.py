@@ -14,6 +14,7 @@ from dpformer.cli.generate import generate
 from dpformer.cli.moments import moments
 from dpformer.cli.recommend import recommend
 from dpformer.cli.report import report
+from dpformer.cli.serve import serve
 from dpformer.cli.train import train, with_choices
 from dpformer.cli.tune import tune
 from dpformer.cli.verify import verify
@@ -32,6 +33,7 @@ app.command()(with_choices(data, CHOICES))
 app.command()(with_choices(train))
 app.command()(evaluate)
 app.command()(recommend)
+app.command()(serve)
 app.command()(generate)
 app.command()(export)
 app.command()(report)

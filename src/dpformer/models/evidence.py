@@ -1,0 +1,55 @@
+r"""Transition counts put to use: sparse products instead of one row at a time, for many histories and for one answer.
+
+With the weights α of the latest items of history h in row h of a sparse matrix A,
+
+    evidence = A·T + 0.01·q,      ln(evidence) = `TransitionCounts.scores`,
+
+so ranking by evidence is ranking by score. It is a sum over the history, hence it also says *why*: item x_k adds
+α_k·T_{x_k b} to the evidence for b, and popularity adds the rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import sparse
+
+from dpformer.models.counts import FORGETTING, HINT, LATEST, TransitionCounts
+
+
+class Evidence:
+    """What a model of counts holds for every item after some histories, by sparse products."""
+
+    def __init__(self, model: TransitionCounts) -> None:
+        size = model.num_items
+        parts = (model.chances.cpu().numpy(), model.targets.cpu().numpy(), model.offsets.cpu().numpy())
+        self.transitions = sparse.csr_array(parts, shape=(size, size))  # T
+        self.popularity = HINT * model.popularity.cpu().numpy()  # (M,)
+
+    def of(self, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """(B, M) float32, above 0, for the histories items[offsets[b]:offsets[b + 1]]."""
+        claims = (_weights(items, offsets, len(self.popularity)) @ self.transitions).toarray()
+        claims += self.popularity
+        return claims
+
+    def parts(self, history: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """(L + 1, n): what each item of one history adds to the evidence for each of some items; at last popularity."""
+        latest = history[-LATEST:]
+        alpha = FORGETTING ** np.arange(len(latest))[::-1]
+        added = np.zeros((len(history) + 1, len(items)))
+        if len(latest):
+            rows = self.transitions[latest].toarray()[:, items]  # (≤ LATEST, n)
+            added[len(history) - len(latest) : -1] = (alpha / alpha.sum())[:, None] * rows
+        added[-1] = self.popularity[items]
+        return added
+
+
+def _weights(items: np.ndarray, offsets: np.ndarray, size: int) -> sparse.csr_array:
+    """A: (B, M) with α_k at the k-th latest item of each history; an item that is there twice has two entries."""
+    lengths = np.minimum(np.diff(offsets), LATEST)
+    stops = np.cumsum(lengths)
+    back = np.repeat(stops, lengths) - 1 - np.arange(int(lengths.sum()))  # 0 for the latest
+    sums = np.cumsum(FORGETTING ** np.arange(LATEST))
+    alpha = FORGETTING**back / np.repeat(sums[lengths - 1], lengths)
+    chosen = items[np.repeat(offsets[1:], lengths) - 1 - back]
+    pointers = np.concatenate([[0], stops])
+    return sparse.csr_array((alpha.astype(np.float32), chosen, pointers), shape=(len(lengths), size))

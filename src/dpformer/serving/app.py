@@ -1,0 +1,130 @@
+"""The service: a released model behind JSON endpoints, with a page, its privacy statement and Prometheus metrics.
+
+Histories come in bodies, are answered and forgotten. One process serves one model; a proxy in front gives encryption,
+access control and rates, and spreads the load over several processes.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.concurrency import run_in_threadpool
+
+import dpformer
+from dpformer.serving import shapes
+from dpformer.serving.guard import Guard, Meters
+from dpformer.serving.reference import reference_page
+from dpformer.serving.served import Limits, Served
+
+FOUND = {"page.css": "text/css", "page.js": "text/javascript"}
+
+
+def create_app(served: Served, limits: Limits | None = None) -> Guard:
+    """The ASGI application of a model; `uvicorn.run(create_app(Served.open("runs/mine")))`."""
+    app = FastAPI(
+        title="dpformer",
+        version=dpformer.__version__,
+        description=f"Recommendations by a released model. {served.statement['headline']}",
+        docs_url=None,  # FastAPI's own pages load their code from elsewhere
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # it could carry what was asked elsewhere
+    )
+    meters = Meters(served)
+    _add_model(app, served, meters)
+    _add_facts(app, served, meters)
+    _add_pages(app)
+    app.add_exception_handler(RequestValidationError, _bad_request)
+    return Guard(app, meters, limits or shapes.LIMITS)
+
+
+def _add_model(app: FastAPI, served: Served, meters: Meters) -> None:
+    async def run(function: Any, *given: Any, **named: Any) -> Any:
+        """At once if it takes microseconds; a network in a thread, so that others are heard meanwhile."""
+        if served.ranker.quick:
+            return function(*given, **named)
+        return await run_in_threadpool(function, *given, **named)
+
+    @app.post("/recommend", response_model=shapes.Recommendations, tags=["model"])
+    async def recommend(asked: shapes.RecommendRequest) -> Response:
+        """The k best next items after a history, which may be empty and need not be of anybody in the data."""
+        answer = await run(served.recommend, asked.history, asked.k, filter_seen=asked.filter_seen, why=asked.why)
+        meters.unknown.inc(answer["unknown"])
+        return JSONResponse(answer)
+
+    @app.post("/explain", response_model=shapes.Explanation, tags=["model"])
+    async def explain(asked: shapes.ExplainRequest) -> Response:
+        """How much each item of a history speaks for an item."""
+        answer = await run(served.explain, asked.history, _known(served, asked.item_id))
+        meters.unknown.inc(answer["unknown"])
+        return JSONResponse(answer)
+
+    @app.get("/similar/{item_id}", response_model=shapes.SimilarItems, tags=["model"])
+    async def similar(item_id: Annotated[shapes.Id, Path()], k: Annotated[shapes.K, Query()] = 10) -> Response:
+        """Items that are alike: followed by the same items or, of a network, with embeddings of one direction."""
+        return JSONResponse({"items": await run(served.similar, _known(served, item_id), k)})
+
+    @app.get("/items", response_model=shapes.Items, tags=["model"])
+    async def items(
+        q: Annotated[str, Query(max_length=shapes.LIMITS.search_characters, description="Beginnings of words.")] = "",
+        limit: Annotated[shapes.K, Query()] = 10,
+    ) -> Response:
+        """Items by their title or id, the most popular first."""
+        return JSONResponse({"items": served.find(q, limit)})
+
+
+def _add_facts(app: FastAPI, served: Served, meters: Meters) -> None:
+    @app.get("/statement", response_model=shapes.Statement, tags=["facts"])
+    async def statement() -> Response:
+        """The privacy statement of the model: what is promised, how, and what is not covered."""
+        return JSONResponse(served.statement)
+
+    @app.get("/health", response_model=shapes.Health, tags=["facts"])
+    async def health() -> Response:
+        """Whether the service is up, and with what model."""
+        facts = {"model": type(served.release.model).__name__, "items": served.ranker.num_items}
+        private = bool(served.statement["private"])
+        return JSONResponse({"status": "ok", **facts, "private": private, "version": dpformer.__version__})
+
+    @app.get("/metrics", response_class=Response, tags=["facts"])
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_pages(app: FastAPI) -> None:
+    folder = files("dpformer.serving").joinpath("page")
+    page = folder.joinpath("page.html").read_text(encoding="utf-8")
+    parts = {name: folder.joinpath(name).read_bytes() for name in FOUND}
+
+    @app.get("/", include_in_schema=False)
+    async def front() -> Response:
+        return HTMLResponse(page)
+
+    @app.get("/static/{name}", include_in_schema=False)
+    async def static(name: str) -> Response:
+        if name not in parts:
+            raise HTTPException(404, "not found")
+        return Response(parts[name], media_type=FOUND[name])
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(reference_page(app.openapi()))
+
+
+def _known(served: Served, name: str | int) -> int:
+    number = served.number(str(name))
+    if number is None:
+        raise HTTPException(404, f"the model does not know this item; it has {served.ranker.num_items:,} others")
+    return number
+
+
+async def _bad_request(_: Request, error: Exception) -> Response:
+    """What is wrong and where, without the input itself."""
+    assert isinstance(error, RequestValidationError)
+    detail = [{"where": [str(part) for part in one["loc"]], "what": one["msg"]} for one in error.errors()]
+    return JSONResponse({"detail": detail[:10]}, status_code=422)

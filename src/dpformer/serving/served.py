@@ -1,0 +1,106 @@
+"""What a service holds of a run: the model, the statement and the names of the items. The data is never opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpformer.data.interactions import id_text
+from dpformer.errors import DpformerError
+from dpformer.runs.folder import RunFolder
+from dpformer.runs.model_file import Release, load_release, model_file
+from dpformer.runs.statement_file import check_shape
+from dpformer.serving.ranking import Ranker
+from dpformer.serving.search import Search
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for."""
+
+    body_bytes: int = 65_536
+    body_seconds: float = 10.0
+    history: int = 1_000
+    id_characters: int = 256
+    k: int = 100
+    search_characters: int = 100
+    at_once: int = 256  # requests in the works, beyond which the answer is 503
+
+
+class Served:
+    """A model with its statement, in the words of users: ids and titles in, ids and titles out."""
+
+    def __init__(self, release: Release, statement: dict[str, Any]) -> None:
+        self.release, self.statement = release, statement
+        self.ranker = Ranker(release)
+        names = [release.title(item) for item in range(len(release.vocabulary))]
+        self.search = Search(names, release.frequencies)
+        self._numbers = {id_text(name): number for number, name in enumerate(release.vocabulary)}
+
+    @classmethod
+    def open(cls, path: str | Path) -> Served:
+        """A run folder, or model.safetensors alone; then the statement is what the file itself says."""
+        release = load_release(model_file(path))
+        folder = RunFolder(path)
+        known = {name: release.metadata.get(name) for name in ("headline", "private", "epsilon", "delta")}
+        if not Path(path).is_dir() or not folder.statement.is_file():
+            return cls(release, known)
+        statement = check_shape(folder.read_json(folder.statement), folder.statement)
+        if any(statement[name] != value for name, value in known.items()):
+            raise DpformerError(f"{folder.statement} is not the statement of {folder.model}: they differ in ε or δ")
+        return cls(release, statement)
+
+    # Ids of users' own, item numbers inside.
+
+    def number(self, name: str) -> int | None:
+        return self._numbers.get(name.strip())
+
+    def numbers(self, names: Sequence[str | int]) -> tuple[np.ndarray, int]:
+        """Item numbers of a history, unknown ones left out, and how many those are."""
+        found = [self._numbers.get(str(name).strip()) for name in names]
+        known = [number for number in found if number is not None]
+        return np.array(known, dtype=np.int64), len(found) - len(known)
+
+    def entry(self, item: int) -> dict[str, Any]:
+        return {"item_id": str(self.release.vocabulary[item]), "title": self.release.title(item)}
+
+    def find(self, text: str, limit: int) -> list[dict[str, Any]]:
+        return [self.entry(item) for item in self.search.find(text, limit)]
+
+    def recommend(self, names: Sequence[str | int], k: int, *, filter_seen: bool, why: bool) -> dict[str, Any]:
+        """The answer to a history; items the model does not know are left out and counted."""
+        history, unknown = self.numbers(names)
+        top = self.ranker.top(history, np.array([0, len(history)]), k, filter_seen=filter_seen)
+        items, scores = top.items[0][top.items[0] >= 0], top.scores[0]
+        found = [{**self.entry(item), "score": float(score)} for item, score in zip(items, scores, strict=False)]
+        if why:
+            for entry, reasons in zip(found, self._reasons(history, items), strict=True):
+                entry.update(reasons)
+        answer = {"history": len(history), "unknown": unknown, "recommendations": found}
+        return {**answer, "method": self.ranker.method} if why else answer
+
+    def similar(self, item: int, k: int) -> list[dict[str, Any]]:
+        top = self.ranker.similar(item, k)
+        pairs = zip(top.items[0].tolist(), top.scores[0].tolist(), strict=True)
+        return [{**self.entry(other), "similarity": value} for other, value in pairs]
+
+    def explain(self, names: Sequence[str | int], item: int) -> dict[str, Any]:
+        """Why an item is, or is not, recommended after a history."""
+        history, unknown = self.numbers(names)
+        reasons = self._reasons(history, np.array([item]))[0]
+        return {**self.entry(item), "unknown": unknown, "method": self.ranker.method, **reasons}
+
+    def _reasons(self, history: np.ndarray, items: np.ndarray) -> list[dict[str, Any]]:
+        added, popularity = self.ranker.contributions(history, items)
+        places = [self.entry(place) for place in history.tolist()]
+        return [
+            {
+                "why": [{**place, "contribution": float(value)} for place, value in zip(places, column, strict=True)],
+                "popularity": None if np.isnan(share) else float(share),
+            }
+            for column, share in zip(added.T, popularity, strict=True)
+        ]

@@ -1,0 +1,92 @@
+"""The shapes of requests and answers, which are also the OpenAPI documentation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dpformer.serving.served import Limits
+
+LIMITS = Limits()
+Id = Annotated[str, Field(max_length=LIMITS.id_characters)]
+Ids = Annotated[
+    list[Id | int], Field(max_length=LIMITS.history, description="Item ids, oldest first. Never stored, never logged.")
+]
+K = Annotated[int, Field(ge=1, le=LIMITS.k, description="How many items.")]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class RecommendRequest(_Request):
+    history: Ids = []
+    k: K = 10
+    filter_seen: Annotated[bool, Field(description="Leave out the items of the history.")] = True
+    why: Annotated[bool, Field(description="Say of each item what the history did for it.")] = False
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"history": ["film-3", "film-9"], "k": 10}]}
+    )
+
+
+class ExplainRequest(_Request):
+    history: Ids = []
+    item_id: Id | int
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"history": ["film-3", "film-9"], "item_id": "film-4"}]}
+    )
+
+
+class Item(BaseModel):
+    item_id: str
+    title: str
+
+
+class Contribution(Item):
+    contribution: float
+
+
+class Recommendation(Item):
+    score: Annotated[float, Field(description="For ranking: a logit or, for counts, the logarithm of the evidence.")]
+    why: list[Contribution] | None = None
+    popularity: float | None = None
+
+
+class Recommendations(BaseModel):
+    history: Annotated[int, Field(description="Items of the history that the model knows.")]
+    unknown: Annotated[int, Field(description="Items of the history that it does not know; they were skipped.")]
+    recommendations: list[Recommendation]
+    method: str | None = None
+
+
+class Similar(Item):
+    similarity: Annotated[float, Field(description="A cosine, above 0 and at most 1.")]
+
+
+class SimilarItems(BaseModel):
+    items: list[Similar]
+
+
+class Explanation(Item):
+    unknown: int
+    method: Annotated[str, Field(description="What the contributions are.")]
+    why: list[Contribution]
+    popularity: float | None
+
+
+class Items(BaseModel):
+    items: list[Item]
+
+
+class Health(BaseModel):
+    status: str
+    model: str
+    items: int
+    private: bool
+    version: str
+
+
+Statement = dict[str, Any]
