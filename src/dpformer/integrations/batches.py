@@ -173,6 +173,25 @@ def _size(user: Mapping[str, Tensor]) -> tuple[int, int]:
     return len(first), first.shape[1] if first.ndim > 1 else 0
 
 
+class StepsLeft:
+    """The steps that are still to be taken, one a time: a `batch_sampler`. `taken` says how many were."""
+
+    def __init__(self, steps: int, taken: Callable[[], int]) -> None:
+        self.steps, self.taken = steps, taken
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([step] for step in range(self.taken(), self.steps))
+
+    def __len__(self) -> int:
+        return self.steps
+
+
+def only(batches: list[LogicalBatch]) -> LogicalBatch:
+    """For `collate_fn`: a batch is one already."""
+    (batch,) = batches
+    return batch
+
+
 @contextmanager
 def drawing_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Inside, torch, numpy and Python draw from a secret seed; outside, as before.

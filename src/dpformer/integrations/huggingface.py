@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from dpformer.clipping.factors import ClipFunction
 from dpformer.errors import DpformerError, MissingExtra
-from dpformer.integrations.batches import LogicalBatch, LogicalBatches, Part
+from dpformer.integrations.batches import LogicalBatch, LogicalBatches, Part, only
 from dpformer.integrations.card import write_card
 from dpformer.integrations.losses import kind_of, user_losses
 from dpformer.integrations.session import PrivateSession
@@ -137,7 +137,7 @@ class PrivateTrainer(Trainer):
         return _Loader(
             data,
             batch_sampler=_StepsOfEpoch(data, self._steps_per_epoch),
-            collate_fn=_only,
+            collate_fn=only,
             num_workers=self.args.dataloader_num_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
         )
@@ -167,18 +167,11 @@ class PrivateTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Adds the clipped sums of all parts of a batch to `p.grad`."""
-        if not isinstance(inputs, LogicalBatch):
-            raise DpformerError("the data loader gives no batches of users: do not replace get_train_dataloader")
-        if inputs.step != self.session.taken:
-            raise DpformerError(
-                f"the batch of step {inputs.step + 1} came where step {self.session.taken + 1} was due; each batch is "
-                "one step, in order: do not change the data loader"
-            )
         model.train()
         total = torch.zeros((), device=self.args.device)
-        for place, part in enumerate(inputs):
+        for part in self.session.due(inputs):
             part = part.to(self.args.device)
-            with self.session.recording(place, self.args.device), self.compute_loss_context_manager():
+            with self.session.recording(self.args.device), self.compute_loss_context_manager():
                 losses = self.user_losses(model, part)
             self.session.backward(losses)
             total += losses.detach().nansum()
@@ -279,11 +272,6 @@ class _StepsOfEpoch:
 class _Loader(torch.utils.data.DataLoader[LogicalBatch]):
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
-
-
-def _only(batches: list[LogicalBatch]) -> LogicalBatch:
-    (batch,) = batches
-    return batch
 
 
 def _arguments(args: TrainingArguments) -> TrainingArguments:

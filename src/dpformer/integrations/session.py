@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dpformer.clipping import PhantomClipping, normalize
 from dpformer.clipping.factors import ClipFunction, clip
 from dpformer.errors import DpformerError
-from dpformer.integrations.batches import Collate, LogicalBatches, drawing_from
+from dpformer.integrations.batches import Collate, LogicalBatch, LogicalBatches, drawing_from
 from dpformer.integrations.users import Users
 from dpformer.integrations.vault import Vault, VaultOptimizer
 from dpformer.privacy import Ledger, PoissonBatches, calibrate
@@ -86,6 +86,7 @@ class PrivateSession:
         self.batches = PoissonBatches(len(users), self.sample_rate, steps, seed=seed)
         self._masks: dict[str, Any] = SecureRandom("masks", seed=seed).state_dict()
         self.optimizer: VaultOptimizer | None = None
+        self._place = (0, 0)  # step, and parts of it so far
         self.know_weights()
 
     def make_optimizer(self, inner: torch.optim.Optimizer, facts: str = "") -> VaultOptimizer:
@@ -98,6 +99,7 @@ class PrivateSession:
                 "the optimizer has parameters that are not the model's; make it from model.parameters()"
             )
         data = self.users.digest()
+        self.context = f"{self.clip!r} {facts} {data}"  # noise is of these and no others
         self.optimizer = VaultOptimizer(
             inner,
             batches=self.batches,
@@ -108,7 +110,7 @@ class PrivateSession:
             noise_multiplier=self.noise_multiplier,
             clip_norm=self.clip.clip_norm,
             expected_batch_size=self.batches.expected_batch_size,
-            context=f"{self.clip!r} {facts} {data}",
+            context=self.context,
             seed=self.seed,
         )
         self.optimizer.after_step = self.know_weights
@@ -119,10 +121,25 @@ class PrivateSession:
         return LogicalBatches(self.users, self.batches, collate, rows, partial(self._seed, "collator"), pad_token)
 
     @contextmanager
-    def recording(self, place: int = 0, device: torch.device | None = None) -> Iterator[None]:
-        """The forward pass of part `place` of the step: uses of parameters are recorded, dropout masks are secret."""
-        with drawing_from(self._seed("dropout", self.taken, place), device), self.clipping:
+    def recording(self, device: torch.device | None = None) -> Iterator[None]:
+        """The forward pass of a part of the step: uses of parameters are recorded, dropout masks are secret."""
+        if self._place[0] != self.taken:
+            self._place = (self.taken, 0)
+        seed = self._seed("dropout", *self._place)
+        self._place = (self.taken, self._place[1] + 1)
+        with drawing_from(seed, device), self.clipping:
             yield
+
+    def due(self, batch: LogicalBatch) -> LogicalBatch:
+        """The batch, if its step is the next one."""
+        if not isinstance(batch, LogicalBatch):
+            raise DpformerError("the data loader gives no batches of users: do not replace it")
+        if batch.step != self.taken:
+            raise DpformerError(
+                f"the batch of step {batch.step + 1} came where step {self.taken + 1} was due; each batch is one step, "
+                "in order: do not change the data loader, and step once after each batch"
+            )
+        return batch
 
     def _seed(self, purpose: str, step: int, stream: int) -> int:
         """A secret seed; looked up when it is used, since resuming replaces the secret."""

@@ -1,0 +1,107 @@
+"""Accelerate: a training loop of one's own, with differential privacy for each user.
+
+    private = make_private(accelerator, model, optimizer, users, collate=collate, epsilon=8, batch_size=32, steps=1000,
+                           keys="keys")
+    for batch in private:                       # the users of a step
+        for part in batch:                      # as many as fit into memory
+            with private.recording():
+                losses = ...                    # one per user: private.model, part.inputs, part.mean
+            private.backward(losses)            # instead of accelerator.backward
+        private.step()                          # noise once, then the optimizer; zero_grad
+
+`accelerator.save_state` and `load_state` resume exactly. What they write holds no key: the keys are in `keys`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpformer.errors import DpformerError, MissingExtra
+from dpformer.integrations.batches import Collate, LogicalBatch, StepsLeft, only
+from dpformer.integrations.session import PrivateSession
+from dpformer.integrations.users import Users
+
+try:
+    from accelerate import Accelerator
+except ImportError:
+    raise MissingExtra("accelerate", "hf") from None
+
+
+class PrivateLoop:
+    """What a loop needs: batches of users, `recording`, `backward`, `step`. Made by `make_private`."""
+
+    def __init__(self, accelerator: Accelerator, session: PrivateSession, optimizer: Any, collate: Collate, rows: int):
+        self.accelerator, self.session, self.rows, self.collate = accelerator, session, rows, collate
+        self.model, self.optimizer = accelerator.prepare(session.model, session.make_optimizer(optimizer))
+
+    def __iter__(self) -> Iterator[LogicalBatch]:
+        """The batches of the steps that are left, on the accelerator's device."""
+        data = self.session.logical_batches(self.collate, self.rows)
+        sampler = StepsLeft(self.session.steps, lambda: self.session.taken)
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=only)
+        for batch in loader:
+            self.session.due(batch)
+            self.model.train()
+            yield LogicalBatch(batch.step, [part.to(self.accelerator.device) for part in batch])
+
+    def recording(self) -> Any:
+        """The forward pass of one part: uses of parameters are recorded, dropout masks are secret."""
+        return self.session.recording(self.accelerator.device)
+
+    def backward(self, losses: Tensor) -> None:
+        """Adds the clipped sum of the users' gradients to `p.grad`. `losses` has one number per user."""
+        self.session.backward(losses)
+
+    def step(self) -> None:
+        """The noisy step."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def make_private(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    users: Any,
+    *,
+    by: str | None = None,
+    collate: Collate,
+    batch_size: int,
+    steps: int,
+    keys: str | Path,
+    rows: int = 8,
+    **named: Any,
+) -> PrivateLoop:
+    """The parts of a private loop, prepared by the accelerator.
+
+    Args:
+        accelerator: on one process, in float32 or bf16.
+        model: not yet prepared.
+        optimizer: of the model's parameters, not yet prepared.
+        users: a data set, one user an item; or, with `by`, one example an item.
+        by: the column of user ids.
+        collate: the examples of *one* user → a dict of tensors, one row an example.
+        batch_size: expected users in a step.
+        steps: how many there will be at most.
+        keys: a folder for the keys of the run, away from what is uploaded.
+        rows: examples that are computed at once, at most.
+        named: `epsilon`, `delta`, `clipping`, `unit`, `seed` of `PrivateSession`.
+    """
+    if accelerator.num_processes > 1:
+        raise DpformerError(
+            f"there are {accelerator.num_processes} processes, and Accelerate would average gradients before they are "
+            "bounded: run one process, or see docs/guide/several-machines.md"
+        )
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise DpformerError(f"mixed_precision={accelerator.mixed_precision!r} scales gradients; use bf16 or no")
+    if accelerator.gradient_accumulation_steps > 1:
+        raise DpformerError("gradient_accumulation_steps is more than 1; a batch comes in parts already: leave it out")
+    people = users if isinstance(users, Users) else Users(users, by)
+    model = model.to(accelerator.device)
+    session = PrivateSession(model, people, batch_size=batch_size, steps=steps, keys=Path(keys), **named)
+    return PrivateLoop(accelerator, session, optimizer, collate, rows)

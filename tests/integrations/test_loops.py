@@ -1,0 +1,182 @@
+"""Accelerate and Lightning: the same model as a loop of the library, exact resume, no key in checkpoints, refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dpformer as dp
+from dpformer.errors import DpformerError
+from dpformer.integrations.batches import Part
+from dpformer.integrations.losses import user_losses
+from dpformer.integrations.users import Users
+from tests.integrations.texts import collate, gpt2, rows
+
+pytest.importorskip("transformers")
+accelerate = pytest.importorskip("accelerate")
+from dpformer.integrations.accelerate import PrivateLoop, make_private  # noqa: E402
+
+BUDGET: dict[str, Any] = {"epsilon": 8, "batch_size": 8, "steps": 4, "collate": collate, "by": "author"}
+
+
+def adam(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def library_loop(examples: list[dict[str, Any]], context: str) -> tuple[Any, dp.Ledger]:
+    """Without any trainer, in other parts."""
+    model, people = gpt2().double(), Users(examples, "author")
+    n, q = len(people), 8 / len(people)
+    sigma = dp.calibrate(epsilon=8, delta=1 / n, sample_rate=q, steps=4)
+    clipping, batches = dp.PhantomClipping(model), dp.PoissonBatches(n, q, 4, seed=5)
+    optimizer = dp.PrivateOptimizer(
+        adam(model), noise_multiplier=sigma, clip_norm=1.0, expected_batch_size=q * n, context=context, seed=5
+    )
+    for users in batches:
+        for user in users:
+            with clipping:
+                losses = user_losses(model, Part.of([collate(people[user])]))
+            clipping.backward(losses, dp.normalize(1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, dp.Ledger([optimizer.event(batches)])
+
+
+def run(private: PrivateLoop, steps: int = 4) -> None:
+    for batch in private:
+        for part in batch:
+            with private.recording():
+                losses = user_losses(private.model, part)
+            private.backward(losses)
+        private.step()
+        if private.session.taken == steps:
+            return
+
+
+def loop(folder: Path, model: Any = None, **changes: Any) -> PrivateLoop:
+    model = gpt2().double() if model is None else model
+    given = {**BUDGET, "users": rows(most=2), "keys": folder / "keys", "seed": 5, **changes}
+    return make_private(accelerate.Accelerator(cpu=True), model, adam(model), **given)
+
+
+def no_key_in(folder: Path, *but: Path) -> None:
+    (vault,) = (folder / "keys").iterdir()
+    secrets = json.loads(vault.read_text())
+    for path in folder.rglob("*"):
+        if path.is_file() and path != vault:
+            for name in ("noise", "sampling", "masks"):
+                key = secrets[name]["key"]
+                assert key.encode() not in path.read_bytes() and bytes.fromhex(key) not in path.read_bytes(), path
+
+
+def test_accelerate_is_the_loop_of_the_library(tmp_path: Path) -> None:
+    private = loop(tmp_path)
+    run(private)
+    model, ledger = library_loop(rows(most=2), private.session.context)
+    assert private.session.ledger == ledger
+    torch.testing.assert_close(
+        dict(private.model.named_parameters()), dict(model.named_parameters()), rtol=0, atol=1e-9
+    )
+
+
+def test_accelerate_resumes_and_saves_no_key(tmp_path: Path) -> None:
+    private = loop(tmp_path, gpt2(dropout=0.1), seed=None)
+    run(private, 2)
+    private.accelerator.save_state(str(tmp_path / "state"))
+    run(private)
+    no_key_in(tmp_path)
+    again = loop(tmp_path, gpt2(seed=1, dropout=0.1), seed=None)
+    again.accelerator.load_state(str(tmp_path / "state"))
+    assert again.session.taken == 2
+    run(again)
+    for ours, theirs in zip(again.model.parameters(), private.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_accelerates_own_backward_is_refused(tmp_path: Path) -> None:
+    private = loop(tmp_path)
+    with pytest.raises(ValueError, match="is not a sum that PhantomClipping has bounded"):
+        for batch in private:
+            for part in batch:
+                private.accelerator.backward(user_losses(private.model, part).mean())
+            private.step()
+
+
+def test_a_batch_without_its_step_is_refused(tmp_path: Path) -> None:
+    batches = iter(loop(tmp_path))
+    next(batches)
+    with pytest.raises(DpformerError, match="step once after each batch"):
+        next(batches)
+
+
+def module(folder: Path, model: Any = None, **changes: Any) -> Any:
+    lightning = pytest.importorskip("lightning")
+    from dpformer.integrations.lightning import Private
+
+    class Model(Private, lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = gpt2().double() if model is None else model
+
+        def user_losses(self, part: Part) -> torch.Tensor:
+            return user_losses(self.body, part)
+
+        def configure_optimizers(self) -> Any:
+            return self.private(adam(self)) if changes.get("wrapped", True) else adam(self)
+
+    made = Model()
+    budget = {name: value for name, value in changes.items() if name != "wrapped"}
+    made.make_private(rows(most=2), **{**BUDGET, "keys": folder / "keys", "seed": 5, **budget})
+    return made
+
+
+def fit(made: Any, folder: Path, resume: Path | None = None, **named: Any) -> Any:
+    lightning = pytest.importorskip("lightning")
+    given = {"max_steps": 4, "accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(
+        default_root_dir=folder, enable_model_summary=False, enable_checkpointing=False, **{**given, **named}
+    )
+    trainer.fit(made, ckpt_path=resume, **({} if resume is None else {"weights_only": True}))
+    return trainer
+
+
+def test_lightning_is_the_loop_of_the_library(tmp_path: Path) -> None:
+    made = module(tmp_path)
+    trainer = fit(made, tmp_path)
+    assert trainer.global_step == 4
+    model, ledger = library_loop(rows(most=2), made.session.context)
+    assert made.session.ledger == ledger
+    torch.testing.assert_close(dict(made.body.named_parameters()), dict(model.named_parameters()), rtol=0, atol=1e-9)
+
+
+def test_lightning_resumes_and_saves_no_key(tmp_path: Path) -> None:
+    made = module(tmp_path, gpt2(dropout=0.1), seed=None)
+    halfway = fit(made, tmp_path, max_steps=2)
+    halfway.save_checkpoint(tmp_path / "half.ckpt")
+    no_key_in(tmp_path)
+    saved = torch.load(tmp_path / "half.ckpt", weights_only=True)
+    assert saved["privacy"]["steps"] == 2 and saved["privacy"]["private"]
+    whole = []
+    for _ in range(2):
+        again = module(tmp_path, gpt2(seed=1, dropout=0.1), seed=None)
+        fit(again, tmp_path, tmp_path / "half.ckpt")
+        assert again.session.taken == 4
+        assert again.trainer.global_step == 4
+        whole.append([p.detach().clone() for p in again.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*whole, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "trainer", "says"),
+    [
+        ({"wrapped": False}, {}, "self.private"),
+        ({}, {"gradient_clip_val": 1.0}, "bounded already"),
+        ({}, {"accumulate_grad_batches": 2}, "bounded already"),
+        ({}, {"max_steps": 5}, "give max_steps=4"),
+    ],
+)
+def test_lightning_refuses(changes: dict[str, Any], trainer: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(DpformerError, match=says):
+        fit(module(tmp_path, **changes), tmp_path, **trainer)
