@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from unittest.mock import patch
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from dpformer.clipping import PhantomClipping, engine, normalize, norms
 from dpformer.privacy import PoissonBatches, calibrate
+from dpformer.privacy.noise import Numbers
 from dpformer.releases import counts as counts_release
 from dpformer.training import plan
 from dpformer.training.optimizer import PrivateOptimizer
@@ -27,8 +29,8 @@ _noise = PrivateOptimizer._noise
 
 
 def scaled(factor: Callable[[Tensor], Tensor]) -> list[object]:
-    def wrong(self: PrivateOptimizer, parameters: list[Tensor]) -> list[Tensor | None]:
-        return [None if made is None else factor(made) for made in _noise(self, parameters)]
+    def wrong(self: PrivateOptimizer, parameters: list[Tensor]) -> list[Numbers | None]:
+        return [made and replace(made, ready=factor(made.all())) for made in _noise(self, parameters)]
 
     return [patch.object(PrivateOptimizer, "_noise", wrong)]
 

@@ -17,7 +17,7 @@ PAGES: dict[str, list[str] | None] = {
     "bring-your-own-model.md": ["transformers", "peft"],
     "coming-from-opacus.md": [],
     "language-models.md": [],
-    "several-machines.md": None,  # its blocks need several processes: tests/distributed runs the same loop
+    "several-machines.md": None,  # its blocks need several processes: tests/integrations runs them
 }
 
 

@@ -6,6 +6,7 @@ shown to do so, and then switched off to see that the audit would have found the
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from dpformer.clipping import PhantomClipping, UnsupportedUse, engine, normalize, norms
 from dpformer.privacy import PoissonBatches
 from dpformer.privacy.banded import coefficients
+from dpformer.privacy.noise import Numbers
 from dpformer.training import plan
 from dpformer.training.optimizer import PrivateOptimizer
 from dpformer.verification.audit import Audit, Mechanism, audit, observe
@@ -50,8 +52,8 @@ def test_a_correct_build_passes() -> None:
 def scaled_noise(monkeypatch: pytest.MonkeyPatch, factor: Callable[[Tensor], Tensor]) -> None:
     noise = PrivateOptimizer._noise
 
-    def wrong(self: PrivateOptimizer, parameters: list[Tensor]) -> list[Tensor | None]:
-        return [None if made is None else factor(made) for made in noise(self, parameters)]
+    def wrong(self: PrivateOptimizer, parameters: list[Tensor]) -> list[Numbers | None]:
+        return [made and replace(made, ready=factor(made.all())) for made in noise(self, parameters)]
 
     monkeypatch.setattr(PrivateOptimizer, "_noise", wrong)
 

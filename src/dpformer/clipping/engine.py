@@ -165,7 +165,7 @@ def bound_of_function(clip: ClipFunction) -> float:
 
 def refuse_distributed(model: nn.Module) -> None:
     """Wrappers that move parameters or gradients between processes in the backward pass, which is not theirs here."""
-    fix = "give the plain model, and add up `p.grad` over processes with dpformer.training.distributed.add_up_gradients"
+    fix = "use DistributedClipping and DistributedOptimizer of dpformer.integrations.distributed"
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise UnsupportedUse(f"DistributedDataParallel would never see the clipped sums, so never add them up; {fix}")
     for name, parameter in model.named_parameters():

@@ -214,7 +214,7 @@ def add_up_gradients(parameters: Iterable[Tensor]) -> None:
     once: never divide it among processes, and never let each draw its own.
     """
     trainable = [p for p in parameters if p.requires_grad]
-    clip_norm = _bound_everywhere(trainable)
+    clip_norm = bound_everywhere(trainable)
     totals: list[Tensor | None] = []
     for p in trainable:
         dtype, own = torch.promote_types(p.dtype, torch.float32), sum_of(p)
@@ -224,7 +224,7 @@ def add_up_gradients(parameters: Iterable[Tensor]) -> None:
     put_bounded(trainable, totals, clip_norm)
 
 
-def _bound_everywhere(parameters: Sequence[Tensor]) -> float:
+def bound_everywhere(parameters: Sequence[Tensor]) -> float:
     """C of the gradients in all processes; if those of one are not bounded, all of them refuse: none waits in vain."""
     answers: list[Any] = [None] * dist.get_world_size()
     try:

@@ -1,0 +1,175 @@
+"""Several processes in a training loop of your own: `DistributedDataParallel`, `fully_shard` (FSDP2) or a plain model.
+
+    clipping = DistributedClipping(model)               # the wrapped model
+    optimizer = DistributedOptimizer(clipping, torch.optim.Adam(model.parameters()), noise_multiplier=…, …)
+    for users in dp.PoissonBatches(n, sample_rate=q, steps=T, key=shared_key()):    # the same users everywhere
+        for part in micro_batches(share(users)):        # each process takes its own; there may be none
+            with clipping:
+                losses = model(part)
+            clipping.backward(losses, dp.clip(1.0))
+        optimizer.step()                                # every process, in every step
+        optimizer.zero_grad()
+
+Clipped gradients are added up as *sums*, never averaged. Noise is a function of a key that all processes share and of
+the place of a number in its parameter, so there is one noise for all: every copy of a parameter gets the same, every
+shard its part of it, and the model is that of one process, to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dpformer.clipping import PhantomClipping
+from dpformer.clipping.bounded import sum_of
+from dpformer.errors import DpformerError
+from dpformer.integrations.sharding import Gathering, is_sharded
+from dpformer.privacy.noise import Numbers, release_sum
+from dpformer.training.distributed import add_up_gradients, bound_everywhere, shared_key
+from dpformer.training.optimizer import PrivateOptimizer
+
+__all__ = ["DistributedClipping", "DistributedOptimizer", "share", "shared_key"]
+
+Items = TypeVar("Items", bound=Any)
+
+
+def share(items: Items) -> Items:
+    """The part of an array, a list or a tensor that this process works on; all parts together are the whole."""
+    return cast(Items, items[dist.get_rank() :: dist.get_world_size()])
+
+
+class DistributedClipping(PhantomClipping):
+    """`PhantomClipping` for a model that is wrapped in `DistributedDataParallel`, sharded by `fully_shard`, or plain.
+
+    The wrappers' own exchange of gradients is switched off: they would take means of what autograd leaves, which here
+    is nothing. A sharded model is gathered at the first `with clipping:` of a step and kept whole until the step.
+    """
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        if not dist.is_initialized():
+            raise DpformerError("the processes have not been joined: call torch.distributed.init_process_group first")
+        self.wrapper = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
+        plain: nn.Module = model if self.wrapper is None else self.wrapper.module
+        self.gathering = Gathering(plain) if is_sharded(plain) else None
+        if self.gathering is not None:
+            self.gathering.gather()
+        super().__init__(plain, **options)
+        if self.gathering is not None:
+            self.gathering.let_go()
+
+    def __enter__(self) -> DistributedClipping:
+        if self.gathering is not None:
+            self.gathering.gather()
+        self._quiet(True)
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._quiet(False)
+
+    def _quiet(self, quiet: bool) -> None:
+        """DDP neither waits for gradients nor sends buffers around, which would need as many passes everywhere."""
+        if self.wrapper is not None:
+            self.wrapper.require_backward_grad_sync = not quiet
+            self.wrapper.require_forward_param_sync = not quiet
+
+
+class DistributedOptimizer(PrivateOptimizer):
+    """`PrivateOptimizer` for several processes: a step adds up the clipped sums of all, and adds noise to them once.
+
+    `step` is for all processes together, in every step, also for those without users. A gradient that one of them has
+    to refuse is refused by all. The noise of a sharded parameter is made where the shard is, its part only.
+
+    Args:
+        clipping: the engine, which knows how the model is distributed.
+        inner: the optimizer to step, of the parameters of the wrapped or sharded model.
+        key: 32 secret bytes, the same everywhere; by default the first process makes them.
+        options: those of `PrivateOptimizer`.
+    """
+
+    def __init__(
+        self,
+        clipping: DistributedClipping,
+        inner: torch.optim.Optimizer,
+        *,
+        key: bytes | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(inner, key=shared_key() if key is None and seed is None else key, seed=seed, **options)
+        self._gathering = clipping.gathering
+        if self._gathering is not None and self.bands > 1:
+            raise ValueError(
+                f"bands is {self.bands}, and correlated noise is not supported for sharded models: leave it out"
+            )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Adds up the sums of all processes, adds the noise, divides, steps the inner optimizer, counts."""
+        if closure is not None:
+            raise ValueError("a private step takes no closure: evaluating it again would release the gradient again")
+        if self._gathering is None:
+            self._same_everywhere(self._parameters())
+            add_up_gradients(self._parameters())  # which carry the largest bound of all processes
+            super().step()
+        else:
+            self._step_of_shards(self._gathering)
+
+    def _step_of_shards(self, gathering: Gathering) -> None:
+        known = {id(parameter.shard): parameter for parameter in gathering.gather()}
+        parameters = [known[id(p)] for p in self._parameters()]
+        wholes = [parameter.whole for parameter in parameters]
+        self._refuse_bound(bound_everywhere(wholes))
+        address = self._random.within(self._same_everywhere(wholes))
+        sums = [p.summed(sum_of(p.whole), torch.promote_types(p.shard.dtype, torch.float32)) for p in parameters]
+        self._finite_everywhere(sums)
+        for stream, (parameter, local) in enumerate(zip(parameters, sums, strict=True)):
+            flat = local.view(-1)
+            if self.noise_multiplier:
+                numbers = Numbers(address, self.steps, stream, len(flat), start=parameter.start)
+                release_sum(flat, numbers, self.noise_std, self.expected_batch_size)
+            else:
+                flat.div_(self.expected_batch_size)
+            parameter.put(local)
+        self.steps += 1  # what is released is counted, even if the inner step then fails
+        gathering.let_go()
+        self.inner.step()
+
+    def _refuse_bound(self, clip_norm: float) -> None:
+        if clip_norm > self.clip_norm and not self.assume_clipped:
+            raise ValueError(
+                f"gradients were clipped to {clip_norm}, but the noise is for clip_norm={self.clip_norm}: use the same"
+            )
+
+    def _same_everywhere(self, parameters: list[Tensor]) -> str:
+        """The fingerprint of the weights; processes whose weights differ would each add another noise."""
+        mine = (self._fingerprint(parameters), self.steps)
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, mine)
+        for rank, other in enumerate(found):
+            if other != found[0]:
+                raise DpformerError(
+                    f"process {rank} has other weights, another key or another number of steps than process 0: start "
+                    "all from the same weights, and let every process take every step"
+                )
+        return mine[0]
+
+    @staticmethod
+    def _finite_everywhere(sums: list[Tensor]) -> None:
+        finite = torch.tensor(all(bool(torch.isfinite(s).all()) for s in sums), dtype=torch.int32)
+        if sums:
+            finite = finite.to(sums[0].device)
+        dist.all_reduce(finite, dist.ReduceOp.MIN)
+        if not bool(finite):
+            raise ValueError(
+                "a gradient is not finite; a user who is not finite must be left out of the sum (PhantomClipping does "
+                "so)"
+            )
