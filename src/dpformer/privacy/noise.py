@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Thread
+from threading import Thread, local
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,8 +16,10 @@ from dpformer.privacy.randomness import SecureNoise, SecureRandom, public_grid
 __all__ = ["NoiseAhead", "Numbers", "SecureNoise", "SecureRandom", "public_grid", "release_sum"]
 
 AHEAD = 1 << 22  # numbers made ahead at most, 32 MB: noise for larger models is made when it is added
-PIECE = 1 << 15  # numbers of a sum that get their noise at a time on the CPU: they stay in cache
-DEVICE_PIECE = 1 << 22  # on another device
+# Numbers of a sum that get their noise at a time. On the CPU they stay in cache, and with several threads they are so
+# few that torch does not start threads of its own for them.
+PIECE, THREAD_PIECE, DEVICE_PIECE = 1 << 16, 1 << 15, 1 << 22
+_thread = local()
 
 
 @dataclass(frozen=True)
@@ -51,24 +54,33 @@ def release_sum(sums: Tensor, numbers: Numbers, deviation: float, divisor: float
     has no float64 (MPS).
     """
     place = torch.device("cpu") if sums.device.type == "mps" else sums.device
-    piece = PIECE if place.type == "cpu" else DEVICE_PIECE
+    threads = min(torch.get_num_threads(), -(-len(sums) // THREAD_PIECE)) if place.type == "cpu" else 1
+    piece = DEVICE_PIECE if place.type != "cpu" else THREAD_PIECE if threads > 1 else PIECE
     grid = public_grid(deviation)
 
     def release(at: int) -> None:
         part = sums[at : at + piece]
-        noisy = torch.empty(part.shape, dtype=torch.float64, device=place)
+        noisy, total = _room(len(part), place)
         numbers.fill(noisy, at)
-        noisy.mul_(deviation / grid).add_(part.to(place, torch.float64), alpha=1 / grid)  # in units of the grid
+        noisy.mul_(deviation / grid).add_(total.copy_(part), alpha=1 / grid)  # in units of the grid
         part.copy_(noisy.round_().div_(divisor / grid))
 
     starts = range(0, len(sums), piece)
-    threads = min(torch.get_num_threads(), len(starts)) if place.type == "cpu" else 1
     if threads <= 1:
         for at in starts:
             release(at)
         return
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(release, starts))
+
+
+def _room(count: int, place: torch.device) -> Tensor:
+    """(2, count) float64 to compute in; on the CPU it is the same for every piece of a thread: fresh memory is slow."""
+    if place.type != "cpu":
+        return torch.empty(2, count, dtype=torch.float64, device=place)
+    if not hasattr(_thread, "room"):
+        _thread.room = torch.empty(2, PIECE, dtype=torch.float64)
+    return cast(Tensor, _thread.room[:, :count])
 
 
 class NoiseAhead:

@@ -1,0 +1,69 @@
+"""What noise costs a parameter, beside `torch.randn`, in one run and in turns, on one thread.
+
+    python -m benchmarks.noise          # the table "noise" of docs/results/speed.md
+
+CPU time, the best of many turns: what else happens on a machine only makes one slower.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.page import RESULTS, put
+from dpformer.privacy import SecureRandom
+from dpformer.privacy.fingerprint import Fingerprint
+from dpformer.privacy.noise import Numbers, release_sum
+
+NUMBERS = 1 << 22
+
+
+def contenders() -> dict[str, Callable[[], object]]:
+    random, sums = SecureRandom("benchmark"), torch.zeros(NUMBERS)
+    room, weights = torch.empty(NUMBERS, dtype=torch.float64), torch.randn(NUMBERS)
+    fingerprint = Fingerprint(random)
+
+    def release() -> Tensor:
+        release_sum(sums.zero_(), Numbers(random, 0, 0, NUMBERS), 1.0, 100.0)
+        return sums
+
+    return {
+        "`torch.randn`, float32, not secure": lambda: torch.randn(NUMBERS),
+        "`torch.randn`, float64, not secure": lambda: torch.randn(NUMBERS, dtype=torch.float64),
+        "secure normal numbers in float64": lambda: random.fill_normal(room, step=0),
+        "the same, added to a sum, rounded to the public grid, divided": release,
+        "fingerprint of the weights": lambda: fingerprint([weights]),
+    }
+
+
+def measure(turns: int) -> dict[str, float]:
+    """Nanoseconds a number."""
+    best: dict[str, float] = {}
+    for _ in range(turns):
+        for name, run in contenders().items():
+            start = time.process_time_ns()
+            run()
+            best[name] = min(best.get(name, float("inf")), (time.process_time_ns() - start) / NUMBERS)
+    return best
+
+
+def table(found: dict[str, float]) -> str:
+    lines = ["| | ns a parameter | ratio to `torch.randn` |", "| --- | --- | --- |"]
+    plain = next(iter(found.values()))
+    lines += [f"| {name} | {cost:.1f} | {cost / plain:.1f} |" for name, cost in found.items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=15)
+    torch.set_num_threads(1)
+    found = table(measure(parser.parse_args().turns))
+    print(found)
+    put("noise", found, RESULTS / "speed.md")
+
+
+if __name__ == "__main__":
+    main()
