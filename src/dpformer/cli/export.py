@@ -1,4 +1,4 @@
-"""`dpformer export RUN model.onnx`: one file for serving, checked before it is written."""
+"""`dpformer export RUN model.onnx`: one file for serving, checked before it is written; checkpoints as a folder."""
 
 import json
 from dataclasses import asdict
@@ -12,21 +12,37 @@ from dpformer.errors import DpformerError
 
 def export(
     run: Annotated[Path, typer.Argument(help="The run folder, or its model.safetensors alone.")],
-    out: Annotated[Path, typer.Argument(help="The ONNX file to write.")],
+    out: Annotated[Path, typer.Argument(help="The ONNX file to write; of a fine-tuned checkpoint, a folder.")],
     k: Annotated[int, typer.Option("-k", help="Items to recommend, fixed in the file.")] = 10,
     int8: Annotated[bool, typer.Option("--int8", help="Weights in 8 bits; says what that costs in NDCG.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write a model as ONNX: history in, the best unseen items out; any batch and length."""
+    """Write a model as ONNX: history in, the best unseen items out; any batch and length.
+
+    A fine-tuned checkpoint of Hugging Face is written as one again, into a folder, with its statement.
+    """
     from dpformer.export import export_onnx
     from dpformer.runs.model_file import load_release, model_file
 
     release = load_release(model_file(run))
+    if out.suffix != ".onnx" and type(release.model).__name__ == "Pretrained":
+        _checkpoint(run, release, out, as_json)
+        return
     exported = export_onnx(release, out, k=k, int8=int8)
     facts: dict[str, Any] = {**asdict(exported), "path": str(exported.path)}
     if int8:
         facts["int8_loss"] = _loss(run, release, exported)
     typer.echo(json.dumps(facts, indent=2) if as_json else _words(facts))
+
+
+def _checkpoint(run: Path, release: Any, out: Path, as_json: bool) -> None:
+    from dpformer.export.checkpoint import export_checkpoint
+    from dpformer.runs import finished
+
+    if not run.is_dir():
+        raise DpformerError(f"{run} is a model alone, and its statement goes with it: give the run folder")
+    names = [path.name for path in export_checkpoint(release, out, finished(run).statement)]
+    typer.echo(json.dumps({"path": str(out), "files": names}) if as_json else f"{out}: {', '.join(names)}")
 
 
 def _loss(run: Path, release: Any, exported: Any) -> dict[str, Any]:

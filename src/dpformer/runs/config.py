@@ -47,9 +47,14 @@ OF_NETWORKS = (
     "micro_batch_tokens", "checkpoint_seconds",
 )  # fmt: skip
 
+_OF_OWN_NETWORKS = (
+    "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
+    "reattention_scale", "frequency_bias", "frequency_share",
+)  # fmt: skip
+
 # Where it runs, not what comes out: not part of the hash, so that a log may be moved and another machine may go on.
 # The contents of the data are bound by their own hash.
-WHERE = ("file", "catalog", "cache", "tokenizer", "threads", "device", "checkpoint_seconds", "memory")
+WHERE = ("file", "catalog", "cache", "tokenizer", "base", "threads", "device", "checkpoint_seconds", "memory")
 
 # A recipe is a named set of defaults. "default": what is most accurate at the same ε (docs/results/paper.md), which are
 # transition counts; with `--model transformer`, the settings of the fields below.
@@ -86,6 +91,9 @@ RECIPES["paper-lm"] = {
     "batch_size": None,
     "learning_rate": 1e-3,
 }
+
+
+MODELS = ("transformer", "gru", "lstm", "counts", "pretrained")
 
 
 def _choice(section: Section, default: Any, text: str) -> Any:
@@ -138,12 +146,14 @@ class Config(BaseModel):
     cache: Path | None = _choice("Data", None, "Folder in which prepared data is kept. It is private.")
 
     recipe: str = _choice("Model", "default", f"A named set of defaults: {', '.join(RECIPES)}.")
-    model: Literal["transformer", "gru", "lstm", "counts"] = _choice(
+    model: Literal["transformer", "gru", "lstm", "counts", "pretrained"] = _choice(
         "Model",
         "counts",
         "counts: one noisy release of transitions, no network; transformer (for text, or if a choice of networks is "
-        "given), gru, lstm.",
+        "given), gru, lstm; text: the folder of a Hugging Face checkpoint to fine-tune.",
     )
+    base: Path | None = _choice("Model", None, "The checkpoint that `--model FOLDER` names.")
+    lora: Limit = _choice("Model", 0, "Checkpoints: train low-rank adapters of this rank; 0: all weights.")
     dim: Count = _choice("Model", 64, "Width of embeddings and hidden states.")
     heads: Count = _choice("Model", 1, "Attention heads.")
     blocks: Count = _choice("Model", 2, "Transformer blocks.")
@@ -211,12 +221,14 @@ class Config(BaseModel):
         """None: whole histories. Counts weigh a user as one, however long; and a cut costs them accuracy."""
         if self.model == "counts":
             return None
+        if self.base is not None:
+            return min(256, _positions(self.base))
         return 256 if self.task == "lm" else 50 if self.file is None else 200
 
     @property
     def needs_frequencies(self) -> bool:
         """Whether item frequencies are released by themselves: transition counts bring their own."""
-        if self.model == "counts" or self.warm_start:
+        if self.model in ("counts", "pretrained") or self.warm_start:
             return False
         return self.frequency_bias or self._error_by_frequency
 
@@ -228,8 +240,12 @@ class Config(BaseModel):
     @classmethod
     def _choose_model(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Without a word on the model: counts, which need no choices; a Transformer where counts cannot be meant."""
-        if given.get("model") is not None:
+        if (name := given.get("model")) is not None and str(name) in MODELS:
             return given
+        if name is not None and not Path(name).is_dir():
+            raise ValueError(f"model is {str(name)!r}; it must be one of {', '.join(MODELS[:-1])}, or a folder")
+        if name is not None:
+            return {"learning_rate": 1e-3, **given, "model": "pretrained", "base": Path(name)}
         network = given.get("task") == "lm" or given.get("epsilon") == math.inf
         network = network or any(given.get(name) is not None for name in OF_NETWORKS)
         return {**given, "model": "transformer" if network else "counts"}
@@ -277,7 +293,22 @@ class Config(BaseModel):
             raise ValueError(f"{asker} needs item frequencies: give frequency_share above 0, or {fix}")
         return self
 
+    def _check_base(self) -> None:
+        if (self.model == "pretrained") != (self.base is not None):
+            raise ValueError("a checkpoint is named by --model FOLDER; leave base out")
+        if self.base is None and self.lora:
+            raise ValueError("lora is for checkpoints: give --model FOLDER, or leave it out")
+        if self.base is not None and (self.characters is not None or self.tokenizer is not None):
+            raise ValueError("a checkpoint brings its own tokenizer: leave characters and tokenizer out")
+        if self.base is not None and self.max_length and self.max_length > (most := _positions(self.base)):
+            raise ValueError(
+                f"max_length is {self.max_length}, and {self.base} has {most} positions: give at most that"
+            )
+
     def _check_task(self) -> None:
+        self._check_base()
+        if self.task == "recommend" and self.base is not None:
+            raise ValueError("a checkpoint is a language model: give --task lm and --unit")
         if self.task == "recommend":
             given = [name for name in ("unit", "characters", "tokenizer") if getattr(self, name) is not None]
             if given:
@@ -339,6 +370,7 @@ class Config(BaseModel):
             catalog=self.catalog and self.catalog.resolve(),
             cache=self.cache and self.cache.resolve(),
             tokenizer=self.tokenizer and self.tokenizer.resolve(),
+            base=self.base and self.base.resolve(),
             max_length=self.max_length or self.default_length,
             epochs=self.epochs or (None if self.model == "counts" else 10 if self.file is None else 100),
             reattention=None if self.model == "counts" else needed,
@@ -353,7 +385,7 @@ class Config(BaseModel):
     def to_toml(self) -> str:
         """Every choice with its section as a comment; left out are those that are None or say nothing of this model."""
         lines: list[str] = []
-        silent = OF_NETWORKS if self.model == "counts" else ()
+        silent = OF_NETWORKS if self.model == "counts" else _OF_OWN_NETWORKS if self.base is not None else ()
         for section in get_args(Section):
             chosen = {name: getattr(self, name) for name in fields_of(section) if name not in silent}
             lines += ["", f"# {section}"] + [f"{n} = {_toml(v)}" for n, v in chosen.items() if v is not None]
@@ -399,6 +431,20 @@ def _refuse_ignored(given: dict[str, Any]) -> None:
     ignored = [name for name in OF_NETWORKS if given.get("model") == "counts" and name in given]
     if ignored:
         raise DpformerError(f"{ignored[0]} is for networks, and model is counts: leave it out, or --model transformer")
+    fixed = [name for name in _OF_OWN_NETWORKS if given.get("model") is not None and name in given]
+    if fixed and str(given["model"]) not in MODELS:
+        raise DpformerError(f"{fixed[0]} is what the checkpoint {given['model']} says: leave it out")
+
+
+def _positions(folder: Path) -> int:
+    """How many tokens a checkpoint takes; where its config is silent, any number."""
+    from dpformer.models.pretrained import positions_of  # torch
+
+    try:
+        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return positions_of(facts) or sys.maxsize
+    except (OSError, ValueError, AttributeError):
+        raise DpformerError(f"{folder} holds no config.json of a Hugging Face checkpoint") from None
 
 
 def _sentence(error: ValidationError) -> str:

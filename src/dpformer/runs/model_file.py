@@ -39,6 +39,7 @@ MODELS = {  # class → module: all that a file can name. Arguments and tensors 
     "GRU": "dpformer.models.recurrent",
     "LSTM": "dpformer.models.recurrent",
     "TransitionCounts": "dpformer.models.counts",
+    "Pretrained": "dpformer.models.pretrained",
 }
 Id: TypeAlias = "str | int"
 

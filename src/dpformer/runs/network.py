@@ -12,6 +12,7 @@ from torch import Tensor
 from dpformer.data import Dataset, Vocabulary
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
 from dpformer.models.counts import TransitionCounts
+from dpformer.models.pretrained import Pretrained
 from dpformer.privacy import SecureRandom
 from dpformer.privacy.events import Event
 from dpformer.reattention.error import adam_error
@@ -68,6 +69,8 @@ def build_model(
     """The model with its initial weights, which do not depend on the data but for the released frequencies."""
     assert config.max_length is not None
     torch.manual_seed(torch_seed(random.within("weights")))
+    if config.base is not None:
+        return Pretrained.read(config.base, num_items, config.max_length, config.lora).to(device_of(config.device))
     common: dict[str, Any] = {"dim": config.dim, "shared": config.shared, "dropout": config.dropout}
     model: SequenceModel
     if config.model == "transformer":

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from torch import nn
 
+from dpformer.models.pretrained import Pretrained
 from dpformer.privacy import PoissonBatches, SecureRandom
 from dpformer.privacy.events import Event
 from dpformer.training.gradient_sum import GradientSum, Part
@@ -130,8 +131,9 @@ class Trainer:
         self.batches.load_state_dict(state["batches"])
 
     def released(self) -> Any:
-        """The model to release: the last iterate."""
-        return copy.deepcopy(self.model).eval()
+        """The model to release: the last iterate, with adapters merged into the weights."""
+        model = copy.deepcopy(self.model).eval()
+        return model.merged() if isinstance(model, Pretrained) else model
 
 
 def dropout_key(random: SecureRandom) -> SecureRandom:

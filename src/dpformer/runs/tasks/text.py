@@ -84,6 +84,8 @@ class Text:
 
 def tokens_of(config: Config) -> Tokens:
     """The public vocabulary of text."""
+    if config.base is not None:
+        return Tokens.of_file(config.base / "tokenizer.json")
     if config.tokenizer is not None:
         return Tokens.of_file(config.tokenizer)
     return Tokens.of_characters(config.characters or "ascii")
