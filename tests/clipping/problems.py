@@ -982,3 +982,74 @@ class LookupsInOrder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = torch.hypot(x, self.w.expand(D)) + torch.cdist(x, self.v.T).sum(-1, keepdim=True)
         return per_user(y + F.cosine_similarity(x, self.m[None], dim=-1)[..., None]) + per_user(torch.atan2(x, self.w))
+
+
+# -- rows picked out of users' rows -----------------------------------------------------------------------------------
+
+
+def unequal() -> tuple[Tensor, ...]:
+    """Data and how many positions of each user count."""
+    return torch.randn(B, T, D), torch.tensor([1, T, 2, 3])[:B]
+
+
+@problem(unequal)
+class ByMask(nn.Module):
+    """hidden[mask]: unequal numbers of rows, in all layers behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.ln, self.shift = nn.Linear(D, D), nn.LayerNorm(D), nn.Parameter(torch.randn(D))
+        self.w = nn.Parameter(torch.randn(2, 3))
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        mask = torch.arange(T)[None] < n[:, None]
+        h = self.ln(torch.tanh(self.a(x)[mask])) * self.shift
+        h = (h.view(-1, 3) @ self.w.T).view(-1, 4)
+        out = x.new_zeros(len(x), T, 4)
+        out[mask] = h
+        return per_user(out)
+
+
+@problem(floats(B, T, D))
+class Experts(nn.Module):
+    """A router sends each position to two of three experts, as Mixtral does: index, linear layers, index_add."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.up, self.down = (
+            nn.Linear(D, 3),
+            nn.Parameter(torch.randn(3, 8, D)),
+            nn.Parameter(torch.randn(3, D, 8)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(x.reshape(-1, D))
+        weights, chosen = torch.topk(torch.softmax(self.router(h), -1), 2)
+        out = torch.zeros_like(h)
+        for expert in range(3):
+            place, slot = torch.where(chosen == expert)
+            y = F.linear(torch.relu(F.linear(h[place], self.up[expert])), self.down[expert])
+            out.index_add_(0, place, y * weights[place, slot, None])
+        return per_user(out.view_as(x))
+
+
+@problem(floats(B, T, D))
+class ExpertsSorted(Experts):
+    """The same by sorting the positions by expert, and back again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(x.reshape(-1, D))
+        weights, chosen = torch.topk(torch.softmax(self.router(h), -1), 2)
+        order = torch.argsort(chosen.flatten(), stable=True)
+        y = h[order // 2]
+        ends = torch.bincount(chosen.flatten(), minlength=3).cumsum(0).tolist()
+        parts = zip([0, *ends[:-1]], ends, strict=True)
+        y = torch.cat([torch.relu(y[a:b] @ self.up[e].T) @ self.down[e].T for e, (a, b) in enumerate(parts)])
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        y = y[back] * weights.reshape(-1, 1)
+        return per_user(self.last(y).view(len(h), 2, D).sum(1).view_as(x))

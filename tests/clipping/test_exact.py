@@ -50,7 +50,7 @@ def test_the_proof_accepts_what_is_right(problem: Problem) -> None:
     engine(model, batch, dp.normalize(1.0), proof_users=len(batch[0]))
 
 
-@pytest.mark.parametrize("parts", [1, 2, 7, 9])
+@pytest.mark.parametrize("parts", [2, 9])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
 def test_any_split_gives_the_same_sum(problem: Problem, parts: int) -> None:
     torch.manual_seed(0)

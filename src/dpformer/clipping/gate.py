@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from dpformer.clipping import picked
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.rows import Packed, Rows
 from dpformer.clipping.tap import Build, Paired, Tap
@@ -31,7 +32,9 @@ def _named(names: str, *homes: Any) -> set[Any]:
 _CONSTANTS = _named("arange zeros ones full eye linspace empty tril_indices triu_indices", torch)
 # A look at a parameter that takes no value from it, or takes it out of the graph on purpose.
 _READS = _named(
-    "detach size dim ndimension numel nelement stride is_contiguous element_size data_ptr", Tensor
+    "detach size dim ndimension numel nelement stride is_contiguous element_size data_ptr is_floating_point is_complex "
+    "is_signed get_device storage_offset untyped_storage is_pinned is_shared is_inference is_same_size __len__",
+    Tensor,
 ) | _named("is_floating_point is_complex numel is_tensor", torch)
 # The other tensor lends its dtype, device or shape.
 _LIKE = _named("to type_as view_as reshape_as expand_as new_tensor", Tensor)
@@ -103,7 +106,7 @@ class Gate(TorchFunctionMode):
             )
         if all(self.is_public(t) for t in tensors) or (func in _LIKE and managed[0] is args[0]):
             return self._express(func, args, kwargs)
-        return self._use(func, args, kwargs, managed)
+        return self._use(func, args, kwargs)
 
     def _express(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An expression of parameters: plain autograd, and the result is public again."""
@@ -116,7 +119,14 @@ class Gate(TorchFunctionMode):
             out._phantom_transpose_of = args[0]
         return out
 
-    def _use(self, func: Any, args: Any, kwargs: Any, managed: list[Tensor]) -> Any:
+    def _use(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = self._run(func, args, kwargs)
+        sources = [t for t in tensors_of(args, kwargs) if picked.picked(t) is not None and not self.is_public(t)]
+        if sources:
+            picked.follow(func, args, sources, out, self.packed)
+        return out
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         rule = self.rules.get(func)
         if rule is not None and func not in KNOW_THEIR_BATCH and any(is_turned(t) for t in tensors_of(args, kwargs)):
             return self._use_turned(rule, func, args, kwargs)
@@ -159,6 +169,8 @@ class Gate(TorchFunctionMode):
                 t._phantom_public = True  # type: ignore[attr-defined]
         else:
             _follow_batch(func, args, tensors, out)
+            if not writes_in_place(func):
+                picked.follow(func, args, tensors, out, self.packed)
         return out
 
     def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -219,6 +231,12 @@ class Gate(TorchFunctionMode):
             reads: what `build` reads in the backward pass: it must not be written to until then.
         """
         packed = self.packed if self.packed is not None and len(self.packed.user) == rows.shape[0] else None
+        how = picked.picked(rows)
+        if how is not None:
+            if how.index is None:
+                fix = "name the user of each row with `with clipping.packed(user_of_row):`"
+                raise self.refusal(managed[0], func, f"its rows were picked out of users' rows and then mixed: {fix}")
+            build = picked.by_user(build, how)
         names = tuple(self.names.get(id(m), "expression") for m in managed)
         if torch.is_autocast_enabled(rows.device.type):
             paired = _under_autocast(paired, rows.device.type)

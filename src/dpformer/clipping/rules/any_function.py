@@ -68,7 +68,7 @@ def _watch(
         return [(p, UserByUser(call, output, p, delta, rows, seen, gate.refusal)) for p in distinct]
 
     by_rows = next(t for t in data if t.ndim > call.batch and t.shape[call.batch] == call.rows)
-    shown = by_rows.detach().transpose(0, call.batch)
+    shown = by_rows.detach().transpose(0, 1) if call.batch else by_rows
     watched = gate.record(call.func, distinct, paired(replay), build, out, rows=shown, reads=data)
     if call.batch:
         gate.mark_turned(watched)

@@ -1,0 +1,168 @@
+"""Rows picked out of users' rows: `hidden[mask]`, `hidden[token_index]`, the tokens that a router sends to an expert.
+
+Such a tensor has rows of users in any number and order, so dividing them evenly would give them to the wrong users.
+The gate therefore remembers, for every tensor that was picked and for what is computed from it row by row, which row of
+the batch each of its rows came from. Where that is lost (a sum over rows, say), a parameter that meets it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpformer.clipping.rows import Packed, Rows
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Row n is row `index[n]` of a tensor with `total` rows that are users' in order (or packed)."""
+
+    index: Tensor | None  # (N,) int64; None where it is lost
+    total: int
+    packed: Packed | None
+
+    def user_of_row(self, rows: Rows) -> Tensor:
+        """(N,) the user of each row."""
+        assert self.index is not None
+        base = Rows(rows.users, self.packed, rows.where)
+        return base.user_of_row(self.total, self.index.device)[self.index]
+
+    def at(self, index: Any) -> Picked:
+        """Picked once more."""
+        return self if self.index is None else Picked(self.index[index], self.total, self.packed)
+
+    @property
+    def lost(self) -> Picked:
+        return Picked(None, self.total, self.packed)
+
+    @property
+    def is_whole(self) -> bool:
+        """All rows in order: nothing was picked after all."""
+        index = self.index
+        if index is None or len(index) != self.total:
+            return False
+        return bool((index == torch.arange(self.total, device=index.device)).all())
+
+
+def picked(t: Any) -> Picked | None:
+    """How the rows of a tensor were picked; None for rows that are users' in order."""
+    return getattr(t, "_phantom_picked", None)
+
+
+def mark(t: Tensor, how: Picked | None) -> None:
+    if t.ndim:
+        t._phantom_picked = None if how is None or how.is_whole else how  # type: ignore[attr-defined]
+
+
+def _named(names: str) -> set[Any]:
+    return {getattr(home, name) for home in (torch, Tensor) for name in names.split() if hasattr(home, name)}
+
+
+_SELECTS = _named("index_select")
+_MASKED = _named("masked_select")
+_JOINS = _named("cat concat concatenate")
+_RESHAPES = _named("view reshape flatten unflatten squeeze unsqueeze")
+# Functions that write rows into their first argument, whose rows stay whose they are.
+_INTO_FIRST = _named("index_add index_copy index_put index_fill scatter scatter_add scatter_reduce masked_scatter")
+
+
+def follow(func: Any, args: Sequence[Any], tensors: Sequence[Tensor], out: Any, packed: Packed | None) -> None:
+    """Says of what a function has made out of users' data how its rows were picked."""
+    if isinstance(out, Tensor):
+        if func is Tensor.__getitem__ and _index_of(args[1]) is not None:
+            return _mark_picked(args[0], out, _index_of(args[1]), packed)
+        if func in _SELECTS and len(args) > 2 and args[1] == 0:
+            return _mark_picked(args[0], out, args[2], packed)
+        if func in _MASKED and len(args) > 1:
+            return _mark_picked(args[0], out, args[1], packed)
+    sources = [t for t in tensors if picked(t) is not None]
+    if func in _JOINS and len(sources) > 1 and out.shape[0] == sum(len(t) for t in args[0]):
+        mark(out, _joined(args[0]))
+    elif sources:
+        if func in _INTO_FIRST:
+            sources = [t for t in args[:1] if picked(t) is not None]
+        _carry(func, args, sources, out)
+
+
+def _index_of(key: Any) -> Any:
+    """The tensor, or the slice, that picks rows in `t[key]`; None if all rows stay in order."""
+    first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
+    if isinstance(first, Tensor) and first.ndim == 1 and first.dtype != torch.bool:
+        others = [k for k in rest if isinstance(k, Tensor)]
+        return first if all(k.ndim <= 1 for k in others) else None
+    if isinstance(first, Tensor) and first.dtype == torch.bool and first.ndim:
+        return first
+    return None
+
+
+def _mark_picked(source: Tensor, out: Tensor, index: Tensor, packed: Packed | None) -> None:
+    if index.dtype == torch.bool:
+        index = index.nonzero()[:, 0]
+    before = picked(source)
+    if before is None:
+        total = source.shape[0]
+        own = packed if packed is not None and len(packed.user) == total else None
+        before = Picked(torch.arange(total, device=source.device), total, own)
+    how = before.at(index.long())
+    mark(out, how if how.index is None or len(how.index) == out.shape[0] else how.lost)
+
+
+def _carry(func: Any, args: Sequence[Any], sources: Sequence[Tensor], out: Any) -> None:
+    for t in out if isinstance(out, (tuple, list)) else (out,):
+        if not isinstance(t, Tensor) or not t.ndim:
+            continue
+        same = [picked(s) for s in sources if s.ndim and s.shape[0] == t.shape[0]]
+        if func is Tensor.__getitem__:
+            mark(t, _sliced(args[0], args[1]))
+        elif func in _RESHAPES and sources:
+            mark(t, _reshaped(picked(sources[0]), sources[0].shape[0], t.shape[0]))
+        elif same:
+            mark(t, same[0])
+        elif sources:
+            how = picked(sources[0])
+            mark(t, None if how is None else how.lost)
+
+
+def _sliced(source: Tensor, key: Any) -> Picked | None:
+    """`t[a:b]` and `t[:, …]` of a picked tensor."""
+    how, first = picked(source), key[0] if isinstance(key, tuple) and key else key
+    if how is None or first is Ellipsis:
+        return how
+    return how.at(first) if isinstance(first, slice) else how.lost
+
+
+def _joined(parts: Sequence[Tensor]) -> Picked:
+    """One after the other, as torch.cat puts them; lost if they are not all picked out of the same rows."""
+    first = next(how for how in map(picked, parts) if how is not None)
+    indices = []
+    for part in parts:
+        how = picked(part) or Picked(torch.arange(len(part), device=part.device), len(part), first.packed)
+        if how.index is None or (how.total, how.packed) != (first.total, first.packed):
+            return first.lost
+        indices.append(how.index)
+    return Picked(torch.cat(indices), first.total, first.packed)
+
+
+def _reshaped(how: Picked | None, before: int, after: int) -> Picked | None:
+    if how is None or how.index is None or before == after:
+        return how
+    if before and after % before == 0:
+        return Picked(how.index.repeat_interleave(after // before), how.total, how.packed)
+    if after and before % after == 0:
+        grouped = how.index.view(after, -1)
+        if bool((grouped == grouped[:, :1]).all()):
+            return Picked(grouped[:, 0], how.total, how.packed)
+    return how.lost
+
+
+def by_user(build: Callable[[Tensor, Rows], Any], how: Picked) -> Callable[[Tensor, Rows], Any]:
+    """A builder of uses that knows the user of each picked row."""
+
+    def built(grad: Tensor, rows: Rows) -> Any:
+        return build(grad, Rows(rows.users, Packed.of(how.user_of_row(rows)), rows.where))
+
+    return built
