@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import dpformer as dp
 from tests.clipping.naive import engine
@@ -172,12 +171,16 @@ def test_a_parameter_of_another_model() -> None:
     refused(lambda m, x: per_user(other(m.linear(x))), X2, "not part of the model")
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant: bool) -> None:
+def test_hooks_on_saved_tensors() -> None:
     def forward(m: Holder, x: Tensor) -> Tensor:
-        return per_user(checkpoint(m.linear, m.linear(x), use_reentrant=reentrant))
+        with torch.autograd.graph.save_on_cpu():
+            return per_user(m.linear(torch.tanh(m.linear(x))))
 
-    refused(forward, X2, "no_grad" if reentrant else "checkpointing")
+    refused(forward, X2, "hooks on saved tensors", "micro-batches")
+
+
+def test_compiled_code() -> None:
+    refused(lambda m, x: per_user(torch.compile(m.linear, backend="eager")(x)), X2, "torch.compile", "the model itself")
 
 
 def test_packed_sequences() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dpformer.clipping.arrivals import Arrivals
 from dpformer.clipping.bounded import add_bounded
+from dpformer.clipping.checkpointing import passed_over
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.factors import ClipFunction
 from dpformer.clipping.gate import Gate
@@ -21,10 +22,10 @@ from dpformer.clipping.proof import prove
 from dpformer.clipping.rows import Packed
 from dpformer.clipping.rules import RULES, any_function
 
-# Layers that run again in the backward pass would run there without the gate, on other tensors than were saved.
+# What is saved for the backward pass must be what was there: hooks may run layers again, without the gate.
 _CHECKPOINTING = (
-    "activation checkpointing (and other hooks on saved tensors) is not supported: "
-    "switch it off and make the micro-batches smaller instead"
+    "hooks on saved tensors (activation checkpointing other than torch.utils.checkpoint.checkpoint, offloading) are "
+    "not supported: switch them off and make the micro-batches smaller instead"
 )
 
 
@@ -54,12 +55,15 @@ class PhantomClipping:
         self.skipped_users = 0
         self._gate = Gate(RULES, any_function)
         self._gate.survey(model)
+        self._gate.remember_constants(model)
         self._proven: set[object] = set()
 
     def __enter__(self) -> PhantomClipping:
         self._gate.survey(self.model)
         self._no_hooks = torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTING)
         self._no_hooks.__enter__()
+        self._checkpointing = passed_over()
+        self._checkpointing.__enter__()
         self._gate.__enter__()
         return self
 
@@ -67,6 +71,7 @@ class PhantomClipping:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._gate.__exit__(kind, error, trace)
+        self._checkpointing.__exit__(None, None, None)
         self._no_hooks.__exit__(None, None, None)
         if kind is not None:
             self._gate.taps.clear()
@@ -144,7 +149,8 @@ class PhantomClipping:
         self._check_bound(factors, torch.where(finite, norms, 0), clip)
         together = frozenset(self._gate.names)
         for group in groups:
-            add_bounded(group.parameter, partial(group.add_sum, factors), factors.dtype, clip.clip_norm, together)
+            dtype = torch.promote_types(factors.dtype, group.parameter.dtype)
+            add_bounded(group.parameter, partial(group.add_sum, factors), dtype, clip.clip_norm, together)
 
     @staticmethod
     def _check_bound(factors: Tensor, norms: Tensor, clip: ClipFunction) -> None:

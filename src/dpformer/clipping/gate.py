@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping import picked
@@ -44,6 +45,8 @@ FREEZE_BATCH_NORM = (
 )
 _BATCH_NORMS = _named("batch_norm _batch_norm_impl_index native_batch_norm", torch) | {F.batch_norm}
 
+_REGISTERED = ("_parameters", "_buffers", "_modules")  # of every nn.Module
+
 Rule = Callable[["Gate", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -57,6 +60,7 @@ class Gate(TorchFunctionMode):
         self.names: dict[int, str] = {}  # of the trainable parameters, by identity
         self.frozen: set[int] = set()  # parameters without gradient
         self.buffers: set[int] = set()
+        self.constants: dict[int, tuple[Tensor, int]] = {}  # with their count of writes
         self.taps: list[Tap] = []
         self.sink: list[Callable[[Tap, Tensor], None]] = []
         self.packed: Packed | None = None
@@ -70,12 +74,21 @@ class Gate(TorchFunctionMode):
         self.frozen = {id(p) for _, p in parameters if not p.requires_grad}
         self.buffers = {id(b) for b in model.buffers()}
 
+    def remember_constants(self, model: nn.Module) -> None:
+        """Tensors in attributes of the model before it has seen any user, as peft's prompt tokens; while unchanged."""
+        for module in model.modules():
+            for t in tensors_of(*(v for name, v in vars(module).items() if name not in _REGISTERED)):
+                self.constants[id(t)] = (t, t._version)
+
     # -- what sort of tensor ------------------------------------------------------------------------------------------
 
     def is_public(self, t: Tensor) -> bool:
-        return (
-            getattr(t, "_phantom_public", False) or id(t) in self.names or id(t) in self.frozen or id(t) in self.buffers
-        )
+        if getattr(t, "_phantom_public", False) or self._is_of_model(t):
+            return True
+        return id(t) in self.constants and self.constants[id(t)][1] == t._version
+
+    def _is_of_model(self, t: Tensor) -> bool:
+        return id(t) in self.names or id(t) in self.frozen or id(t) in self.buffers
 
     def is_managed(self, t: Any) -> TypeGuard[Tensor]:
         """A trainable parameter or an expression of some."""
@@ -97,33 +110,39 @@ class Gate(TorchFunctionMode):
         if not managed:
             self._refuse_strangers(func, tensors)
             return self._without_parameters(func, args, kwargs, tensors)
+        public = all(self.is_public(t) for t in tensors)
         if self._is_read(func):
-            return func(*args, **kwargs)
-        if not torch.is_grad_enabled():
+            return self._marked(func(*args, **kwargs)) if public else func(*args, **kwargs)
+        if not torch.is_grad_enabled() and not public:
             raise UnsupportedUse(
                 f"{self.name(managed[0])} is used by {label(func)} under no_grad, so its gradient would be lost; "
                 f"leave no_grad, freeze the parameter, or use parameter.detach() if that is meant"
             )
-        if all(self.is_public(t) for t in tensors) or (func in _LIKE and managed[0] is args[0]):
+        if public or (func in _LIKE and managed[0] is args[0]):
             return self._express(func, args, kwargs)
         return self._use(func, args, kwargs)
 
     def _express(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An expression of parameters: plain autograd, and the result is public again."""
-        if writes_in_place(func) or "out" in kwargs:
-            raise self.refusal(args[0], func, "build the tensor without assigning in place")
-        out = func(*args, **kwargs)
-        for t in tensors_of(out):
-            t._phantom_public = True  # type: ignore[attr-defined]
+        if (writes_in_place(func) and self._is_of_model(args[0])) or kwargs.get("out") is not None:
+            raise self.refusal(args[0], func, "build a new tensor instead of writing into one")
+        out = self._marked(func(*args, **kwargs))
         if func in TRANSPOSES and id(args[0]) in self.names and _is_transpose(out, args[0]):
             out._phantom_transpose_of = args[0]
+        return out
+
+    def _marked(self, out: Any) -> Any:
+        """What is made of public tensors alone is public."""
+        for t in tensors_of(out):
+            if not self._is_of_model(t):
+                t._phantom_public = True  # type: ignore[attr-defined]
         return out
 
     def _use(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = self._run(func, args, kwargs)
         sources = [t for t in tensors_of(args, kwargs) if picked.picked(t) is not None and not self.is_public(t)]
         if sources:
-            picked.follow(func, args, sources, out, self.packed)
+            picked.follow(func, args, sources, out, self.packed, from_users=False)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -165,12 +184,12 @@ class Gate(TorchFunctionMode):
             self._no_longer_public(func, args, kwargs)
         out = func(*args, **kwargs)
         if public:
-            for t in tensors_of(out):
-                t._phantom_public = True  # type: ignore[attr-defined]
+            self._marked(out)
         else:
             _follow_batch(func, args, tensors, out)
             if not writes_in_place(func):
-                picked.follow(func, args, tensors, out, self.packed)
+                from_users = bool(args) and not (isinstance(args[0], Tensor) and self.is_public(args[0]))
+                picked.follow(func, args, tensors, out, self.packed, from_users)
         return out
 
     def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -188,6 +207,11 @@ class Gate(TorchFunctionMode):
 
     def _refuse_strangers(self, func: Any, tensors: Iterable[Tensor]) -> None:
         for t in tensors:
+            if isinstance(t, FakeTensor):
+                raise UnsupportedUse(
+                    "torch.compile hides from the engine where parameters are used: give PhantomClipping the model "
+                    "itself and run it without torch.compile"
+                )
             if isinstance(t, nn.Parameter) and t.requires_grad:
                 raise UnsupportedUse(
                     f"a trainable parameter of shape {tuple(t.shape)} that is not part of the model is used by "
@@ -240,7 +264,7 @@ class Gate(TorchFunctionMode):
         names = tuple(self.names.get(id(m), "expression") for m in managed)
         if torch.is_autocast_enabled(rows.device.type):
             paired = _under_autocast(paired, rows.device.type)
-        build = self._unchanged(build, reads, managed[0], func)
+        build = self._unchanged(build, [*reads, *managed], managed[0], func)
         tap = Tap(func, names, managed, paired, build, tuple(rows.shape), packed, self.sink)
         self.taps.append(tap)
         return tap.watch(out, self.token)
@@ -297,7 +321,7 @@ def _follow_batch(func: Any, args: Any, tensors: list[Tensor], out: Any) -> None
     for data in tensors:
         if is_turned(data):
             for t in tensors_of(out):
-                if t.ndim == data.ndim and t.shape[:2] == data.shape[:2]:
+                if (t.ndim == data.ndim or func in picked.RESHAPES) and t.shape[:2] == data.shape[:2]:
                     t._phantom_turned = True  # type: ignore[attr-defined]
 
 

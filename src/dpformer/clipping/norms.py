@@ -46,9 +46,9 @@ class Expression:
         return Dense(self._pull(grads, batched=True))
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
-        grads = torch.zeros(self.z.shape, dtype=torch.promote_types(self.z.dtype, c.dtype), device=c.device)
+        grads = torch.zeros(self.z.shape, dtype=torch.promote_types(self.z.dtype, torch.float32), device=c.device)
         for source in self.sources:
-            source.add_sum(c, grads)
+            source.add_sum(c.to(grads.real.dtype), grads)
         out += self._pull(grads, batched=False)
 
     def keep(self, users: Tensor) -> None:
@@ -57,8 +57,19 @@ class Expression:
 
     def _pull(self, grads: Tensor, batched: bool) -> Tensor:
         grads = grads.to(self.z.dtype)
-        (out,) = torch.autograd.grad(self.z, self.parameter, grads, retain_graph=True, is_grads_batched=batched)
-        return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
+        if not batched:
+            return widened(torch.autograd.grad(self.z, self.parameter, grads, retain_graph=True)[0])
+        try:
+            (out,) = torch.autograd.grad(self.z, self.parameter, grads, retain_graph=True, is_grads_batched=True)
+        except RuntimeError:  # an autograd function of the model's own that cannot be batched
+            each = [torch.autograd.grad(self.z, self.parameter, g, retain_graph=True)[0] for g in grads]
+            out = torch.stack(each)
+        return widened(out)
+
+
+def widened(t: Tensor) -> Tensor:
+    """Half precision is for matrices of the model, not for sums over users."""
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
 
 
 @dataclass

@@ -65,22 +65,25 @@ def _named(names: str) -> set[Any]:
 _SELECTS = _named("index_select")
 _MASKED = _named("masked_select")
 _JOINS = _named("cat concat concatenate")
-_RESHAPES = _named("view reshape flatten unflatten squeeze unsqueeze")
+RESHAPES = _named("view reshape flatten unflatten squeeze unsqueeze")
 # Functions that write rows into their first argument, whose rows stay whose they are.
 _INTO_FIRST = _named("index_add index_copy index_put index_fill scatter scatter_add scatter_reduce masked_scatter")
 
 
-def follow(func: Any, args: Sequence[Any], tensors: Sequence[Tensor], out: Any, packed: Packed | None) -> None:
-    """Says of what a function has made out of users' data how its rows were picked."""
-    if isinstance(out, Tensor):
-        if func is Tensor.__getitem__ and _index_of(args[1]) is not None:
-            return _mark_picked(args[0], out, _index_of(args[1]), packed)
-        if func in _SELECTS and len(args) > 2 and args[1] == 0:
-            return _mark_picked(args[0], out, args[2], packed)
-        if func in _MASKED and len(args) > 1:
-            return _mark_picked(args[0], out, args[1], packed)
+def follow(
+    func: Any, args: Sequence[Any], tensors: Sequence[Tensor], out: Any, packed: Packed | None, from_users: bool
+) -> None:
+    """Says of what a function has made out of users' data how its rows were picked.
+
+    Args:
+        from_users: whether the first argument holds users' rows; out of anything else no user's rows are picked.
+    """
+    if isinstance(out, Tensor) and from_users:
+        index = _index_of(func, args)
+        if index is not None:
+            return _mark_picked(args[0], out, index, packed)
     sources = [t for t in tensors if picked(t) is not None]
-    if func in _JOINS and len(sources) > 1 and out.shape[0] == sum(len(t) for t in args[0]):
+    if sources and func in _JOINS and out.shape[0] == sum(len(t) for t in args[0]):
         mark(out, _joined(args[0]))
     elif sources:
         if func in _INTO_FIRST:
@@ -88,15 +91,21 @@ def follow(func: Any, args: Sequence[Any], tensors: Sequence[Tensor], out: Any, 
         _carry(func, args, sources, out)
 
 
-def _index_of(key: Any) -> Any:
-    """The tensor, or the slice, that picks rows in `t[key]`; None if all rows stay in order."""
-    first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
-    if isinstance(first, Tensor) and first.ndim == 1 and first.dtype != torch.bool:
-        others = [k for k in rest if isinstance(k, Tensor)]
-        return first if all(k.ndim <= 1 for k in others) else None
-    if isinstance(first, Tensor) and first.dtype == torch.bool and first.ndim:
+def _index_of(func: Any, args: Sequence[Any]) -> Tensor | None:
+    """The tensor that picks rows, of numbers or booleans; None if all rows stay in order."""
+    if func in _SELECTS:
+        return args[2] if len(args) > 2 and args[1] == 0 else None
+    if func in _MASKED:
+        return args[1] if len(args) > 1 else None
+    if func is not Tensor.__getitem__:
+        return None
+    first, *rest = args[1] if isinstance(args[1], tuple) and args[1] else (args[1],)
+    if not isinstance(first, Tensor) or not first.ndim:
+        return None
+    if first.dtype == torch.bool:
         return first
-    return None
+    single = first.ndim == 1 and all(k.ndim <= 1 for k in rest if isinstance(k, Tensor))
+    return first if single else None
 
 
 def _mark_picked(source: Tensor, out: Tensor, index: Tensor, packed: Packed | None) -> None:
@@ -118,7 +127,7 @@ def _carry(func: Any, args: Sequence[Any], sources: Sequence[Tensor], out: Any) 
         same = [picked(s) for s in sources if s.ndim and s.shape[0] == t.shape[0]]
         if func is Tensor.__getitem__:
             mark(t, _sliced(args[0], args[1]))
-        elif func in _RESHAPES and sources:
+        elif func in RESHAPES and sources:
             mark(t, _reshaped(picked(sources[0]), sources[0].shape[0], t.shape[0]))
         elif same:
             mark(t, same[0])

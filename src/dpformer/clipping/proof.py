@@ -80,6 +80,7 @@ def _agrees(
 
 def _squared(t: Tensor) -> float:
     """‖t‖², summed in float64; tables can be large, so they are not copied."""
+    t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
     return float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2
 
 

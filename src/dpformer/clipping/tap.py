@@ -63,7 +63,10 @@ class Tap:
     def uses(self, users: int) -> Sequence[tuple[Tensor, Source]]:
         """What each parameter got here, resolved to users, in at least float32."""
         assert self.grad is not None
-        grad = self.grad.float() if self.grad.dtype in (torch.bfloat16, torch.float16) else self.grad
+        dtype = torch.promote_types(self.grad.dtype, torch.float32)
+        for managed in self.managed:  # a float64 parameter in a layer that computes in float32, say
+            dtype = torch.promote_types(dtype, managed.real.dtype if managed.is_complex() else managed.dtype)
+        grad = self.grad.to(dtype)
         return self.build(grad, Rows(users, self.packed, self.where))
 
     @property

@@ -105,8 +105,12 @@ def elementwise(gate: Gate, func: Any, *args: Any, **kwargs: Any) -> Tensor:
 @rule(torch.cat, torch.concat, torch.concatenate, torch.stack, takes_complex=True)
 def joined(gate: Gate, func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """cat and stack along a dimension that is not the batch: each part must already have a row for every row."""
+    tensors = [t for t in tensors if t.ndim != 1 or len(t)]  # torch.cat takes an empty one for nothing
     parameter = next(t for t in tensors if gate.is_managed(t))
-    data = next(t for t in tensors if not gate.is_public(t))
+    data = next((t for t in tensors if not gate.is_public(t)), None)
+    if data is None:
+        with gate:
+            return func(tensors, dim)
     stacking = func is torch.stack
     if (dim if dim >= 0 else dim + data.ndim + stacking) == 0:
         raise gate.refusal(parameter, func, "join along a dimension other than the batch")

@@ -22,7 +22,7 @@ from dpformer.clipping.uses import Dense, Outer
 
 def flat(rows: Rows, t: Tensor) -> Tensor:
     """(rows, …, d) → (B, T, d) with everything between first and last dimension taken as positions."""
-    t = rows.spread(t if t.dtype == torch.float64 else t.float())
+    t = rows.spread(t)
     return t.reshape(t.shape[0], -1, t.shape[-1])
 
 
@@ -51,7 +51,7 @@ def linear(gate: Gate, func: Any, input: Tensor, weight: Tensor, bias: Tensor | 
         delta = flat(rows, grad)
         uses: list[tuple[Tensor, Any]] = []
         if gate.is_managed(weight):
-            uses.append(outer(weight, delta, flat(rows, source)))
+            uses.append(outer(weight, delta, flat(rows, source.to(grad.dtype))))
         if gate.is_managed(bias):
             uses.append((bias, Dense(delta.sum(1))))
         return uses
@@ -95,7 +95,7 @@ def _times_weight(gate: Gate, func: Any, x: Tensor, weight: Tensor) -> Tensor:
     source = x.detach()
 
     def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
-        return [outer(weight, flat(rows, source), flat(rows, grad))]
+        return [outer(weight, flat(rows, source.to(grad.dtype)), flat(rows, grad))]
 
     out = torch.matmul(x, weight.detach())
     return gate.record(func, [weight], paired(lambda w: torch.matmul(source, w)), build, out, rows=x, reads=[source])

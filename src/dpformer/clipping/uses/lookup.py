@@ -31,7 +31,7 @@ class Lookup:
         rows.index_add_(0, (self.ids + offset).flatten(), self.grad.flatten(0, 1))
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
-        scaled = (self.grad * c[:, None, None]).flatten(0, 1)
+        scaled = (self.grad * c[:, None, None]).flatten(0, 1).to(out.dtype)
         out.view(self.shape[0], self.grad.shape[-1]).index_add_(0, self.ids.flatten(), scaled)
 
     def keep(self, users: Tensor) -> None:

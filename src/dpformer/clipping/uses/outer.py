@@ -27,8 +27,8 @@ class Outer:
         out.view(len(out), self.left.shape[2], -1).baddbmm_(self.left.mT, self.right)
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
-        left, right = self.left.flatten(0, 1), self.right.flatten(0, 1)
-        scale = c.repeat_interleave(self.left.shape[1])[:, None]
+        left, right = self.left.flatten(0, 1).to(out.dtype), self.right.flatten(0, 1).to(out.dtype)
+        scale = c.to(out.dtype).repeat_interleave(self.left.shape[1])[:, None]
         if left.shape[1] < right.shape[1]:
             left = left * scale
         else:
