@@ -154,7 +154,8 @@ def _mark(
 
 def _bits(t: Tensor) -> Tensor:
     """() int64: the sum of the bits of a tensor, read as whole numbers, modulo 2⁶⁴."""
-    flat = t.detach().reshape(-1)
+    t = t.detach()
+    flat = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).reshape(-1)
     size = flat.element_size()
     whole = len(flat) - len(flat) % (8 // size)
     if flat.storage_offset() % (8 // size):
