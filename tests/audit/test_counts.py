@@ -7,9 +7,9 @@ import pytest
 
 from dpformer.privacy.randomness import SecureRandom
 from dpformer.releases import counts as counts_release
-from dpformer.releases import pairs as counts_pairs
+from dpformer.releases import sums as counts_sums
 from dpformer.releases.counts import deviation_of
-from dpformer.releases.pairs import SLACK
+from dpformer.releases.sums import GRID, WEIGHTS
 from dpformer.verification.audit import Audit, audit_counts
 
 CLAIM: dict[str, Any] = {"noise_multiplier": 0.8, "delta": 1e-3, "canaries": 2000, "seed": 0}
@@ -45,26 +45,26 @@ def test_a_round_that_is_not_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_users_who_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user counts as much as the history is long."""
-    scaled = counts_pairs.scaled
+    quantised = counts_sums.quantised
 
-    def loud(users: np.ndarray, cells: np.ndarray, weights: np.ndarray) -> Any:
-        users_, cells_, values = scaled(users, cells, weights)
-        width = int(cells.max(initial=0)) + 1
-        sums = np.bincount(users * width + cells, weights=weights)
-        return users_, cells_, sums[users_ * width + cells_] if len(values) else values
+    def loud(values: np.ndarray, squares: np.ndarray) -> np.ndarray:
+        return quantised(values, squares) if values.dtype.kind == "f" else values * (GRID // 256)  # pairs, not items
 
-    monkeypatch.setattr(counts_release, "scaled", loud)
+    monkeypatch.setattr(counts_sums, "quantised", loud)
     assert {"canaries guessed wrong", "contribution of one user, in clip norms"} <= accused(audit_counts(**CLAIM))
 
 
 def test_duplicates_that_are_not_merged_before_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair that occurs r times taken for r coordinates: norms are too small, and so is what divides."""
 
-    def wrong(users: np.ndarray, cells: np.ndarray, weights: np.ndarray) -> Any:
-        norms = np.sqrt(np.bincount(users, weights=weights * weights))
-        return users, cells, weights / (norms[users] * SLACK)
+    def wrong(keys: np.ndarray, width: int) -> Any:
+        weights = np.array(WEIGHTS)[keys & 15]
+        cells = (keys >> 4) & (1 << width.bit_length()) - 1
+        users = keys >> 4 + width.bit_length()
+        squares = np.bincount(users, weights=weights * weights).astype(np.int64)
+        return cells, counts_sums.quantised(weights, squares[users])
 
-    monkeypatch.setattr(counts_release, "scaled", wrong)
+    monkeypatch.setattr(counts_sums, "_vectors", wrong)
     assert "contribution of one user, in clip norms" in accused(audit_counts(**CLAIM))
 
 

@@ -58,3 +58,16 @@ def _split(split: dict[str, Any]) -> str:
         f"Of every user with at least 3 items the {held_out} held out; users with fewer train only. Exact metrics on "
         "held-out items are not covered by the guarantee."
     )
+
+
+def order_line(description: dict[str, Any]) -> str:
+    """How a log was read, for whoever trains on it; it is made from the data, so not for publishing. Empty for text."""
+    if "order" not in description:
+        return ""
+    by = "as in the file" if description["order"] == "file" else f"by {description['time_column']}"
+    line = f"{description['source']} ({description['format']}): histories are ordered {by}"
+    if description["duplicates"]:
+        line += f"; {description['duplicates']:,} exact duplicate rows are kept"
+    if description["skipped"]:
+        line += "; rows left out: " + ", ".join(f"{count:,} ({why})" for why, count in description["skipped"].items())
+    return line

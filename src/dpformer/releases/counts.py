@@ -29,8 +29,8 @@ from dpformer.privacy.arguments import positive, whole
 from dpformer.privacy.events import Gaussian
 from dpformer.privacy.randomness import SecureRandom, public_grid
 from dpformer.privacy.sparse import noisy_above
-from dpformer.releases.frequencies import FrequencyRelease, release_frequencies
-from dpformer.releases.pairs import Pairs, pairs_of_users, scaled
+from dpformer.releases.frequencies import FrequencyRelease, release_sums
+from dpformer.releases.sums import GRID, ArraySums, Sums
 
 LABEL = "transition counts"
 MOST_NOISE = 2**25  # cells without data that may pass the first round, in expectation: bounds memory
@@ -110,18 +110,24 @@ def release_transitions(
         noise_multiplier: σ of the event that the whole release costs.
         seed: for tests only: marks the event as not private.
     """
+    return release_transition_sums(ArraySums.packed(items, offsets), num_items, noise_multiplier, seed=seed)
+
+
+def release_transition_sums(
+    sums: Sums, num_items: int, noise_multiplier: float, *, seed: int | None = None
+) -> TransitionRelease:
+    """The same, of histories wherever they are: `sums` makes the exact sums of a round, everything private is here."""
     num_items, noise_multiplier = whole("num_items", num_items, 1), positive("noise_multiplier", noise_multiplier)
-    items, offsets = np.asarray(items), np.asarray(offsets, dtype=np.int64)
     random = SecureRandom(LABEL, seed=seed)
     deviation = deviation_of(ITEMS, noise_multiplier)
-    frequencies = release_frequencies(items, num_items, deviation, offsets=offsets, seed=seed)
+    frequencies = release_sums(sums.items(num_items) / GRID, sums.num_users, deviation, seed=seed)
     head = np.flatnonzero(frequencies.counts > ITEMS.keep * deviation)
     places = np.full(num_items, -1)
     places[head] = np.arange(len(head))
-    estimate = _first_round(items, offsets, places, len(head), noise_multiplier, random)
+    estimate = _first_round(sums, places, len(head), noise_multiplier, random)
     for number, this in enumerate(ROUNDS[1:], start=1):
         deviation = deviation_of(this, noise_multiplier)
-        counts = _count(items, offsets, places, estimate.cells, this.directed)
+        counts = sums.pairs(places, estimate.cells, this.directed) / GRID
         estimate.add(_noisy(counts, deviation, random, number), deviation, this.directed)
         estimate.keep(this.keep)
     event = Gaussian(noise_multiplier, label=LABEL, private=random.private)
@@ -133,67 +139,18 @@ def deviation_of(this: Round, noise_multiplier: float) -> float:
     return noise_multiplier / math.sqrt(this.share) * SLACK
 
 
-def _first_round(
-    items: np.ndarray, offsets: np.ndarray, places: np.ndarray, m: int, noise_multiplier: float, random: SecureRandom
-) -> _Estimate:
+def _first_round(sums: Sums, places: np.ndarray, m: int, noise_multiplier: float, random: SecureRandom) -> _Estimate:
     """All m(m−1)/2 unordered pairs; empty ones are not visited but drawn, and only those that stay."""
     this, num_cells = ROUNDS[0], m * (m - 1) // 2
     deviation = deviation_of(this, noise_multiplier)
-    cells, counts = _count_all(items, offsets, places)
+    cells, counts = sums.all_pairs(places)
     threshold = this.keep
     if num_cells * 0.5 > MOST_NOISE:  # as high as memory needs; it depends on released numbers only
         threshold = max(threshold, -NormalDist().inv_cdf(MOST_NOISE / num_cells))
     survivors = noisy_above(
-        cells, counts, num_cells, deviation=deviation, threshold=threshold * deviation, random=random, step=0
+        cells, counts / GRID, num_cells, deviation=deviation, threshold=threshold * deviation, random=random, step=0
     )
     return _Estimate(*survivors, deviation)
-
-
-def _count_all(items: np.ndarray, offsets: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(cells that occur, ascending; Σ_u v_u/‖v_u‖ there), unordered. Not private. Memory is what occurs, twice."""
-    cells, sums = np.zeros(0, np.int64), np.zeros(0)
-    waiting: list[tuple[np.ndarray, np.ndarray]] = []
-    for pairs in pairs_of_users(items, offsets, places):
-        waiting.append(_summed(*scaled(pairs.users, pairs.unordered_cells(), pairs.weights)[1:]))
-        if sum(len(part) for part, _ in waiting) > max(len(cells), 2**22):  # so that each cell is merged a few times
-            cells, sums = _merged([(cells, sums), *waiting])
-            waiting = []
-    return _merged([(cells, sums), *waiting])
-
-
-def _merged(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    return _summed(np.concatenate([cells for cells, _ in parts]), np.concatenate([sums for _, sums in parts]))
-
-
-def _summed(cells: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    distinct, place = np.unique(cells, return_inverse=True)
-    return distinct, np.bincount(place, weights=values, minlength=len(distinct))
-
-
-def _count(
-    items: np.ndarray, offsets: np.ndarray, places: np.ndarray, survivors: np.ndarray, directed: bool
-) -> np.ndarray:
-    """Σ_u v_u/‖v_u‖ over the surviving pairs alone, (K,) or, directed, (2K,). Not private."""
-    counts = np.zeros(len(survivors) * (2 if directed else 1))
-    if not len(survivors):
-        return counts
-    sieve = np.zeros(min(32 * len(survivors), 2**26), dtype=bool)  # searching is dear, and most pairs are not in play
-    sieve[survivors % len(sieve)] = True
-    for pairs in pairs_of_users(items, offsets, places):
-        pairs = pairs.kept(np.flatnonzero(sieve[pairs.unordered_cells() % len(sieve)]))
-        cells, inside = surviving_cells(pairs, survivors, directed)
-        _, cells, values = scaled(inside.users, cells, inside.weights)
-        counts += np.bincount(cells, weights=values, minlength=len(counts))
-    return counts
-
-
-def surviving_cells(pairs: Pairs, survivors: np.ndarray, directed: bool) -> tuple[np.ndarray, Pairs]:
-    """Which pairs are in play, and the cell of each among the survivors: its place, or twice that and the direction."""
-    cells = pairs.unordered_cells()
-    place = np.minimum(np.searchsorted(survivors, cells), len(survivors) - 1)
-    rows = np.flatnonzero(survivors[place] == cells)
-    inside, place = pairs.kept(rows), place[rows]
-    return (2 * place + (inside.first > inside.second) if directed else place), inside
 
 
 def _noisy(counts: np.ndarray, deviation: float, random: SecureRandom, step: int) -> np.ndarray:

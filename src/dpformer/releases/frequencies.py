@@ -69,8 +69,15 @@ def release_frequencies(
         raise ValueError("there are no histories: frequencies are of users")
     if len(items) and not 0 <= int(items.min()) <= int(items.max()) < num_items:
         raise ValueError(f"items must be in 0..{num_items - 1}, not {int(items.min())}..{int(items.max())}")
+    return release_sums(user_counts(users, items, num_users, num_items), num_users, noise_multiplier, seed=seed)
+
+
+def release_sums(
+    sums: np.ndarray, num_users: int, noise_multiplier: float, *, seed: int | None = None
+) -> FrequencyRelease:
+    """The release of sums Σ_{u has i} 1/√n_u (num_items,) that were made elsewhere."""
     noise = SecureNoise(seed=seed)
-    counts = user_counts(users, items, num_users, num_items) + noise_multiplier * noise.normal(num_items)
+    counts = sums + noise_multiplier * noise.normal(len(sums))
     step = public_grid(noise_multiplier)
     counts = np.round(counts / step) * step
     p, detected = estimate(counts, noise_multiplier, num_users)

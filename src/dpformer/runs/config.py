@@ -54,7 +54,7 @@ _OF_OWN_NETWORKS = (
 
 # Where it runs, not what comes out: not part of the hash, so that a log may be moved and another machine may go on.
 # The contents of the data are bound by their own hash.
-WHERE = ("file", "catalog", "cache", "tokenizer", "base", "threads", "device", "checkpoint_seconds", "memory")
+WHERE = ("file", "catalog", "cache", "tokenizer", "base", "threads", "device", "checkpoint_seconds", "memory", "engine")
 
 # A recipe is a named set of defaults. "default": what is most accurate at the same ε (docs/results/paper.md), which are
 # transition counts; with `--model transformer`, the settings of the fields below.
@@ -133,6 +133,7 @@ class Config(BaseModel):
     skip_bad_rows: bool = _choice("Data", False, "Leave out and count rows that cannot be read.")
     table: str | None = _choice("Data", None, "Table of a database.")
     query: str | None = _choice("Data", None, "SQL that gives the log: of a database, or of Parquet as table log.")
+    engine: Literal["numpy", "duckdb"] | None = _choice("Data", None, "What adds up counts (by size; the same sums).")
     memory: str | None = _choice("Data", None, "Limit of the engine that reads, such as 4GB (half of the machine's).")
     min_rating: float | None = _choice("Data", None, "Leave out lower ratings.")
     min_user_actions: Limit = _choice("Data", 0, "Leave out users with fewer interactions.")

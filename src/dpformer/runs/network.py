@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from dpformer.data import Dataset, Vocabulary
+from dpformer.data.duckdb_sums import transition_sums
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.pretrained import Pretrained
 from dpformer.privacy import SecureRandom
 from dpformer.privacy.events import Event
 from dpformer.reattention.error import adam_error
-from dpformer.releases.counts import release_transitions
+from dpformer.releases.counts import release_transition_sums
 from dpformer.releases.frequencies import release_frequencies
 from dpformer.runs.config import Config
 from dpformer.runs.planning import COUNTS
@@ -56,10 +57,10 @@ def item_frequencies(config: Config, plan: Plan, dataset: Dataset) -> tuple[Tens
 
 def release_counts(config: Config, plan: Plan, dataset: Dataset) -> tuple[TransitionCounts, Tensor, Event]:
     """Transition counts, all of them one release, with its frequencies."""
-    items, offsets = dataset.packed_train()
     noise = plan.noise_of(COUNTS)
     assert noise is not None
-    release = release_transitions(items, offsets, dataset.num_items, noise, seed=config.seed)
+    with transition_sums(dataset, config.engine, config.memory) as sums:
+        release = release_transition_sums(sums, dataset.num_items, noise, seed=config.seed)
     return TransitionCounts.from_release(release), torch.from_numpy(release.frequencies.p), release.event
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.console import Console
 
+from dpformer.data.statement import order_line
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.evaluation.evaluate import masked_ranks
@@ -77,6 +79,8 @@ def train(config: Config, out: str | Path, team: Team | None = None) -> Run:
     random = SecureRandom("run", seed=config.seed)
     with _threads(config.threads) as threads:
         dataset = load_dataset(config, random)
+        if config.file is not None and (said := order_line(dataset.description)):
+            Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
         config = config.resolve(users=dataset.num_users, threads=threads)
         plan = make_plan(config, dataset.num_users)
         folder = RunFolder.create(out, config.to_toml())

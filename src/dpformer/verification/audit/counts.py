@@ -22,7 +22,7 @@ import numpy as np
 from dpformer.privacy.arguments import delta_of, positive
 from dpformer.privacy.events import PoissonGaussian
 from dpformer.releases.counts import ROUNDS, TransitionRelease, release_transitions
-from dpformer.releases.pairs import WINDOW
+from dpformer.releases.sums import WINDOW
 from dpformer.verification.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
 from dpformer.verification.audit.checks import another_run, contribution_checks, distribution_checks, told_apart
 from dpformer.verification.audit.observation import Mechanism

@@ -1,0 +1,66 @@
+"""Sums of counts by DuckDB, out of core: what does not fit its memory limit goes to disk."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from dpformer.data.dataset import Dataset
+from dpformer.data.engine import Connection, engine
+from dpformer.data.sql_sums import SqlSums, history_rows
+from dpformer.releases.sums import ArraySums, Sums
+
+USERS_AT_ONCE = 1 << 18
+MOST_IN_MEMORY = 1 << 26  # interactions
+
+
+class DuckDB:
+    """See `sql_sums.Engine`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        connection.execute("CREATE MACRO IF NOT EXISTS shiftright(x, n) AS x >> n")  # Spark's name of it
+
+    def table(self, name: str, columns: dict[str, np.ndarray]) -> None:
+        self._write(f"CREATE OR REPLACE TABLE {name} AS", columns)
+
+    def append(self, name: str, columns: dict[str, np.ndarray]) -> None:
+        self._write(f"INSERT INTO {name}", columns)
+
+    def query(self, sql: str) -> Sequence[np.ndarray]:
+        found = self.connection.execute(sql).fetchnumpy()
+        return [np.asarray(values, dtype=np.int64) for values in found.values()]
+
+    def _write(self, how: str, columns: dict[str, np.ndarray]) -> None:
+        given = {name: np.ascontiguousarray(values, dtype=np.int64) for name, values in columns.items()}
+        self.connection.register("given", given)
+        self.connection.execute(f"{how} SELECT {', '.join(columns)} FROM given")
+        self.connection.unregister("given")
+
+
+@contextmanager
+def transition_sums(dataset: Dataset, chosen: str | None = None, memory: str | None = None) -> Iterator[Sums]:
+    """The sums of what all users train on, from arrays, or from DuckDB: the same whole numbers.
+
+    Arrays take a third of the processor time; the cells that occur must fit memory, for which DuckDB has a limit.
+    """
+    arrays = dataset.items, dataset.train_starts, dataset.train_stops
+    if (chosen or ("duckdb" if dataset.num_interactions > MOST_IN_MEMORY else "numpy")) == "numpy":
+        yield ArraySums(*arrays)
+        return
+    with duckdb_sums(*arrays, memory=memory) as sums:
+        yield sums
+
+
+@contextmanager
+def duckdb_sums(
+    items: np.ndarray, starts: np.ndarray, stops: np.ndarray, *, memory: str | None = None
+) -> Iterator[SqlSums]:
+    """Sums of histories in arrays, user u's items at items[starts[u]:stops[u]]; the engine lives with the context."""
+    with engine(memory, "the table of histories") as connection:
+        made = DuckDB(connection)
+        connection.execute("CREATE TABLE histories (u INTEGER, p INTEGER, i INTEGER)")
+        for first in range(0, len(starts), USERS_AT_ONCE):
+            part = history_rows(items, starts[first : first + USERS_AT_ONCE], stops[first : first + USERS_AT_ONCE])
+            made.append("histories", {**part, "u": part["u"] + first})
+        yield SqlSums(made, len(starts))

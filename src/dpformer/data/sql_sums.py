@@ -1,0 +1,111 @@
+"""The sums of a round of counts as SQL that any engine runs: pairs, one user's vector, its norm, sums by cell.
+
+It gives the whole numbers of `releases.sums.ArraySums`, bit for bit: weights and squares are added up as whole numbers,
+and what is rounded (√, ×, ÷) is rounded correctly by every engine with IEEE 754 arithmetic.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpformer.releases.sums import GRID, LONGEST, WEIGHTS, WINDOW
+
+# Quotients of whole numbers: a literal such as 1.000000001 would be a decimal here and a float there.
+_SLACK = "(1000000001e0 / 1000000000e0)"
+
+
+class Engine(Protocol):
+    """What an engine has to do."""
+
+    def table(self, name: str, columns: dict[str, np.ndarray]) -> None:
+        """Makes or replaces a table of whole numbers."""
+
+    def query(self, sql: str) -> Sequence[np.ndarray]:
+        """The columns of a result, as int64."""
+
+
+class SqlSums:
+    """`Sums` of the table `histories` (u, p, i) of an engine: user, place from the first, item, all whole numbers.
+
+    Of a user with more than LONGEST items only the last ones may be in the table.
+    """
+
+    def __init__(self, engine: Engine, num_users: int) -> None:
+        self.engine, self.num_users = engine, num_users
+        self._placed: np.ndarray | None = None
+
+    def items(self, num_items: int) -> np.ndarray:
+        distinct = "SELECT DISTINCT u, i FROM histories"
+        lengths = f"SELECT u, count(*) AS n FROM ({distinct}) AS d GROUP BY u"
+        part = _quantised("1", "n")
+        items, sums = self.engine.query(
+            f"SELECT i, CAST(sum({part}) AS BIGINT) AS q FROM ({distinct}) AS x JOIN ({lengths}) AS y ON x.u = y.u "
+            "GROUP BY i"
+        )
+        if len(items) and not 0 <= int(items.min()) <= int(items.max()) < num_items:
+            raise ValueError(f"items must be in 0..{num_items - 1}, not {int(items.min())}..{int(items.max())}")
+        found = np.zeros(num_items, dtype=np.int64)
+        found[items] = sums
+        return found
+
+    def all_pairs(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        cells, sums = self.engine.query(self._round(places, "SELECT u, cell AS c, w FROM pairs"))
+        return cells, sums
+
+    def pairs(self, places: np.ndarray, survivors: np.ndarray, directed: bool) -> np.ndarray:
+        width = len(survivors) * (2 if directed else 1)
+        found = np.zeros(width, dtype=np.int64)
+        if not width:
+            return found
+        self.engine.table("survivors", {"cell": survivors, "place": np.arange(len(survivors))})
+        place = "2 * place + back" if directed else "place"
+        chosen = f"SELECT u, {place} AS c, w FROM pairs JOIN survivors ON pairs.cell = survivors.cell"
+        cells, sums = self.engine.query(self._round(places, chosen))
+        found[cells] = sums
+        return found
+
+    def _round(self, places: np.ndarray, chosen: str) -> str:
+        """SQL of (cell, sum), ascending; `chosen` gives (u, c, w) of the pairs that are in play."""
+        if self._placed is None or not np.array_equal(self._placed, places):
+            known = np.flatnonzero(places >= 0)
+            self.engine.table("places", {"i": known, "x": places[known]})
+            self._placed = places.copy()
+        leads = ", ".join(f"lead(x, {k}) OVER w AS x{k}" for k in range(1, WINDOW + 1))
+        each = " UNION ALL ".join(
+            f"SELECT u, least(x, x{k}) AS lo, greatest(x, x{k}) AS hi, CASE WHEN x > x{k} THEN 1 ELSE 0 END AS back, "
+            f"CAST({weight} AS BIGINT) AS w FROM led WHERE x IS NOT NULL AND x{k} IS NOT NULL AND x <> x{k}"
+            for k, weight in enumerate(WEIGHTS, start=1)
+        )
+        return (
+            "WITH placed AS (SELECT u, p, x FROM histories LEFT JOIN places ON histories.i = places.i), "
+            f"led AS (SELECT u, x, {leads} FROM placed WINDOW w AS (PARTITION BY u ORDER BY p)), "
+            f"each_pair AS ({each}), "
+            f"pairs AS (SELECT u, {_half('hi * (hi - 1)')} + lo AS cell, back, w FROM each_pair), "
+            f"chosen AS ({chosen}), "
+            "vectors AS (SELECT u, c, CAST(sum(w) AS BIGINT) AS v FROM chosen GROUP BY u, c), "
+            "norms AS (SELECT u, CAST(sum(v * v) AS BIGINT) AS s FROM vectors GROUP BY u), "
+            f"parts AS (SELECT c, {_quantised('v', 's')} AS q FROM vectors JOIN norms ON vectors.u = norms.u) "
+            "SELECT CAST(c AS BIGINT) AS c, CAST(sum(q) AS BIGINT) AS q FROM parts GROUP BY c HAVING sum(q) > 0 "
+            "ORDER BY c"
+        )
+
+
+def _quantised(value: str, squares: str) -> str:
+    scaled = f"CAST({value} AS DOUBLE) * {GRID}e0"
+    return f"CAST(floor({scaled} / (sqrt(CAST({squares} AS DOUBLE)) * {_SLACK})) AS BIGINT)"
+
+
+def _half(value: str) -> str:
+    """Of an even number."""
+    return f"CAST(shiftright({value}, 1) AS BIGINT)"
+
+
+def history_rows(items: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> dict[str, np.ndarray]:
+    """The table `histories` of some users: the last LONGEST items of each."""
+    starts = np.maximum(starts, stops - LONGEST)
+    lengths = stops - starts
+    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    rows = np.repeat(starts, lengths) + within
+    users: Any = np.repeat(np.arange(len(lengths)), lengths)
+    return {"u": users, "p": within, "i": np.asarray(items[rows], dtype=np.int64)}
