@@ -218,7 +218,7 @@ class _Merging:
             return
         cells, values = (np.concatenate(parts) for parts in zip(*self.waiting, strict=True))
         self.waiting, self.size = [], 0
-        if len(cells) and int(cells.max()) < 2 ** (63 - _VALUE):
+        if len(cells) and int(cells.max()) < 2 ** (63 - _VALUE) and int(values.max()) < 2**_VALUE:
             packed = np.sort((cells << _VALUE) + values)
             cells, values = packed >> _VALUE, packed & (1 << _VALUE) - 1
         else:

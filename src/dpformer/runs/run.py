@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from dpformer.data.statement import order_line
 from dpformer.data import Dataset
+from dpformer.data.statement import order_line
 from dpformer.errors import DpformerError
 from dpformer.evaluation.evaluate import masked_ranks
 from dpformer.models import SequenceModel
