@@ -99,8 +99,8 @@ SMALL |= {"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_he
 # What a family needs beyond that.
 FAMILY: dict[str, dict[str, Any]] = {
     "codegen": {"n_head": 4, "n_embd": 32, "rotary_dim": 4},
-    "deepseek_v2": {"num_key_value_heads": 2},
-    "deepseek_v3": {"num_key_value_heads": 2},
+    "deepseek_v2": {"num_key_value_heads": 2, "head_dim": 4},
+    "deepseek_v3": {"num_key_value_heads": 2, "head_dim": 4},
     "diffllama": {"num_key_value_heads": 2},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "mobilevit": {"image_size": 64, "hidden_sizes": [8, 8, 8], "neck_hidden_sizes": [4, 4, 8, 8, 8, 8, 8]},
@@ -260,6 +260,8 @@ def small_config(family: str) -> Any:
         if hasattr(getattr(given, name, None), "to_dict"):
             part = getattr(given, name)
             sizes[name] = type(part)(**_known(part))
+    if isinstance(getattr(type(given), "head_dim", None), property):
+        sizes.pop("head_dim", None)  # derived from other sizes
     config = AutoConfig.for_model(family, **sizes)
     for name, value in sizes.items():
         with contextlib.suppress(AttributeError, NotImplementedError):  # derived from other sizes

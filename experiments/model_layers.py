@@ -103,13 +103,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
     "activation checkpointing": (
         _written(lambda m, x: checkpoint(m.a, m.a(x), use_reentrant=False) * m.w, W), SEQUENCE
     ),
-    "activation checkpointing, reentrant": (
-        _written(lambda m, x: checkpoint(m.a, m.a(x), use_reentrant=True) * m.w, W), SEQUENCE
-    ),
     "torch.compile": (lambda: Run(lambda m, x: torch.compile(m.a, backend="eager")(x), a=nn.Linear(W, W)), SEQUENCE),
     "hidden[mask]": (_written(lambda m, x: _masked(m, x), W, W), SEQUENCE),
     "time first inside": (_written(lambda m, x: (m.a(x.transpose(0, 1)) @ m.w).transpose(0, 1), W, W), SEQUENCE),
-    "mean over users": (_written(lambda m, x: m.a(x) - m.a(x).mean(0), W), SEQUENCE),
+    "mean over users": (_written(lambda m, x: m.a(x) * m.w + m.a(x).mean(0), W), SEQUENCE),
     "assignment into users' data": (_written(lambda m, x: _assigned(m, x), W), SEQUENCE),
 }  # fmt: skip
 

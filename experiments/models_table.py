@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
+from collections import Counter
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -124,8 +126,18 @@ def lively(model: nn.Module) -> None:
 
 
 def page(outcomes: list[Outcome]) -> str:
-    head = __doc__.splitlines()[0] if __doc__ else ""
-    lines = ["# Which models are exact", "", head, ""]
+    counts = Counter(o.verdict for o in outcomes)
+    lines = [
+        "# Which models are exact",
+        "",
+        "Small models of many kinds, with random weights, in float64: the clipped sum and the norms that the engine",
+        "gives for a batch, against plain autograd on one user at a time. **exact** gives the largest relative error,",
+        "**refused** the message; *exact in float32* are models that compute in float32 in places, whatever their",
+        "parameters are. *not run* are cases where the model itself did not run at this size. Written by",
+        f"`python -m experiments.models_table` (torch {torch.__version__.split('+')[0]}, {_versions()}, eval mode):",
+        ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + ".",
+        "",
+    ]
     for group in dict.fromkeys(o.group for o in outcomes):
         lines += [
             f"## {group[0].upper()}{group[1:]}",
@@ -140,6 +152,10 @@ def page(outcomes: list[Outcome]) -> str:
             lines.append(f"| {o.name} | {o.verdict} | {said} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("transformers", "peft"))
 
 
 def main() -> None:
