@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpformer.runs.model_file import load_release
-from tests.runs import printed, refused, tiny_run
+from tests.runs import invoke, printed, refused, tiny_run
 
 
 @pytest.fixture
@@ -68,26 +68,40 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_histories(name: str, run: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text(FILES[name])
-    found = [json.loads(line) for line in printed("recommend", run, tmp_path / name, "--json", "-k", 3).splitlines()]
+    found = [
+        json.loads(line)
+        for line in printed("recommend", run, "--histories", tmp_path / name, "--json", "-k", 3).splitlines()
+    ]
     assert [line["user_id"] for line in found] == ["b", "a"]
     alone = json.loads(printed("recommend", run, "--history", "i1,i2", "--json", "-k", 3))
     for entry, expected in zip(found[0]["recommendations"], alone["recommendations"], strict=True):
         assert entry["item_id"] == expected["item_id"] and entry["score"] == pytest.approx(expected["score"], abs=1e-5)
-    assert printed("recommend", run, tmp_path / name, "-k", 3).count("Title") >= 4
+    assert printed("recommend", run, "--histories", tmp_path / name, "-k", 3).count("Title") >= 4
 
 
 def test_bare_lists_are_numbered_by_line(run: Path, tmp_path: Path) -> None:
     (tmp_path / "lists.jsonl").write_text('["i1"]\n[]\n')
-    found = [json.loads(line) for line in printed("recommend", run, tmp_path / "lists.jsonl", "--json").splitlines()]
+    found = [
+        json.loads(line)
+        for line in printed("recommend", run, "--histories", tmp_path / "lists.jsonl", "--json").splitlines()
+    ]
     assert [line["user_id"] for line in found] == ["1", "2"]
+
+
+def test_unknown_items_of_a_file_are_skipped_and_counted(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "lists.jsonl").write_text('["i1", "unknown"]\n["i1"]\n')
+    done = invoke("recommend", run, "--histories", tmp_path / "lists.jsonl", "--json")
+    assert done.exit_code == 0 and "skipped 1 interactions with 1 items" in done.stderr
+    one, other = (json.loads(line)["recommendations"] for line in done.stdout.splitlines())
+    assert [entry["item_id"] for entry in one] == [entry["item_id"] for entry in other]
 
 
 def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "k is 0; it must be 1 or more" in refused("recommend", run, "--history", "i1", "-k", 0)
     assert "'x', 'y'" in refused("recommend", run, "--history", "i1,x,y")
     assert "give one of" in refused("recommend", run)
-    assert "give one of" in refused("recommend", run, tmp_path / "a", "--history", "i1")
-    assert "does not exist" in refused("recommend", run, tmp_path / "nowhere.csv")
+    assert "give one of" in refused("recommend", run, "--histories", tmp_path / "a", "--history", "i1")
+    assert "does not exist" in refused("recommend", run, "--histories", tmp_path / "nowhere.csv")
     assert "does not exist" in refused("recommend", tmp_path / "nowhere", "--history", "i1")
     assert "holds no model" in refused("recommend", tmp_path, "--history", "i1")
     bad = tmp_path / "bad.jsonl"
@@ -95,11 +109,10 @@ def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
         ('{"history": 3}\n', 'line 1 has no list of items under "history"'),
         ('["i1"]\n{"history"\n', "line 2 is not JSON"),
         ('["i1", {"a": 1}]\n', "no item id"),
-        ('["i1", "unknown"]\n', "'unknown'"),
         ("", "has no rows"),
     ):
         bad.write_text(content)
-        assert says in refused("recommend", run, bad)
+        assert says in refused("recommend", run, "--histories", bad)
     bad.write_bytes(b"[\xff\xfe]\n")
-    assert "is not UTF-8" in refused("recommend", run, bad)
+    assert "is not UTF-8" in refused("recommend", run, "--histories", bad)
     assert "is not a list of ids" in refused("recommend", run, "--history", "a\nb")

@@ -1,4 +1,4 @@
-"""`dpformer recommend RUN --history a,b,c`: what comes next after a history, in the users' own ids."""
+"""`dpformer recommend RUN --history a,b,c`: what comes next after a history, in the users' own ids; or for a file."""
 
 import csv
 import json
@@ -10,55 +10,105 @@ import typer
 
 from dpformer.errors import DpformerError
 
-AT_ONCE = 256  # histories scored together
-
 
 def recommend(
     run: Annotated[Path, typer.Argument(help="The run folder, or its model.safetensors alone.")],
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            help='Many histories: a log (user_id, item_id, …), or JSON lines {"user_id": …, "history": […]}.'
-        ),
-    ] = None,
     history: Annotated[str | None, typer.Option(help="Item ids with commas between, oldest first.")] = None,
+    histories: Annotated[
+        Path | None,
+        typer.Option(help='Many: a log (user_id, item_id, …), or JSON lines {"user_id": …, "history": […]}.'),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --histories: the file to write, .parquet, .csv, .tsv or .jsonl.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="Items to recommend.")] = 10,
+    seen: Annotated[bool, typer.Option("--seen", help="Recommend items of the history too.")] = False,
     catalog: Annotated[
         Path | None, typer.Option(help="File of items with titles.  [default: those of training]")
     ] = None,
-    order: Annotated[str, typer.Option(help="Of a log in FILE: time, or file if its rows are in order.")] = "time",
+    order: Annotated[str, typer.Option(help="Of a log: time, or file if its rows are in order.")] = "time",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, one a history.")] = False,
 ) -> None:
-    """Recommend items for histories, none of which needs to be in the training data; seen items are left out."""
+    """Recommend items for histories, none of which needs to be in the training data.
+
+    Items of a file that the model does not know are skipped and counted.
+    """
     if k < 1:
         raise DpformerError(f"k is {k}; it must be 1 or more")
-    if (history is None) == (file is None):
-        raise DpformerError("give one of --history a,b,c and a file of histories")
-    from dpformer.data import read_catalog
-    from dpformer.runs.model_file import load_release, model_file
+    if (history is None) == (histories is None):
+        raise DpformerError("give one of --history a,b,c and --histories FILE")
+    if out is not None and (histories is None or as_json):
+        raise DpformerError("--out is for --histories, and instead of --json")
+    ranker = _ranker(run, catalog)
+    if history is not None:
+        lines = iter([_answer(ranker, split_ids(history), k, not seen)])
+    else:
+        assert histories is not None
+        from dpformer.serving.batch import Packed
 
-    release = load_release(model_file(run))
-    if "text" in release.metadata:
-        raise DpformerError(f"{run} is a language model: use dpformer generate")
-    if catalog is not None:
-        release = release.titled(read_catalog(catalog))
-    histories = [("", split_ids(history))] if history is not None else _read(file, order)
-    numbers = [(name, release.index(items)) for name, items in histories]  # all known, before any is answered
-    lines = _answers(release, numbers, k)
+        found = _read(histories, order)
+        if out is not None:
+            _write(ranker, found, out, k, not seen)
+            return
+        packed = Packed.of(found, ranker.release)
+        _tell_unknown(packed)
+        lines = _answers(ranker, found, packed, k, not seen)
     if as_json:
         for line in lines:
             typer.echo(json.dumps(line, ensure_ascii=False))
     else:
-        _print(list(lines), titles=release.titles is not None)
+        _print(list(lines), titles=ranker.release.titles is not None)
 
 
-def _answers(release: Any, histories: list[tuple[str, Any]], k: int) -> Iterator[dict[str, Any]]:
-    for start in range(0, len(histories), AT_ONCE):
-        part = histories[start : start + AT_ONCE]
-        found = release.recommend([items for _, items in part], k)
-        for (name, items), best in zip(part, found, strict=True):
-            user = {"user_id": name} if name else {"history": [release.vocabulary[item] for item in items]}
-            yield {**user, "recommendations": best}
+def _ranker(run: Path, catalog: Path | None) -> Any:
+    from dpformer.data import read_catalog
+    from dpformer.runs.model_file import load_release, model_file
+    from dpformer.serving.ranking import Ranker
+
+    release = load_release(model_file(run))
+    if "text" in release.metadata:
+        raise DpformerError(f"{run} is a language model: use dpformer generate")
+    return Ranker(release if catalog is None else release.titled(read_catalog(catalog)))
+
+
+def _answer(ranker: Any, ids: list[str], k: int, filter_seen: bool) -> dict[str, Any]:
+    """To one history, every item of which must be known."""
+    import numpy as np
+
+    release = ranker.release
+    numbers = release.index(ids)
+    top = ranker.top(numbers, np.array([0, len(numbers)]), k, filter_seen=filter_seen)
+    named = [release.vocabulary[number] for number in numbers]
+    return {"history": named, "recommendations": release.entries(top.items[0], top.scores[0])}
+
+
+def _answers(ranker: Any, found: Any, packed: Any, k: int, filter_seen: bool) -> Iterator[dict[str, Any]]:
+    for top, users in ranker.blocks(packed.items, packed.offsets, k, filter_seen=filter_seen):
+        for row, user in enumerate(range(users.start, users.stop)):
+            best = ranker.release.entries(top.items[row], top.scores[row])
+            yield {"user_id": found.user_ids[user], "recommendations": best}
+
+
+def _write(ranker: Any, found: Any, out: Path, k: int, filter_seen: bool) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from dpformer.serving.batch import write_recommendations
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("users", total=len(found))
+        packed = write_recommendations(
+            ranker, found, out, k=k, filter_seen=filter_seen, done=lambda users: progress.update(task, completed=users)
+        )
+    _tell_unknown(packed)
+    typer.echo(f"{out}: recommendations for {len(packed):,} users")
+
+
+def _tell_unknown(packed: Any) -> None:
+    if packed.unknown:
+        said = f"{packed.unknown:,} interactions with {packed.unknown_items:,} items the model does not know"
+        typer.echo(f"dpformer: skipped {said}", err=True)
 
 
 def _print(lines: list[dict[str, Any]], titles: bool) -> None:
@@ -87,14 +137,14 @@ def split_ids(text: str) -> list[str]:
     return fields
 
 
-def _read(path: Path | None, order: str = "time") -> list[tuple[str, list[Any]]]:
+def _read(path: Path, order: str = "time") -> Any:
     """Users and their histories, oldest first."""
     from dpformer.data import Reading, read
+    from dpformer.serving.batch import histories_of
 
-    assert path is not None
     if path.suffix.lower() in (".json", ".jsonl", ".ndjson") and (found := _json_histories(path)):
-        return found
-    return list(read(path, reading=Reading(order=order)).named().items())
+        return histories_of(found)
+    return read(path, reading=Reading(order=order))
 
 
 def _json_histories(path: Path) -> list[tuple[str, list[Any]]]:
@@ -104,6 +154,8 @@ def _json_histories(path: Path) -> list[tuple[str, list[Any]]]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise DpformerError(f"{path} is not UTF-8: {error}") from None
+    except OSError as error:
+        raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

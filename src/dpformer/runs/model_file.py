@@ -105,6 +105,10 @@ class Release:
             for row in zip(items.tolist(), values.tolist(), strict=True)
         ]
 
+    def entries(self, items: np.ndarray, scores: np.ndarray) -> list[dict[str, Any]]:
+        """Ranked items as dicts; those below 0 stand for none."""
+        return [self._entry(item, s) for item, s in zip(items.tolist(), scores.tolist(), strict=True) if item >= 0]
+
     def _entry(self, item: int, score: float) -> dict[str, Any]:
         title = {} if self.titles is None else {"title": self.titles[item]}
         return {"item_id": self.vocabulary[item], **title, "score": score}
