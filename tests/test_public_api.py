@@ -6,15 +6,18 @@ import sys
 import dpformer as dp
 
 NAMES = [
+    "LanguageModel",
     "Ledger",
     "PhantomClipping",
     "PoissonBatches",
     "PrivateOptimizer",
+    "Recommender",
     "UnsupportedUse",
     "calibrate",
     "clip",
     "data",
     "evaluation",
+    "load",
     "models",
     "normalize",
     "reattention",

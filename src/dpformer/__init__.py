@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dpformer import data, evaluation, models, reattention
     from dpformer.clipping import PhantomClipping, UnsupportedUse, clip, normalize, softmax_loss
     from dpformer.privacy import Ledger, PoissonBatches, calibrate
+    from dpformer.recommender import LanguageModel, Recommender, load
     from dpformer.releases import release_frequencies
     from dpformer.training import PrivateOptimizer
 
@@ -26,6 +27,9 @@ _HOME = {
     "calibrate": "privacy",
     "release_frequencies": "releases",
     "PrivateOptimizer": "training",
+    "LanguageModel": "recommender",
+    "Recommender": "recommender",
+    "load": "recommender",
 }
 _SUBPACKAGES = (
     "clipping", "data", "evaluation", "models", "privacy", "reattention", "releases", "report", "runs", "training",
@@ -33,15 +37,18 @@ _SUBPACKAGES = (
 )  # fmt: skip
 
 __all__ = [
+    "LanguageModel",
     "Ledger",
     "PhantomClipping",
     "PoissonBatches",
     "PrivateOptimizer",
+    "Recommender",
     "UnsupportedUse",
     "calibrate",
     "clip",
     "data",
     "evaluation",
+    "load",
     "models",
     "normalize",
     "reattention",

@@ -6,7 +6,9 @@ calls (the batch command, `dp.Recommender`, the service) gets the same answers f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +66,18 @@ class Ranker:
         if k < 1:
             raise DpformerError(f"k is {k}; it must be 1 or more")
         size, users = max(1, SCORES_AT_ONCE // self.num_items), len(offsets) - 1
-        for start in range(0, users, size):
-            stop = min(users, start + size)
-            part = items[offsets[start] : offsets[stop]]
-            yield self._block(part, offsets[start : stop + 1] - offsets[start], k, filter_seen), slice(start, stop)
+        parts = [slice(start, min(users, start + size)) for start in range(0, users, size)]
+
+        def work(part: slice) -> Top:
+            first, last = offsets[part.start], offsets[part.stop]
+            return self._block(items[first:last], offsets[part.start : part.stop + 1] - first, k, filter_seen)
+
+        workers = len(os.sched_getaffinity(0)) if self.quick else 1  # a network has threads of its own
+        if min(workers, len(parts)) <= 1:
+            yield from ((work(part), part) for part in parts)
+            return
+        with ThreadPoolExecutor(workers) as pool:  # sparse products and topk run outside of Python's lock
+            yield from zip(pool.map(work, parts), parts, strict=True)
 
     def _block(self, items: np.ndarray, offsets: np.ndarray, k: int, filter_seen: bool) -> Top:
         scores = self._scores(items, offsets)

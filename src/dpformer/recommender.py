@@ -1,0 +1,340 @@
+"""`dp.Recommender` and `dp.LanguageModel`: from a data frame or texts to a private model, in a few lines.
+
+They are the command line as objects: the same choices (`Config`) and the same training (`runs.train`); what is
+saved is a run folder. What is given in memory is written to a private folder for training, which goes when the object goes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dpformer.data.interactions import from_frame
+from dpformer.errors import DpformerError
+from dpformer.privacy import Ledger
+from dpformer.privacy.events import Event
+from dpformer.runs.config import Config
+from dpformer.runs.model_file import Release
+from dpformer.runs.run import Run, finished, train
+from dpformer.runs.tasks import task_of
+from dpformer.serving.batch import Packed, histories_of
+from dpformer.serving.frames import Frame, any_frame, write_catalog, write_log
+from dpformer.serving.notebook import Facts, Statement, Table
+from dpformer.serving.ranking import Ranker
+
+
+class _Model:
+    """What both have in common: a config, a run once fitted, and a private folder for what came from memory."""
+
+    _always: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self, epsilon: float = 5.0, model: str = "auto", *, ledger: Ledger | None = None, **choices: Any
+    ) -> None:
+        """
+        Args:
+            epsilon: ε of everything together.
+            model: "auto" or a choice of `dpformer train --model`.
+            ledger: counts this fit and further ones; without it a second fit is refused.
+            choices: the other options of `dpformer train`, by name: `delta`, `private_metrics`, `learning_rate`, …
+        """
+        if model != "auto":
+            choices["model"] = model
+        self._choices = {**self._always, "epsilon": epsilon, **choices}
+        self.ledger = ledger
+        self.run: Run | None = None
+        self._private: tempfile.TemporaryDirectory[str] | None = None
+
+    def plan(self, users: int, items: int | None = None) -> Facts:
+        """Noise, ε, time and memory for a public number of users; no data is touched."""
+        from dpformer.runs.estimate import dry_run
+
+        return Facts(dry_run(self._config(Path("data")), users, items))
+
+    def _config(self, file: Path, **more: Any) -> Config:
+        return Config.make(**{**self._choices, "file": file, **more})
+
+    def _fit(self, file: Path, out: str | Path | None, **more: Any) -> None:
+        if self.run is not None and self.ledger is None:
+            raise DpformerError(
+                "this model is fitted already; a second fit spends budget again: make a new one for other users, or "
+                "pass ledger=dp.Ledger(), which counts both"
+            )
+        where = Path(out) if out is not None else Path(tempfile.mkdtemp(dir=self._folder())) / "run"
+        self.run = train(self._config(file, **more), where)
+        self.__dict__.pop("_ranker", None)
+        if self.ledger is not None:
+            self.ledger.extend(_events(self.run.statement))
+
+    def _folder(self) -> Path:
+        """Private, and gone with this object."""
+        if self._private is None:
+            self._private = tempfile.TemporaryDirectory(prefix="dpformer-")
+        return Path(self._private.name)
+
+    @property
+    def _fitted(self) -> Run:
+        if self.run is None:
+            raise DpformerError("nothing is fitted yet: call fit first, or dp.load a run")
+        return self.run
+
+    @property
+    def release(self) -> Release:
+        """The released model with its vocabulary."""
+        return self._fitted.release
+
+    @property
+    def statement(self) -> Statement:
+        """What is promised about the data, how it is achieved, and what is not covered."""
+        return Statement(self._fitted.statement)
+
+    def _measure(self, data: Path | None) -> Facts:
+        run = self._fitted
+        facts = Facts(task_of(run.config).measure(run.config, run.release, data).to_dict())
+        facts.title = "Exact: not covered by the guarantee"
+        return facts
+
+    def report(self, path: str | Path | None = None, *, public: bool = False) -> Path:
+        """Writes the report, one HTML page; `public` leaves out all that the guarantee does not cover."""
+        from dpformer.report import write_report
+
+        return write_report(self._fitted.folder, out=path, public=public)
+
+    def save(self, path: str | Path) -> Path:
+        """Copies the run folder, all of it: `config.toml` and `metrics.jsonl` are as private as the data."""
+        target = Path(path)
+        if target.exists():
+            raise DpformerError(f"{target} is already there: choose another folder")
+        shutil.copytree(self._fitted.folder, target, ignore=shutil.ignore_patterns(".lock"))
+        return target
+
+    def _repr_html_(self) -> str:
+        return f"<b>{type(self).__name__}</b>, not fitted" if self.run is None else self.statement._repr_html_()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'not fitted' if self.run is None else self.run.statement['headline']})"
+
+
+class Recommender(_Model):
+    """A next-item recommender with user-level differential privacy.
+
+    >>> import dpformer as dp
+    >>> rec = dp.Recommender(epsilon=5)
+    >>> rec.fit(df, items=catalog)  # doctest: +SKIP
+    >>> rec.recommend({"ann": ["film-3", "film-9"]}, k=10)  # doctest: +SKIP
+    """
+
+    def fit(
+        self, data: Any, items: Any = None, *, out: str | Path | None = None, order: str = "time", **columns: str
+    ) -> Recommender:
+        """Trains on interactions.
+
+        Args:
+            data: a frame of pandas, Polars, PyArrow or DuckDB with columns user_id, item_id, timestamp; or a path.
+            items: the public catalogue, item_id and title: a frame or a path. Without it the items are assumed public.
+            out: the run folder to make; by default a private one that goes with this object (see `save`).
+            order: "time", or "file" if rows are in the order of time and there is no column of times.
+            columns: other names: user_column="customer", item_column=…, timestamp_column=…, rating_column=…
+        """
+        more: dict[str, Any] = {"order": order}
+        file = self._log(data, order, columns)
+        if isinstance(data, str | Path):
+            more.update(columns)
+        if items is not None:
+            more["catalog"] = self._catalog(items)
+        self._fit(file, out, **more)
+        return self
+
+    def _log(self, data: Any, order: str, columns: Mapping[str, str]) -> Path:
+        if isinstance(data, str | Path):
+            return Path(data)
+        from dpformer.data import Columns
+
+        known = {name.removesuffix("_column"): value for name, value in columns.items()}
+        ratings = self._choices.get("min_rating") is not None
+        log = from_frame(Frame(data).columns(), Columns(**known), order=order, ratings=ratings)
+        path = Path(tempfile.mkdtemp(dir=self._folder())) / "frame.parquet"
+        write_log(log, path)
+        return path
+
+    def _catalog(self, items: Any) -> Path:
+        if isinstance(items, str | Path):
+            return Path(items)
+        path = Path(tempfile.mkdtemp(dir=self._folder())) / "items.parquet"
+        write_catalog(Frame(items), path)
+        return path
+
+    @property
+    def ranker(self) -> Ranker:
+        if "_ranker" not in self.__dict__:
+            self.__dict__["_ranker"] = Ranker(self.release)
+        return self.__dict__["_ranker"]  # type: ignore[no-any-return]
+
+    def recommend(self, histories: Any, k: int = 10, *, filter_seen: bool = True, order: str = "time") -> Any:
+        """The k best items for each user: a frame of user_id, item_id, (title,) score, rank.
+
+        Args:
+            histories: {user: [items, oldest first]}, or a frame or path of interactions; users may be new.
+            k: items a user.
+            filter_seen: leave out items of the history.
+            order: of a frame or file: "time" or "file".
+
+        Items the model does not know are skipped. The frame is of the library that `histories` is of.
+        """
+        frame: Frame | None = None
+        whole_users = whole_items = False
+        if isinstance(histories, Mapping):
+            found = histories_of(histories.items())
+            whole_users = all(isinstance(user, int) for user in histories)
+            whole_items = all(isinstance(item, int | np.integer) for items in histories.values() for item in items)
+        elif isinstance(histories, str | Path):
+            from dpformer.data import Reading, read
+
+            found = read(histories, reading=Reading(order=order))
+        else:
+            frame = Frame(histories)
+            log = from_frame(frame.columns(), order=order)
+            found = log.histories()
+            whole_users, whole_items = _whole(frame)
+        packed = Packed.of(found, self.release)
+        top = self.ranker.top(packed.items, packed.offsets, k, filter_seen=filter_seen)
+        columns = self._columns(top, found.user_ids, whole_users, whole_items)
+        return any_frame(columns) if frame is None else frame.like(columns)
+
+    def _columns(self, top: Any, users: Any, whole_users: bool, whole_items: bool) -> dict[str, list[Any]]:
+        there, release = top.items >= 0, self.release
+        rows, places = np.nonzero(there)
+        chosen = top.items[there].tolist()
+        names = [release.vocabulary[item] for item in chosen]
+        columns: dict[str, list[Any]] = {
+            "user_id": [int(users[row]) if whole_users else users[row] for row in rows.tolist()],
+            "item_id": [int(name) if whole_items else str(name) for name in names],
+        }
+        if release.titles is not None:
+            columns["title"] = [release.titles[item] for item in chosen]
+        return {**columns, "score": top.scores[there].tolist(), "rank": (places + 1).tolist()}
+
+    def similar(self, item: Any, k: int = 10) -> Table:
+        """The k items most like one."""
+        (number,) = self.release.index([item])
+        top = self.ranker.similar(int(number), k)
+        pairs = zip(top.items[0].tolist(), top.scores[0].tolist(), strict=True)
+        return Table([{**self._named(other), "similarity": value} for other, value in pairs])
+
+    def explain(self, history: Iterable[Any], item: Any) -> Table:
+        """How much each item of a history speaks for an item; for counts with the share of its popularity at last."""
+        numbers, wanted = self.release.index(history), self.release.index([item])
+        added, popularity = self.ranker.contributions(numbers, wanted)
+        rows = [
+            {**self._named(number), "contribution": float(value)}
+            for number, value in zip(numbers.tolist(), added[:, 0], strict=True)
+        ]
+        if not np.isnan(popularity[0]):
+            blank = {"item_id": "(popularity)", **({} if self.release.titles is None else {"title": ""})}
+            rows.append({**blank, "contribution": float(popularity[0])})
+        return Table(rows, f"Contribution: {self.ranker.method}.")
+
+    def _named(self, item: int) -> dict[str, Any]:
+        title = {} if self.release.titles is None else {"title": self.release.titles[item]}
+        return {"item_id": self.release.vocabulary[item], **title}
+
+    def evaluate(self, test: Any = None, *, exact: bool = False, order: str = "time") -> Facts:
+        """Accuracy on held-out items.
+
+        By default what was released with noise within ε, if `private_metrics=True` was chosen. `exact=True` measures
+        without noise, on the training data's held-out items or on those of `test`: the guarantee does not cover it.
+        """
+        if exact:
+            return self._measure(None if test is None else self._log(test, order, {}))
+        released = self._fitted.statement.get("metrics")
+        if test is not None or released is None:
+            raise DpformerError(
+                "there is no budget for noisy metrics of this: choose private_metrics=True before fit, for the "
+                "training data's own held-out items; or exact=True, whose numbers are not covered by the guarantee"
+            )
+        facts = Facts(released)
+        facts.title = "Released with noise, covered by ε"
+        return facts
+
+
+class LanguageModel(_Model):
+    """A language model with differential privacy for lines, documents or authors."""
+
+    _always: ClassVar[dict[str, Any]] = {"task": "lm"}
+
+    def __init__(self, epsilon: float = 5.0, model: str = "auto", *, unit: str = "document", **choices: Any) -> None:
+        """`unit` is what is protected: "document", or "author" for texts by author; of files also "line", "chunk"."""
+        super().__init__(epsilon, model, unit=unit, **choices)
+        self.unit = unit
+
+    def fit(self, texts: Any, *, out: str | Path | None = None) -> LanguageModel:
+        """Trains on a list of texts, each one document; on {author: [texts]}; or on a file."""
+        if isinstance(texts, str | Path):
+            self._fit(Path(texts), out)
+            return self
+        by_author = isinstance(texts, Mapping)
+        if by_author != (self.unit == "author") or self.unit not in ("author", "document"):
+            raise DpformerError(
+                f'unit is {self.unit!r}; a list of texts has unit="document", {{author: [texts]}} has unit="author"; '
+                "lines and chunks are of a file"
+            )
+        rows = (
+            [{"author": str(name), "text": text} for name, written in texts.items() for text in written]
+            if by_author
+            else [{"text": text} for text in texts]
+        )
+        path = Path(tempfile.mkdtemp(dir=self._folder())) / "texts.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        self._fit(path, out)
+        return self
+
+    def generate(
+        self, prompt: str = "\n", length: int = 200, *, temperature: float = 1.0, seed: int | None = None
+    ) -> str:
+        """Text after a prompt. It spends no budget, however much is written."""
+        from dpformer.data.text import decoder
+        from dpformer.evaluation.language import generate
+
+        tokens, decode = decoder(self.release)
+        start = tokens.encode(prompt or "\n").tolist()
+        return decode(
+            generate(self.release.model, start, length, temperature=temperature, never=tokens.unknown, seed=seed)
+        )
+
+    def evaluate(self, test: str | Path | None = None, *, exact: bool = False) -> Facts:
+        """The loss on held-out text, or on that of another file; only exact, and not covered by the guarantee."""
+        if not exact:
+            raise DpformerError(
+                "there are no noisy metrics of text: give exact=True, which the guarantee does not cover"
+            )
+        return self._measure(None if test is None else Path(test))
+
+
+def load(path: str | Path) -> Recommender | LanguageModel:
+    """Opens a run folder, made by `save` or by `dpformer train`."""
+    run = finished(path)
+    made = LanguageModel(unit=run.config.unit or "document") if run.config.task == "lm" else Recommender()
+    made.run = run
+    return made
+
+
+def _whole(frame: Frame) -> tuple[bool, bool]:
+    from dpformer.data.columns import usual
+
+    names = list(frame.table.columns)
+    found = [usual(names, role) for role in ("user", "item")]
+    users, items = (name is not None and frame.whole_numbers(name) for name in found)
+    return users, items
+
+
+def _events(statement: dict[str, Any]) -> list[Event]:
+    return [
+        Event.from_dict({name: value for name, value in event.items() if name != "epsilon_alone"})
+        for event in statement["events"]
+    ]

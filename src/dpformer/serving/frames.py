@@ -1,0 +1,91 @@
+"""Data frames of any library in and out, through narwhals: the same kind comes out as went in."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+
+from dpformer.data.interactions import Interactions
+from dpformer.data.vocabulary import ITEM_NAMES, TITLE_NAMES
+from dpformer.errors import DpformerError
+
+KINDS = ("pandas", "polars", "pyarrow")  # of an answer to what was no frame, the first that is installed
+
+
+class Frame:
+    """A frame of some library, read into memory."""
+
+    def __init__(self, native: Any) -> None:
+        try:
+            found = nw.from_native(native)
+        except TypeError:
+            raise DpformerError(
+                f"a {type(native).__name__} is no data: give a frame of pandas, Polars, PyArrow or DuckDB, or a path"
+            ) from None
+        self.lazy = str(found.implementation) if isinstance(found, nw.LazyFrame) else ""
+        self.table = found.collect() if isinstance(found, nw.LazyFrame) else found
+
+    def columns(self) -> dict[str, list[Any]]:
+        return {name: self.table[name].to_list() for name in self.table.columns}
+
+    def whole_numbers(self, column: str) -> bool:
+        """Whether a column holds integers, so that ids are to come back as such."""
+        return bool(self.table.schema[column].is_integer())
+
+    def like(self, columns: Mapping[str, Sequence[Any]]) -> Any:
+        """A frame of the same library."""
+        made = nw.from_dict(dict(columns), backend=self.table.implementation).to_native()
+        if "duckdb" in self.lazy.lower():
+            import duckdb
+
+            return duckdb.from_arrow(made)
+        return made.lazy() if self.lazy and hasattr(made, "lazy") else made
+
+
+def any_frame(columns: Mapping[str, Sequence[Any]]) -> Any:
+    """A frame of whatever library is here; without one, the columns themselves."""
+    for kind in KINDS:
+        if importlib.util.find_spec(kind) is not None:
+            return nw.from_dict(dict(columns), backend=kind).to_native()
+    return dict(columns)
+
+
+def write_log(log: Interactions, path: Path) -> None:
+    """Interactions as Parquet, with the usual names of columns, rows in their order."""
+    from dpformer.data.engine import engine, text
+
+    columns: dict[str, np.ndarray] = {
+        "user_id": np.array(list(log.user_ids), dtype=object)[log.users],
+        "item_id": np.array(list(log.item_ids), dtype=object)[log.items],
+    }
+    if log.timestamps is not None:
+        columns["timestamp"] = log.timestamps
+    if log.ratings is not None:
+        columns["rating"] = log.ratings
+    with engine(what="the frame") as connection:
+        connection.register("log", columns)
+        connection.execute(f"COPY (SELECT * FROM log) TO {text(str(path))} (FORMAT parquet)")
+
+
+def write_catalog(frame: Frame, path: Path) -> None:
+    """A frame of items, all its columns, as Parquet."""
+    from dpformer.data.columns import plain
+    from dpformer.data.engine import engine, text
+
+    columns = frame.columns()
+    names = {plain(name): name for name in reversed(columns)}
+    item = next((names[name] for name in ITEM_NAMES if name in names), None)
+    title = next((names[name] for name in TITLE_NAMES if name in names), None)
+    if item is None:
+        raise DpformerError(f"the frame of items has no column item_id; it has {', '.join(columns)}")
+    made = {"item_id": np.array(columns[item])}
+    if title is not None:
+        made["title"] = np.array([value or "" for value in columns[title]], dtype=object)
+    with engine(what="the frame of items") as connection:
+        connection.register("items", made)
+        connection.execute(f"COPY (SELECT * FROM items) TO {text(str(path))} (FORMAT parquet)")

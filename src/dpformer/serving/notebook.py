@@ -1,0 +1,62 @@
+"""Answers that a notebook shows as tables, and a terminal as plain data."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from dpformer.privacy.numbers import one_in, plain, round_up
+
+STYLE = "text-align:left;padding:2px 12px 2px 0;vertical-align:top"
+
+
+class Table(list[dict[str, Any]]):
+    """Rows, and a note beneath them."""
+
+    def __init__(self, rows: list[dict[str, Any]], note: str = "") -> None:
+        super().__init__(rows)
+        self.note = note
+
+    def _repr_html_(self) -> str:
+        names = list(self[0]) if self else []
+        head = "".join(f"<th style='{STYLE}'>{escape(name)}</th>" for name in names)
+        body = "".join("<tr>" + "".join(_cell(row[name]) for name in names) + "</tr>" for row in self)
+        return f"<table><tr>{head}</tr>{body}</table>" + (f"<p>{escape(self.note)}</p>" if self.note else "")
+
+
+class Facts(dict[str, Any]):
+    """Names and values, such as a plan."""
+
+    title = "Plan"
+
+    def _repr_html_(self) -> str:
+        shown = {
+            name: value for name, value in self.items() if not isinstance(value, list | dict) and value is not None
+        }
+        rows = "".join(
+            f"<tr><th style='{STYLE}'>{escape(name)}</th>{_cell(value)}</tr>" for name, value in shown.items()
+        )
+        return f"<b>{self.title}</b><table>{rows}</table>"
+
+
+class Statement(dict[str, Any]):
+    """The privacy statement of a run."""
+
+    def _repr_html_(self) -> str:
+        words = "".join(f"<p>{escape(word)}</p>" for word in self["words"])
+        gaps = "".join(f"<li>{escape(word)}</li>" for word in self["not_covered"])
+        budget = "not private"
+        if self["epsilon"] is not None:
+            budget = f"ε = {round_up(self['epsilon'])}, δ = {one_in(self['delta'])}"
+        return (
+            f"<p><b>{escape(self['headline'])}</b></p><p>{budget}, {self['users']:,} of them.</p>{words}"
+            f"<details><summary>What is not covered</summary><ul>{gaps}</ul></details>"
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([self["headline"], *self["words"]])
+
+
+def _cell(value: Any) -> str:
+    shown = plain(value) if isinstance(value, float) else str(value)
+    return f"<td style='{STYLE}'>{escape(shown)}</td>"
