@@ -1,7 +1,7 @@
 """`dp.Recommender` and `dp.LanguageModel`: from a data frame or texts to a private model, in a few lines.
 
 They are the command line as objects: the same choices (`Config`) and the same training (`runs.train`); what is
-saved is a run folder. What is given in memory is written to a private folder for training, which goes when the object goes.
+saved is a run folder. What is given in memory is written to a private folder for training, and gone with the object.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Recommender(_Model):
     def ranker(self) -> Ranker:
         if "_ranker" not in self.__dict__:
             self.__dict__["_ranker"] = Ranker(self.release)
-        return self.__dict__["_ranker"]  # type: ignore[no-any-return]
+        return self.__dict__["_ranker"]
 
     def recommend(self, histories: Any, k: int = 10, *, filter_seen: bool = True, order: str = "time") -> Any:
         """The k best items for each user: a frame of user_id, item_id, (title,) score, rank.

@@ -51,7 +51,7 @@ def any_frame(columns: Mapping[str, Sequence[Any]]) -> Any:
     """A frame of whatever library is here; without one, the columns themselves."""
     for kind in KINDS:
         if importlib.util.find_spec(kind) is not None:
-            return nw.from_dict(dict(columns), backend=kind).to_native()
+            return nw.from_dict(dict(columns), backend=nw.Implementation.from_string(kind)).to_native()
     return dict(columns)
 
 
