@@ -94,3 +94,21 @@ def test_complex_parameters() -> None:
     for ours, each in zip(sums(model), zip(*truth, strict=True), strict=True):
         expected = sum(c * g for c, g in zip(CLIP(right), each, strict=True))
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_two_contexts_then_two_backward_passes() -> None:
+    """Refused by name; the first pass is right."""
+    torch.manual_seed(0)
+    model, x = Checkpointed().double(), torch.randn(2, B, T, D, dtype=torch.float64)
+    truth = one_at_a_time(model, (x[0],))
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        first = model(x[0])
+    with clipping:
+        second = model(x[1])
+    torch.testing.assert_close(clipping.backward(first, CLIP), norms_of(truth), rtol=1e-10, atol=0)
+    before = [g.clone() for g in sums(model)]
+    assert relative_error(before, clipped_sum(truth, CLIP)) < 1e-10
+    with pytest.raises(dp.UnsupportedUse, match="after each `with clipping:`"):
+        clipping.backward(second, CLIP)
+    assert all(torch.equal(a, b) for a, b in zip(sums(model), before, strict=True))

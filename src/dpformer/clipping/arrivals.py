@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping import norms
+from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import ParameterUses, by_parameter
 from dpformer.clipping.tap import Tap
@@ -48,8 +49,13 @@ class Arrivals:
         self.families = families_of(taps)
 
     def __call__(self, tap: Tap, grad: Tensor) -> None:
+        family = self.families.get(id(tap))
+        if family is None:
+            raise UnsupportedUse(
+                f"{tap.where} was recorded before another backward pass, which let go of it; call `clipping.backward` "
+                f"after each `with clipping:`, or run both forward passes inside one and add up their losses"
+            )
         tap.grad = grad
-        family = self.families[id(tap)]
         family.missing -= 1
         if family.missing == 0 and not family.late:
             self._settle(family)
