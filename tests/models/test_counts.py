@@ -315,7 +315,7 @@ def test_symmetric_data_give_symmetric_counts() -> None:
     rng = np.random.default_rng(0)
     histories = [rng.permutation(6)[:3].tolist() for _ in range(3000)]
     release = release_transitions(*packed(histories), 6, 0.8, seed=0)
-    forward, backward = counts._directed(release)
+    forward, backward = counts._directed(release, 1.5)
     assert np.abs(forward - backward).max() < 0.15 * np.maximum(forward, backward).max()
 
 

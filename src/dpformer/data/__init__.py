@@ -1,6 +1,8 @@
 """Interactions in, one sequence a user out: readers, vocabulary, split, packing, and the synthetic default."""
 
+from dpformer.data.attributes import Attributes
 from dpformer.data.cache import load, save
+from dpformer.data.catalog import read_catalog
 from dpformer.data.columns import Columns
 from dpformer.data.dataset import Dataset
 from dpformer.data.histories import Histories, read
@@ -9,10 +11,11 @@ from dpformer.data.prepare import Filters, PrivateVocabulary, prepare
 from dpformer.data.reading import Reading
 from dpformer.data.statement import data_statement
 from dpformer.data.synthetic import synthetic
-from dpformer.data.vocabulary import Vocabulary, read_catalog
+from dpformer.data.vocabulary import Vocabulary
 from dpformer.releases.vocabulary import SparseHistogram, sparse_histogram
 
 __all__ = [
+    "Attributes",
     "Columns",
     "Dataset",
     "Filters",

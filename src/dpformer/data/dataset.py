@@ -166,6 +166,15 @@ class Dataset:
         """The same data, of which `max_length` items a user are trained on."""
         return replace(self, max_length=max_length, description={**self.description, "max_length": max_length})
 
+    def with_attributes(self, catalog: Vocabulary) -> "Dataset":
+        """The same data with what a public catalogue says about its items."""
+        if catalog.attributes is None:
+            return self
+        attributes = catalog.attributes.of_rows(catalog.match(self.vocabulary.ids))
+        facts = {**self.description.get("vocabulary", {}), "attributes": len(attributes)}
+        description = {**self.description, "vocabulary": facts}
+        return replace(self, vocabulary=replace(self.vocabulary, attributes=attributes), description=description)
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 of sequences, vocabulary and split. It is made from the data without noise: do not release it."""

@@ -32,7 +32,12 @@ def _vocabulary(description: dict[str, Any]) -> str:
     vocabulary, size = description["vocabulary"], f"{description['items']:,} items"
     left_out = " Interactions with other items, if any, were left out."
     if vocabulary["policy"] == "catalog":
-        return f"The vocabulary of {size} is a public catalogue.{left_out}"
+        known = (
+            " Titles and attributes of items in it are taken as public: they must not be made from what users did."
+            if vocabulary.get("attributes")
+            else ""
+        )
+        return f"The vocabulary of {size} is a public catalogue.{known}{left_out}"
     if vocabulary["policy"] == "dp":
         price = vocabulary["release"]
         return (

@@ -3,16 +3,18 @@ r"""Transition counts: a next-item model read off one differentially private rel
 The release (`counts_release.py`) says of pairs {a, b} how often one follows the other. Everything here is
 post-processing of it, by rules fixed beforehand, so it costs no privacy:
 
-- *Noise.* Of the total of a pair 1.5 deviations are taken off (soft threshold): Ŝ = max(S − 1.5·sd, 0).
+- *Noise.* Of the total of a pair 1.5 deviations are taken off (soft threshold): Ŝ = max(S − 1.5·sd, 0); with public
+  attributes more where the two have nothing in common, less where they do (`backoff.py`).
 - *Direction.* The difference D of the two directions is shrunk towards none, D̂ = D·v/(v + sd²), where v = (ηŜ)² and η²
   is what the release itself shows of direction: mean (D² − sd²) over mean (S² − sd²) of clear pairs. Data without order
   give η ≈ 0 and symmetric counts. Then C_ab = (Ŝ + D̂)/2 and C_ba = (Ŝ − D̂)/2.
 - *Chances.* T_ab = C_ab / (Σ_b C_ab + 30): a row of few counts is little trusted.
-- *Claims.* After a history that ends in x_20, …, x_1 (the latest): c_b = Σ_k α_k T_{x_k b}, α_k ∝ 0.75^k, Σ α_k = 1.
+- *Claims.* After a history that ends in x_20, …, x_1 (the latest): c_b = Σ_k α_k (T + μK)_{x_k b}, α_k ∝ 0.75^k,
+  Σ α_k = 1; K, the back-off to public attributes of items, if there are any (`backoff.py`).
 - *Ranking*, `scores`: ln(c_b + 0.01·q_b), q the released popularity, which orders what the counts say nothing of.
 - *Probability*, `prior_logits`, for a network that is to learn the rest: ln P,
 
-    P(b) = λ·c_b + (1 − λ·Σ_b c_b)·q_b,    λ = 0.8:
+    P(b) = λ·c_b + (1 − λ·Σ_b c_b)·q_b,    λ = 0.8 (c scaled to Σ_b c_b ≤ 1):
 
   what the counts do not claim is popularity's, and P sums to 1. (Ranking by P loses 5% of NDCG: a likelihood has to
   insure against everything, the first ten places need not.)
@@ -27,17 +29,20 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from dpformer.data.attributes import Attributes, Name
+from dpformer.models.backoff import PLAIN_THRESHOLD, fit_backoff
+from dpformer.models.explain import Explanation, explain
+from dpformer.models.history import FORGETTING, LATEST, add_rows, latest_items, row_of, weights_of
 from dpformer.privacy.arguments import whole
 from dpformer.privacy.ledger import Ledger
 from dpformer.releases.counts import TransitionRelease, release_transitions
 
-THRESHOLD = 1.5  # deviations taken off every total
 CLEAR = 3.0  # deviations above which a pair tells of direction
 ROW_PRIOR = 30.0  # counts a row must have to be half trusted
-LATEST, FORGETTING = 20, 0.75
 TRUST = 0.8  # λ
 HINT = 0.01  # of popularity in a ranking
 
@@ -46,23 +51,39 @@ class TransitionCounts(nn.Module):
     """Scores the next item by released transition counts: `fit` it, or load its state.
 
     State: `popularity` (M,), which sums to 1, and row a of T at places offsets[a]:offsets[a + 1] of `targets` and
-    `chances`.
+    `chances`. With G attributes also A, those of item a at attribute_offsets[a]:attribute_offsets[a + 1] of
+    `attribute_links`, and what K is made of: w, `pull` q^0.6 and `backoff` μ. `attribute_names` are saved beside it.
     """
 
     popularity: Tensor  # (M,) float32
     offsets: Tensor  # (M + 1,) int64
     targets: Tensor  # (K,) int64
     chances: Tensor  # (K,) float32
+    attribute_offsets: Tensor  # (M + 1,) int64
+    attribute_links: Tensor  # (n,) int64
+    attribute_weights: Tensor  # (G,) float32
+    pull: Tensor  # (M,) float32
+    backoff: Tensor  # () float32
 
-    def __init__(self, num_items: int, num_transitions: int) -> None:
+    def __init__(self, num_items: int, num_transitions: int, num_attributes: int = 0, num_links: int = 0) -> None:
         super().__init__()
         self.num_items = whole("num_items", num_items, 1)
         self.num_transitions = whole("num_transitions", num_transitions, 0)
+        self.num_attributes = whole("num_attributes", num_attributes, 0)
+        self.num_links = whole("num_links", num_links, 0)
         self.arguments: dict[str, Any] = {"num_items": self.num_items, "num_transitions": self.num_transitions}
+        self.attribute_names: list[Name] = []
         self.register_buffer("popularity", torch.full((num_items,), 1 / num_items))
         self.register_buffer("offsets", torch.zeros(num_items + 1, dtype=torch.int64))
         self.register_buffer("targets", torch.zeros(num_transitions, dtype=torch.int64))
         self.register_buffer("chances", torch.zeros(num_transitions))
+        if self.num_attributes:
+            self.arguments |= {"num_attributes": self.num_attributes, "num_links": self.num_links}
+            self.register_buffer("attribute_offsets", torch.zeros(num_items + 1, dtype=torch.int64))
+            self.register_buffer("attribute_links", torch.zeros(num_links, dtype=torch.int64))
+            self.register_buffer("attribute_weights", torch.zeros(num_attributes))
+            self.register_buffer("pull", torch.zeros(num_items))
+            self.register_buffer("backoff", torch.zeros(()))
 
     @classmethod
     def fit(
@@ -73,6 +94,7 @@ class TransitionCounts(nn.Module):
         *,
         ledger: Ledger,
         offsets: np.ndarray | None = None,
+        attributes: Attributes | None = None,
         seed: int | None = None,
     ) -> TransitionCounts:
         """Releases the counts of all histories and makes a model of them.
@@ -83,22 +105,40 @@ class TransitionCounts(nn.Module):
             noise_multiplier: σ of the one Gaussian event that all of it costs: `calibrate(epsilon, delta, 1.0, 1)`.
             ledger: where that event is recorded.
             offsets: (users + 1,) with the items of user u at histories[offsets[u]:offsets[u + 1]].
+            attributes: public facts about the items.
             seed: for tests only: marks the event as not private.
         """
         if offsets is None:
             rows = [np.asarray(history) for history in histories]
             offsets = np.cumsum([0, *map(len, rows)])
             histories = np.concatenate([row for row in rows if len(row)] or [np.zeros(0, np.int64)])
-        release = release_transitions(np.asarray(histories), offsets, num_items, noise_multiplier, seed=seed)
+        release = release_transitions(
+            np.asarray(histories),
+            offsets,
+            num_items,
+            noise_multiplier,
+            seed=seed,
+        )
+        assert release.event is not None
         ledger.add(release.event)
-        return cls.from_release(release)
+        return cls.from_release(release, attributes)
 
     @classmethod
-    def from_release(cls, release: TransitionRelease) -> TransitionCounts:
-        """The model of a release: post-processing."""
+    def from_release(cls, release: TransitionRelease, attributes: Attributes | None = None) -> TransitionCounts:
+        """The model of a release: post-processing. Attributes about which the release says nothing are left out."""
         num_items = len(release.frequencies.p)
-        rows, targets, chances = _chances(release)
-        model = cls(num_items, len(rows))
+        known = None if attributes is None else fit_backoff(release, attributes)
+        rows, targets, chances = _chances(release, PLAIN_THRESHOLD if known is None else known.thresholds)
+        if known is None:
+            model = cls(num_items, len(rows))
+        else:
+            model = cls(num_items, len(rows), len(known.attributes), len(known.attributes.links))
+            model.attribute_names = list(known.attributes.names)
+            model.attribute_offsets.copy_(torch.from_numpy(known.attributes.offsets))
+            model.attribute_links.copy_(torch.from_numpy(known.attributes.links))
+            model.attribute_weights.copy_(torch.from_numpy(known.weights))
+            model.pull.copy_(torch.from_numpy(known.pull))
+            model.backoff.fill_(known.share(np.bincount(rows, weights=chances, minlength=num_items)))
         model.popularity.copy_(torch.from_numpy(release.frequencies.p / release.frequencies.p.sum()))
         model.offsets.copy_(torch.from_numpy(np.searchsorted(rows, np.arange(num_items + 1))))
         model.targets.copy_(torch.from_numpy(targets))
@@ -112,18 +152,29 @@ class TransitionCounts(nn.Module):
             raise ValueError("offsets do not cut the transitions into rows")
         if self.num_transitions and not 0 <= int(self.targets.min()) <= int(self.targets.max()) < self.num_items:
             raise ValueError(f"a transition leads outside the items 0 … {self.num_items - 1}")
+        if self.num_attributes:
+            self._check_attributes()
+
+    def _check_attributes(self) -> None:
+        rising = bool((self.attribute_offsets.diff() >= 0).all())
+        if not rising or int(self.attribute_offsets[0]) != 0 or int(self.attribute_offsets[-1]) != self.num_links:
+            raise ValueError("attribute_offsets do not cut the links into items")
+        links = self.attribute_links
+        if self.num_links and not 0 <= int(links.min()) <= int(links.max()) < self.num_attributes:
+            raise ValueError(f"a link leads outside the attributes 0 … {self.num_attributes - 1}")
+        if not bool((self.attribute_weights > 0).all() and (self.pull > 0).all()):
+            raise ValueError("a weight of attributes is not positive")
+        if not 0 <= float(self.backoff) <= 1:
+            raise ValueError(f"backoff is {float(self.backoff):g}, not a share")
 
     def scores(self, histories: Sequence[ArrayLike]) -> Tensor:
         """(B, M): for ranking, how likely every item comes next after each history; popularity's after an empty one."""
-        latest = np.full((len(histories), LATEST), -1)
-        for row, history in zip(latest, histories, strict=True):
-            items = np.asarray(history, dtype=np.int64)[: -LATEST - 1 : -1]
-            row[: len(items)] = items
-            if len(items) and not 0 <= items.min() <= items.max() < self.num_items:
-                wrong = items[(items < 0) | (items >= self.num_items)][0]
-                raise ValueError(f"item {wrong} is outside the vocabulary 0 … {self.num_items - 1}; map ids first")
-        claims = self._claims(torch.from_numpy(latest).to(self.popularity.device))
-        return claims.add_(self.popularity, alpha=HINT).log_()
+        latest = torch.from_numpy(latest_items(histories, self.num_items)).to(self.popularity.device)
+        return self._claims(latest).add_(self.popularity, alpha=HINT).log_()
+
+    def explain(self, history: ArrayLike, item: int) -> Explanation:
+        """Why an item has its score after a history: parts that add up to it."""
+        return explain(self, history, item, HINT)
 
     @property
     def max_length(self) -> int:
@@ -138,13 +189,15 @@ class TransitionCounts(nn.Module):
             lengths: (B,) int64.
         """
         back = lengths[:, None] - 1 - torch.arange(items.shape[1], device=items.device)  # 0 for the latest
-        weights = (back >= 0) * FORGETTING ** back.clamp(min=0)
-        weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-9)  # α
+        weights = weights_of(back, back >= 0)  # α
         nothing = torch.zeros_like(weights[:, :1]) * self.popularity  # (B, M)
         history = nothing.scatter_add(1, items, weights)
-        origins = torch.from_numpy(np.repeat(np.arange(self.num_items), np.diff(self.offsets.cpu().numpy())))
-        claims = history[:, origins.to(items.device)] * self.chances  # (B, K)
-        claims = nothing.scatter_add(1, (torch.zeros_like(items[:, :1]) + self.targets), claims)
+        claims = _moved(history, row_of(self.offsets), self.targets, self.chances, nothing)
+        if self.num_attributes:
+            origins, links = row_of(self.attribute_offsets), self.attribute_links
+            none = torch.zeros_like(weights[:, :1]) * self.attribute_weights  # (B, G)
+            interest = _moved(history, origins, links, self._reach(), none)
+            claims = claims + self.backoff * _moved(interest, links, origins, self._pulled(), nothing)
         return (claims + HINT * self.popularity).log()
 
     def prior_logits(self, items: Tensor, lengths: Tensor) -> Tensor:
@@ -158,42 +211,81 @@ class TransitionCounts(nn.Module):
         items = torch.where(inside, items, -1)
         logits = self.popularity.new_empty(*items.shape, self.num_items)
         running, weight = self.popularity.new_zeros(len(items), self.num_items), 0.0
-        ones = running.new_ones(len(items))
-        for t in range(items.shape[1]):  # one row of T enters the sum, one leaves it: L steps instead of L·LATEST
-            running, weight = running * FORGETTING, weight * FORGETTING + 1
-            self._add_rows(running, items[:, t], ones)
+        interest = self.popularity.new_zeros(len(items), self.num_attributes)
+        for t in range(items.shape[1]):  # one item enters the sums, one leaves them: L steps instead of L·LATEST
+            running, interest, weight = running * FORGETTING, interest * FORGETTING, weight * FORGETTING + 1
+            self._add_item(running, interest, items[:, t : t + 1], 1.0)
             if t >= LATEST:
                 weight -= FORGETTING**LATEST
-                self._add_rows(running, items[:, t - LATEST], ones * -(FORGETTING**LATEST))
-            claims = TRUST / weight * running.clamp(min=0)
+                self._add_item(running, interest, items[:, t - LATEST : t - LATEST + 1], -(FORGETTING**LATEST))
+            claims = running.clamp(min=0)
+            if self.num_attributes:
+                claims = claims + self.backoff * self._offered(interest.clamp(min=0))
+            claims = claims / weight
+            claims *= TRUST / claims.sum(1, keepdim=True).clamp(min=1)
             rest = 1 - claims.sum(1, keepdim=True)
             logits[:, t] = claims.addcmul_(rest, self.popularity).log_()
         return logits
 
+    def _add_item(self, claims: Tensor, interest: Tensor, items: Tensor, weight: float) -> None:
+        """Adds one item (R, 1) of each history to the claims of T (R, M) and to the interest in attributes (R, G)."""
+        weights = claims.new_full(items.shape, weight)
+        add_rows(claims, items, weights, self.offsets, self.targets, self.chances)
+        if self.num_attributes:
+            add_rows(interest, items, weights, self.attribute_offsets, self.attribute_links, self._reach())
+
     def _claims(self, latest: Tensor) -> Tensor:
         """c (R, M) after each row of (R, LATEST) items, the latest first and -1 for none."""
-        weights = (latest >= 0) * FORGETTING ** torch.arange(LATEST, device=latest.device)
-        weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-9)  # α
+        weights = weights_of(torch.arange(LATEST, device=latest.device), latest >= 0)  # α
         claims = self.popularity.new_zeros(len(latest), self.num_items)
-        for items, weight in zip(latest.T, weights.T, strict=True):
-            self._add_rows(claims, items, weight)
+        add_rows(claims, latest, weights, self.offsets, self.targets, self.chances)
+        if self.num_attributes:
+            claims += self.backoff * self._offered(self._interest(latest, weights))
         return claims
 
-    def _add_rows(self, claims: Tensor, items: Tensor, weight: Tensor) -> None:
-        """claims[r] += weight[r]·T[items[r]] for every row r with an item."""
-        row = torch.nonzero(items >= 0)[:, 0]
-        start, stop = self.offsets[items[row]], self.offsets[items[row] + 1]
-        lengths = stop - start
-        place = torch.arange(int(lengths.sum()), device=items.device)
-        place += torch.repeat_interleave(start - (lengths.cumsum(0) - lengths), lengths)
-        row = torch.repeat_interleave(row, lengths)
-        added = weight.to(claims.dtype)[row] * self.chances[place]
-        claims.view(-1).index_add_(0, row * self.num_items + self.targets[place], added)
+    # The back-off: K = R P, by way of the attributes.
+
+    def _interest(self, latest: Tensor, weights: Tensor) -> Tensor:
+        """(R, G): Σ_k α_k R_{x_k g}."""
+        interest = self.popularity.new_zeros(len(latest), self.num_attributes)
+        add_rows(interest, latest, weights, self.attribute_offsets, self.attribute_links, self._reach())
+        return interest
+
+    def _offered(self, interest: Tensor) -> Tensor:
+        """(R, M): Σ_g interest_g P_gb."""
+        values = self._pulled()
+        bag = F.embedding_bag(
+            self.attribute_links,
+            interest.T.contiguous(),  # (G, R)
+            self.attribute_offsets,
+            mode="sum",
+            per_sample_weights=values,
+            include_last_offset=True,
+        )
+        return bag.T
+
+    def _reach(self) -> Tensor:
+        """R_ag of each link (n,): the weight of an attribute among those of its item."""
+        weights, origins = self.attribute_weights[self.attribute_links], row_of(self.attribute_offsets)
+        sums = self.popularity.new_zeros(self.num_items).index_add(0, origins, weights)
+        return weights / sums[origins]
+
+    def _pulled(self) -> Tensor:
+        """P_gb of each link (n,): the pull of an item among those of an attribute."""
+        pull = self.pull[row_of(self.attribute_offsets)]
+        sums = self.popularity.new_zeros(self.num_attributes).index_add(0, self.attribute_links, pull)
+        return pull / sums[self.attribute_links]
 
 
-def _chances(release: TransitionRelease) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _moved(values: Tensor, origins: Tensor, targets: Tensor, chances: Tensor, nothing: Tensor) -> Tensor:
+    """values @ the sparse matrix with `chances` at (origins, targets), by operations that an export records."""
+    moved = values[:, origins] * chances  # (B, n)
+    return nothing.scatter_add(1, torch.zeros_like(moved, dtype=torch.int64) + targets, moved)
+
+
+def _chances(release: TransitionRelease, thresholds: float | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """T without its zeros, by rows: (from (K,), to (K,), chance (K,) float64)."""
-    forward, backward = _directed(release)
+    forward, backward = _directed(release, thresholds)
     items = release.items[release.pairs]  # (pairs, 2)
     rows, targets = np.concatenate([items[:, 0], items[:, 1]]), np.concatenate([items[:, 1], items[:, 0]])
     counts = np.concatenate([forward, backward])
@@ -204,14 +296,15 @@ def _chances(release: TransitionRelease) -> tuple[np.ndarray, np.ndarray, np.nda
     return rows, targets, counts / (sums[rows] + ROW_PRIOR)
 
 
-def _directed(release: TransitionRelease) -> tuple[np.ndarray, np.ndarray]:
+def _directed(release: TransitionRelease, thresholds: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """C_ab and C_ba of each pair, by the rules at the top of this file."""
-    total = np.maximum(release.total - THRESHOLD * release.total_deviation, 0)
+    total = np.maximum(release.total - thresholds * release.total_deviation, 0)
     noise = release.difference_deviation**2
     clear = release.total > CLEAR * release.total_deviation
     order = (release.difference[clear] ** 2 - noise).sum()
     strength = (release.total[clear] ** 2 - release.total_deviation**2).sum()
     eta2 = max(order / strength, 0.0) if clear.any() else 0.0
     prior = eta2 * total**2
-    difference = np.clip(release.difference * prior / (prior + noise), -total, total)
+    kept = prior / np.maximum(prior + noise, 1e-300)  # without noise and without order there is nothing to keep
+    difference = np.clip(release.difference * kept, -total, total)
     return (total + difference) / 2, (total - difference) / 2

@@ -29,7 +29,7 @@ from dpformer.privacy.arguments import positive, whole
 from dpformer.privacy.events import Gaussian
 from dpformer.privacy.randomness import SecureRandom, public_grid
 from dpformer.privacy.sparse import noisy_above
-from dpformer.releases.frequencies import FrequencyRelease, release_sums
+from dpformer.releases.frequencies import FrequencyRelease, exact_sums, release_sums
 from dpformer.releases.sums import GRID, ArraySums, Sums
 
 LABEL = "transition counts"
@@ -65,7 +65,7 @@ class TransitionRelease:
     difference: np.ndarray  # (K,) float64: (a, b) less (b, a)
     difference_deviation: float
     frequencies: FrequencyRelease
-    event: Gaussian  # all of it, the frequencies too; for the ledger
+    event: Gaussian | None  # all of it, the frequencies too; for the ledger. None: exact, not private
 
 
 class _Estimate:
@@ -134,6 +134,26 @@ def release_transition_sums(
     return _released(estimate, head, frequencies, event)
 
 
+def exact_transition_sums(sums: Sums, num_items: int) -> TransitionRelease:
+    """The same counts without noise and without an event, to measure what privacy costs. Not private.
+
+    All items count, and every pair that occurs; there are no rounds.
+    """
+    everything = np.arange(whole("num_items", num_items, 1))
+    cells = sums.all_pairs(everything)[0]
+    directed = sums.pairs(everything, cells, True).reshape(-1, 2) / GRID
+    return TransitionRelease(
+        items=everything,
+        pairs=_pairs_of(cells),
+        total=directed.sum(1),
+        total_deviation=0.0,
+        difference=directed[:, 0] - directed[:, 1],
+        difference_deviation=0.0,
+        frequencies=exact_sums(sums.items(num_items) / GRID, sums.num_users),
+        event=None,
+    )
+
+
 def deviation_of(this: Round, noise_multiplier: float) -> float:
     """σ_r = σ/√s_r, a hair more."""
     return noise_multiplier / math.sqrt(this.share) * SLACK
@@ -162,12 +182,9 @@ def _released(
     estimate: _Estimate, head: np.ndarray, frequencies: FrequencyRelease, event: Gaussian
 ) -> TransitionRelease:
     precision = estimate.directed_precision
-    high = np.floor((1 + np.sqrt(1 + 8 * estimate.cells.astype(np.float64))) / 2).astype(np.int64)
-    high -= high * (high - 1) // 2 > estimate.cells  # the root may round up
-    high += high * (high + 1) // 2 <= estimate.cells  # or down
     return TransitionRelease(
         items=head,
-        pairs=np.stack([estimate.cells - high * (high - 1) // 2, high], axis=1),
+        pairs=_pairs_of(estimate.cells),
         total=estimate.total(),
         total_deviation=estimate.total_deviation,
         difference=(estimate.directed[:, 0] - estimate.directed[:, 1]) / precision,
@@ -175,3 +192,11 @@ def _released(
         frequencies=frequencies,
         event=event,
     )
+
+
+def _pairs_of(cells: np.ndarray) -> np.ndarray:
+    """(K, 2): the places a < b of unordered cells b(b−1)/2 + a."""
+    high = np.floor((1 + np.sqrt(1 + 8 * cells.astype(np.float64))) / 2).astype(np.int64)
+    high -= high * (high - 1) // 2 > cells  # the root may round up
+    high += high * (high + 1) // 2 <= cells  # or down
+    return np.stack([cells - high * (high - 1) // 2, high], axis=1)

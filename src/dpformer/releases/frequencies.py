@@ -36,12 +36,12 @@ class FrequencyRelease:
     p: np.ndarray  # (num_items,) float64, in (0, 1]
     counts: np.ndarray  # (num_items,) float64: the noisy sums c, as released
     detected: np.ndarray  # (num_items,) bool: told from zero; the others share one p
-    event: Gaussian  # for the ledger
+    event: Gaussian | None  # for the ledger; None: exact, not private
     num_users: int  # N, taken as public
 
     @property
     def noise_multiplier(self) -> float:
-        return self.event.noise_multiplier
+        return 0.0 if self.event is None else self.event.noise_multiplier
 
 
 def release_frequencies(
@@ -83,6 +83,12 @@ def release_sums(
     p, detected = estimate(counts, noise_multiplier, num_users)
     event = Gaussian(noise_multiplier, label="frequencies", private=noise.private)
     return FrequencyRelease(p, counts, detected, event, num_users)
+
+
+def exact_sums(sums: np.ndarray, num_users: int) -> FrequencyRelease:
+    """The same sums without noise and without an event. Not private."""
+    p, _ = estimate(sums, 0.0, num_users)
+    return FrequencyRelease(p, sums, sums > 0, None, num_users)
 
 
 def user_counts(users: np.ndarray, items: np.ndarray, num_users: int, num_items: int) -> np.ndarray:

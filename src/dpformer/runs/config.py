@@ -256,10 +256,6 @@ class Config(BaseModel):
         """What no single key can show. Messages are shown to users as they are."""
         if self.model != "transformer" and self.reattention:
             raise ValueError(f"Re-Attention needs attention, {self.model} has none: leave it out")
-        if self.model == "counts" and not self.private:
-            raise ValueError(
-                "epsilon is inf; counts are a release with noise: give a finite epsilon, or --model transformer"
-            )
         self._check_task()
         if self.dim % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide dim, which is {self.dim}")

@@ -3,6 +3,7 @@
     header "dpformer"      JSON: format, the model's class and constructor arguments, metadata
     model.<name>           the tensors of the model's state
     vocabulary, titles     JSON as bytes: the users' own ids of items 0, 1, …, in their own types, and titles
+    attributes             JSON as bytes: [column, value] of each attribute that the model knows
     frequencies            (M,) float64, how often items occur, if public or released with DP
 
 There is no pickle. A file comes from a stranger until it is checked: class names are looked up in `MODELS`, and the
@@ -145,6 +146,8 @@ def save_release(
     tensors["vocabulary"] = _pack(list(vocabulary))
     if titles is not None:
         tensors["titles"] = _pack(_check_titles(list(titles), model.num_items))
+    if names := getattr(model, "attribute_names", None):
+        tensors["attributes"] = _pack([list(name) for name in names])
     if frequencies is not None:
         tensors["frequencies"] = _check_frequencies(torch.as_tensor(np.asarray(frequencies)), model.num_items)
     about = {"format": FORMAT, "model": name, "arguments": model.arguments, "metadata": dict(metadata)}
@@ -202,10 +205,22 @@ def _load(file: Any) -> Release:
     model.load_state_dict(state, assign=True)
     if hasattr(model, "check_state"):  # tensors that are indices have to lead somewhere
         cast(Any, model).check_state()
+    if getattr(model, "num_attributes", 0):
+        cast(Any, model).attribute_names = _attribute_names(tensors["attributes"], cast(Any, model).num_attributes)
     frequencies = None
     if "frequencies" in others:
         frequencies = _check_frequencies(tensors["frequencies"], num_items).numpy()
     return Release(model.eval(), vocabulary, titles, _dict(about["metadata"]), frequencies)
+
+
+def _attribute_names(packed: Tensor, size: int) -> list[tuple[str, str]]:
+    names = _parse(_bytes(packed), list)
+    if len(names) != size:
+        raise ValueError(f"it has {len(names)} names for {size} attributes")
+    for name in names:
+        if not (isinstance(name, list) and len(name) == 2 and all(isinstance(part, str) for part in name)):
+            raise ValueError(f"{name!r} is not the name of an attribute")
+    return [(column, value) for column, value in names]
 
 
 def _empty_model(name: object, arguments: dict[str, Any]) -> nn.Module:

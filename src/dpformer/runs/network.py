@@ -17,7 +17,7 @@ from dpformer.models.pretrained import Pretrained
 from dpformer.privacy import SecureRandom
 from dpformer.privacy.events import Event
 from dpformer.reattention.error import adam_error
-from dpformer.releases.counts import release_transition_sums
+from dpformer.releases.counts import exact_transition_sums, release_transition_sums
 from dpformer.releases.frequencies import release_frequencies
 from dpformer.runs.config import Config
 from dpformer.runs.planning import COUNTS
@@ -48,20 +48,23 @@ def item_frequencies(config: Config, plan: Plan, dataset: Dataset) -> tuple[Tens
     noise = plan.noise_of("frequencies")
     if noise is not None:
         release = release_frequencies(items, dataset.num_items, noise, offsets=offsets, seed=config.seed)
-        return torch.from_numpy(release.p), [release.event]
+        return torch.from_numpy(release.p), [] if release.event is None else [release.event]
     users = np.repeat(np.arange(dataset.num_users), np.diff(offsets))
     pairs = np.unique(users * dataset.num_items + items)  # an item counts once a user
     counts = np.bincount(pairs % dataset.num_items, minlength=dataset.num_items)
     return torch.from_numpy(counts / dataset.num_users), []
 
 
-def release_counts(config: Config, plan: Plan, dataset: Dataset) -> tuple[TransitionCounts, Tensor, Event]:
-    """Transition counts, all of them one release, with its frequencies."""
+def release_counts(config: Config, plan: Plan, dataset: Dataset) -> tuple[TransitionCounts, Tensor, list[Event]]:
+    """Transition counts, all of them one release, with its frequencies; exact and without an event if not private."""
     noise = plan.noise_of(COUNTS)
-    assert noise is not None
     with transition_sums(dataset, config.engine, config.memory) as sums:
-        release = release_transition_sums(sums, dataset.num_items, noise, seed=config.seed)
-    return TransitionCounts.from_release(release), torch.from_numpy(release.frequencies.p), release.event
+        if noise is None:
+            release = exact_transition_sums(sums, dataset.num_items)
+        else:
+            release = release_transition_sums(sums, dataset.num_items, noise, seed=config.seed)
+    model = TransitionCounts.from_release(release, dataset.vocabulary.attributes)
+    return model, torch.from_numpy(release.frequencies.p), [] if release.event is None else [release.event]
 
 
 def build_model(

@@ -15,7 +15,9 @@ VOCABULARY_DELTA = 0.1  # of δ, for the threshold of a released vocabulary
 def make_plan(config: Config, users: int) -> Plan:
     """Calibrates a resolved config for a public number of users."""
     others = other_events(config)
-    if config.model == "counts":
+    if config.model == "counts" and not config.private:
+        batch_size, steps, noise_multiplier = users, 0, 0.0
+    elif config.model == "counts":
         batch_size, steps, noise_multiplier = users, 0, _calibrate(config, 1.0, 1, others)
         private = config.seed is None
         others = (*others, Gaussian(noise_multiplier=noise_multiplier, label=COUNTS, private=private))

@@ -173,8 +173,8 @@ class _Session:
             return self._release(trainer.released())
 
     def _release_counts(self) -> TransitionCounts:
-        counts, self.frequencies, event = release_counts(self.config, self.plan, self.dataset)
-        self.ledger.add(event)
+        counts, self.frequencies, paid = release_counts(self.config, self.plan, self.dataset)
+        self.ledger.extend(paid)
         return counts
 
     def _trainer(self) -> Trainer:

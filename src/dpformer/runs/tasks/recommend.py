@@ -65,7 +65,7 @@ class Recommend:
             return synthetic(0, SYNTHETIC_USERS, SYNTHETIC_ITEMS, max_length=max_length, validation=config.validation)
         private = _private_vocabulary(config) if vocabulary is None else None
         catalog = read_catalog(config.catalog) if config.catalog is not None else None
-        return prepare(
+        dataset = prepare(
             config.file,
             columns=config.log_columns(),
             reading=config.reading(),
@@ -77,6 +77,7 @@ class Recommend:
             cache=None if private is not None else config.cache,  # a release belongs to one run and its key
             normal=_normal(random) if private is not None and random is not None else None,
         )
+        return dataset if catalog is None or vocabulary is not None else dataset.with_attributes(catalog)
 
     def count_items(self, config: Config) -> int | None:
         if config.file is None:

@@ -1,0 +1,147 @@
+r"""Back-off to public attributes: what a released count table says about which attributes matter, and how much.
+
+Items that nobody's released transitions reach share attributes with those they do. With A the item × attribute matrix
+(attributes and pairs of them: comedies of 1995 too), q popularity (`posterior_means` of the released counts, summing to
+1) and Q_g = Σ_b A_bg q_b,
+
+    K_ab = Σ_g R_ag P_gb,   R_ag ∝ A_ag w_g  (rows sum to 1),   P_gb ∝ A_bg q_b^0.6  (rows sum to 1)
+
+is the chance that b follows a because it shares an attribute g of a. All that decides how far to believe it comes from
+the release itself, by fixed rules, so it costs no privacy:
+
+- *Lift.* Over the pairs {a, b} released above their threshold, with counts S_ab: how much of Σ S_ab is on pairs that
+  share g, over how much would be if partners were drawn by chance (from the same margins): e_g. Shrunk towards the lift
+  L of the whole column (category, brand, title …) by 3 counts: l_g = (s_g + 3·min(L, 3)) / (e_g + 3).
+- *Trust.* Attributes that have nothing to do with what users do have L ≈ 1. How far L strays by luck alone is seen by
+  dealing the attributes to other items, eight times: sd. A column is believed by γ = clip((L − 1 − 3·sd)/0.1, 0, 1).
+- *Weights.* w_g = γ·max(l_g − 1, 0)/√Q_g. An attribute with w_g = 0 is forgotten; with none left the model is the
+  counts alone, exactly.
+- *Thresholds.* A pair that shares attributes is likelier to be real: its total loses 1.75 − ¼·ln(max(r, 0.1))
+  deviations of noise instead of 1.5, r² = (K_ab/q_b)(K_ba/q_a).
+- *Share.* μ = 0.4·γ·(1 − B)², B = Σ_a q_a Σ_b T_ab what the counts claim already; the model's claims are T + μK.
+
+The constants were chosen on validation items; docs/results/attributes.md says which and how.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpformer.data.attributes import Attributes
+from dpformer.models.shrinkage import posterior_means
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+    from dpformer.releases.counts import TransitionRelease
+
+PLAIN_THRESHOLD = 1.5  # deviations taken off every total where attributes say nothing
+THRESHOLD, SLOPE, LEAST_LIFT = 1.75, 0.25, 0.1
+HIGHEST_THRESHOLD = 4.0
+POPULARITY_POWER = 0.6
+PSEUDO_COUNTS, HIGHEST_PRIOR_LIFT = 3.0, 3.0
+DEALS, DEVIATIONS, CERTAIN = 8, 3.0, 0.1
+SHARE = 0.4
+
+
+@dataclass(frozen=True)
+class BackOff:
+    """What is to be known of attributes: those that tell something, and how they are used."""
+
+    attributes: Attributes  # G of them, w_g > 0
+    weights: np.ndarray  # (G,) float64: w
+    pull: np.ndarray  # (M,) float64: q^0.6
+    trust: float  # γ of the best column
+    popularity: np.ndarray  # (M,) float64: q
+    thresholds: np.ndarray  # (K,) float64: deviations taken off each released pair
+
+    def share(self, row_sums: np.ndarray) -> float:
+        """μ, given Σ_b T_ab of every item a."""
+        return SHARE * self.trust * max(0.0, 1 - float(self.popularity @ row_sums)) ** 2
+
+
+def fit_backoff(release: TransitionRelease, attributes: Attributes) -> BackOff | None:
+    """What the release says of attributes; None where they say nothing about it."""
+    frequencies = release.frequencies
+    if attributes.num_items != len(frequencies.p):
+        raise ValueError(f"attributes of {attributes.num_items} items for {len(frequencies.p)} items")
+    q = posterior_means(frequencies.counts, frequencies.noise_multiplier)
+    q = q / q.sum()
+    pairs = release.items[release.pairs]  # (K, 2)
+    totals = np.maximum(release.total - PLAIN_THRESHOLD * release.total_deviation, 0)
+    seen = np.flatnonzero(totals > 0)
+    if not len(seen) or not len(attributes):
+        return None
+    attributes = attributes.with_pairs()
+    lifts, trust = _lifts(matrix(attributes), attributes, release.items, pairs[seen], totals[seen])
+    shares = np.bincount(attributes.links, weights=q[attributes.origins], minlength=len(attributes))
+    weights = trust * np.maximum(lifts - 1, 0) / np.sqrt(np.maximum(shares, 1e-12))
+    useful = weights > 0
+    if not useful.any():
+        return None
+    chosen = attributes.kept(useful)
+    found = BackOff(chosen, weights[useful], q**POPULARITY_POWER, float(trust[useful].max()), q, totals)
+    return BackOff(**{**vars(found), "thresholds": _thresholds(found, pairs)})
+
+
+def matrix(attributes: Attributes) -> csr_matrix:
+    """A (M, G)."""
+    from scipy.sparse import csr_matrix
+
+    links = attributes.links
+    return csr_matrix((np.ones(len(links)), links, attributes.offsets), (attributes.num_items, len(attributes)))
+
+
+def _lifts(
+    table: csr_matrix, attributes: Attributes, head: np.ndarray, pairs: np.ndarray, totals: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(l_g, γ of g's column), both (G,)."""
+    names = [column for column, _ in attributes.names]
+    columns, column_of = np.unique(names, return_inverse=True)
+
+    def by_column(values: np.ndarray) -> np.ndarray:
+        return np.bincount(column_of, weights=values, minlength=len(columns))
+
+    def lift(shared: np.ndarray, chance: np.ndarray) -> np.ndarray:
+        return by_column(shared) / np.maximum(by_column(chance), 1e-12)
+
+    shared, chance = _shared(table, pairs, totals)
+    column_lift = lift(shared, chance)
+    random, places = np.random.default_rng(0), np.arange(table.shape[0])
+    dealt = []
+    for _ in range(DEALS):
+        places[head] = random.permutation(head)
+        dealt.append(lift(*_shared(table[places], pairs, totals)))
+    luck = np.sqrt(np.mean((np.array(dealt) - 1) ** 2, axis=0))
+    trust = np.clip((column_lift - 1 - DEVIATIONS * luck) / CERTAIN, 0, 1)
+    prior = PSEUDO_COUNTS * np.minimum(column_lift, HIGHEST_PRIOR_LIFT)
+    return (shared + prior[column_of]) / (chance + PSEUDO_COUNTS), trust[column_of]
+
+
+def _shared(table: csr_matrix, pairs: np.ndarray, totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(s_g, e_g): counts on pairs that share g, and what chance would give, an item never following itself."""
+    shared = table[pairs[:, 0]].multiply(table[pairs[:, 1]]).T @ totals
+    margin = np.bincount(pairs.ravel(), weights=np.repeat(totals, 2), minlength=table.shape[0])
+    margin = margin / margin.sum()
+    alone = margin**2
+    chance = ((table.T @ margin) ** 2 - table.T @ alone) / max(1 - alone.sum(), 1e-12)
+    return np.asarray(shared).ravel(), np.maximum(chance * totals.sum(), 0)
+
+
+def _thresholds(found: BackOff, pairs: np.ndarray) -> np.ndarray:
+    from scipy.sparse import diags
+
+    table = matrix(found.attributes)
+    reach = table @ diags(found.weights)
+    reach = (diags(1 / np.maximum(np.asarray(reach.sum(1)).ravel(), 1e-12)) @ reach).tocsr()  # R
+    pulled = diags(found.pull) @ table
+    pulled = (pulled @ diags(1 / np.maximum(np.asarray(pulled.sum(0)).ravel(), 1e-12))).tocsr()  # Pᵀ
+    a, b = pairs.T
+    forward = np.asarray(reach[a].multiply(pulled[b]).sum(1)).ravel() / found.popularity[b]
+    backward = np.asarray(reach[b].multiply(pulled[a]).sum(1)).ravel() / found.popularity[a]
+    likelier = np.sqrt(np.maximum(forward * backward, 0))
+    informed = np.clip(THRESHOLD - SLOPE * np.log(np.maximum(likelier, LEAST_LIFT)), 0, HIGHEST_THRESHOLD)
+    return PLAIN_THRESHOLD + found.trust * (informed - PLAIN_THRESHOLD)
