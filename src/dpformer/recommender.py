@@ -166,7 +166,7 @@ class Recommender(_Model):
     def _catalog(self, items: Any) -> Path:
         if isinstance(items, str | Path):
             return Path(items)
-        path = Path(tempfile.mkdtemp(dir=self._folder())) / "items.parquet"
+        path = Path(tempfile.mkdtemp(dir=self._folder())) / "items.jsonl"
         write_catalog(Frame(items), path)
         return path
 

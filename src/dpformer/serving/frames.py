@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,8 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
+from dpformer.data.catalog import ID_NAMES
 from dpformer.data.interactions import Interactions
-from dpformer.data.vocabulary import ITEM_NAMES, TITLE_NAMES
 from dpformer.errors import DpformerError
 
 KINDS = ("pandas", "polars", "pyarrow")  # of an answer to what was no frame, the first that is installed
@@ -73,19 +75,20 @@ def write_log(log: Interactions, path: Path) -> None:
 
 
 def write_catalog(frame: Frame, path: Path) -> None:
-    """A frame of items, all its columns, as Parquet."""
+    """A frame of items, all its columns, as JSON lines: a cell may be a list."""
     from dpformer.data.columns import plain
-    from dpformer.data.engine import engine, text
 
     columns = frame.columns()
     names = {plain(name): name for name in reversed(columns)}
-    item = next((names[name] for name in ITEM_NAMES if name in names), None)
-    title = next((names[name] for name in TITLE_NAMES if name in names), None)
+    item = next((names[name] for name in ID_NAMES if name in names), None)
     if item is None:
         raise DpformerError(f"the frame of items has no column item_id; it has {', '.join(columns)}")
-    made = {"item_id": np.array(columns[item])}
-    if title is not None:
-        made["title"] = np.array([value or "" for value in columns[title]], dtype=object)
-    with engine(what="the frame of items") as connection:
-        connection.register("items", made)
-        connection.execute(f"COPY (SELECT * FROM items) TO {text(str(path))} (FORMAT parquet)")
+    rows = (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            kept = {name: value for name, value in row.items() if not _missing(value)}
+            file.write(json.dumps({"item_id": kept.pop(item, ""), **kept}, default=str) + "\n")
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
