@@ -72,10 +72,14 @@ class SqlSums:
             self.engine.table("places", {"i": known, "x": places[known]})
             self._placed = places.copy()
         leads = ", ".join(f"lead(x, {k}) OVER w AS x{k}" for k in range(1, WINDOW + 1))
-        each = " UNION ALL ".join(
-            f"SELECT u, least(x, x{k}) AS lo, greatest(x, x{k}) AS hi, CASE WHEN x > x{k} THEN 1 ELSE 0 END AS back, "
-            f"CAST({weight} AS BIGINT) AS w FROM led WHERE x IS NOT NULL AND x{k} IS NOT NULL AND x <> x{k}"
-            for k, weight in enumerate(WEIGHTS, start=1)
+        distances = " UNION ALL ".join(
+            f"SELECT {k} AS k, CAST({weight} AS BIGINT) AS w" for k, weight in enumerate(WEIGHTS, start=1)
+        )
+        other = "CASE k " + " ".join(f"WHEN {k} THEN x{k}" for k in range(1, WINDOW + 1)) + " END"
+        each = (
+            "SELECT u, least(x, y) AS lo, greatest(x, y) AS hi, CASE WHEN x > y THEN 1 ELSE 0 END AS back, w FROM "
+            f"(SELECT u, x, {other} AS y, w FROM led CROSS JOIN ({distances}) AS distances WHERE x IS NOT NULL) AS xy "
+            "WHERE y IS NOT NULL AND x <> y"
         )
         return (
             "WITH placed AS (SELECT u, p, x FROM histories LEFT JOIN places ON histories.i = places.i), "
