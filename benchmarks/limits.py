@@ -36,7 +36,7 @@ def measure(name: str) -> dict[str, Any]:
     from dpformer.data import Dataset
     from dpformer.privacy import SecureRandom
     from dpformer.runs.config import Config
-    from dpformer.runs.network import build_model, item_frequencies, make_trainer, release_counts
+    from dpformer.runs.network import build_model, make_trainer, release_before_training
     from dpformer.runs.planning import make_plan
 
     torch.set_num_threads(1)
@@ -52,10 +52,12 @@ def measure(name: str) -> dict[str, Any]:
     plan, random = make_plan(config, data.num_users), SecureRandom("benchmark")
     before, began, seconds = _peak(), time.monotonic(), []
     if model == "counts":
-        made, _, _ = release_counts(config, plan, data)
-        took = {"seconds": round(time.monotonic() - began, 1), "transitions": made.num_transitions}
+        made = release_before_training(config, plan, data, random).transitions
+        assert made is not None
+        took = {"seconds": round(time.monotonic() - began, 1), "pairs": len(made.pairs)}
         return {"case": name, **case, **took, "MB before": before, "MB at most": _peak()}
-    network = build_model(config, plan, data.num_items, item_frequencies(config, plan, data)[0], random)
+    released = release_before_training(config, plan, data, random)
+    network = build_model(config, plan, data.num_items, released.p, random)
     trainer = make_trainer(config, plan, data, network, random)
     for _ in range(STEPS):
         began = time.monotonic()

@@ -1,12 +1,14 @@
 """Shared by all tests: one torch thread (many small problems), and the folder of real data, if there is one."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dpformer-tests-")  # the secret of whoever owns the run folders
 
 
 @pytest.fixture(scope="session")

@@ -30,9 +30,11 @@ def replacing(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Writes a file whole or not at all; a private one is its owner's alone from the first byte on."""
     with replacing(path) as part:
+        if private:
+            part.touch(mode=0o600)
         part.write_text(text, encoding="utf-8")
 
 

@@ -137,7 +137,8 @@ class Recommender(_Model):
 
         Args:
             data: a frame of pandas, Polars, PyArrow or DuckDB with columns user_id, item_id, timestamp; or a path.
-            items: the public catalogue, item_id and title: a frame or a path. Without it the items are assumed public.
+            items: the public catalogue, item_id and title: a frame or a path. Without it the list is
+                released within the budget.
             out: the run folder to make; by default a private one that goes with this object (see `save`).
             order: "time", or "file" if rows are in the order of time and there is no column of times.
             columns: other names: user_column="customer", item_column=…, timestamp_column=…, rating_column=…

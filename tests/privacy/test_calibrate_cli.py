@@ -22,7 +22,7 @@ def run(*arguments: str) -> str:
 def test_noise_of_a_budget() -> None:
     facts = json.loads(run("--users", "6040", "--batch", "1024", "--batch", "4096", "--epsilon", "8", "--json"))
     rows = facts["rows"]
-    assert facts["adjacency"] == "add-or-remove-one-user"
+    assert facts["adjacency"] == "zero-out-one-user"
     assert [row["noise_multiplier"] for row in rows] == pytest.approx([2.3095, 4.4194], rel=0.005)
     assert [row["steps"] for row in rows] == [590, 148]
     assert all(row["epsilon"] <= 8 < row["epsilon_rdp"] and row["delta"] == 1 / 6040 for row in rows)

@@ -35,11 +35,11 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
         ({"recipe": "secret"}, "recipe is 'secret'; it must be one of default, paper"),
         ({"heads": 3}, "heads is 3; it must divide dim, which is 64"),
         ({"model": "gru", "reattention": True}, "Re-Attention needs attention, gru has none"),
-        ({"catalog": "c.csv", "private_vocabulary": True, "delta": 0.1}, "choose one"),
-        ({"private_vocabulary": True}, "give delta"),
+        ({"file": "log.csv", "catalog": "c.csv", "assume_items_public": True}, "choose one"),
+        ({"items_share": 0.0}, "items_share is 0.0; it must be greater than 0"),
         ({"frequency_share": 0.0}, "frequency_bias needs item frequencies"),
         ({"frequency_share": 0.0, "frequency_bias": False, "reattention": True}, "Re-Attention needs item frequencies"),
-        ({"private_vocabulary": True, "delta": 0.1, "frequency_share": 0.5, "vocabulary_share": 0.5}, "lower them"),
+        ({"file": "l.csv", "items_share": 0.9, "private_metrics": True, "metrics_share": 0.1}, "lower them"),
         ({"seed": -1}, "seed is -1"),
         ({"warm_start": 0.5, "epsilon": float("inf")}, "warm_start needs a budget"),
         ({"warm_start": 0.5, "model": "counts"}, "warm_start is for networks"),
@@ -100,7 +100,8 @@ def test_the_resolved_config_survives_its_file(
 
 def test_resolve_leaves_nothing_open() -> None:
     config = Config.make(file=Path("log.csv"), model="transformer").resolve(users=1000, threads=3)
-    assert (config.delta, config.batch_size, config.max_length, config.threads) == (1 / 1000, 250, 200, 3)
+    assert (config.delta, config.batch_size, config.max_length, config.threads) == (1 / 10_000, 250, 200, 3)
+    assert Config.make(file=Path("log.csv"), recipe="paper").resolve(users=2000, threads=1).delta == 1 / 2000
     assert config.reattention is True and config.file is not None and config.file.is_absolute()
     assert Config.make(model="gru").resolve(users=100, threads=1).reattention is False
     with pytest.raises(DpformerError, match="batch_size is 2,000 and there are 1,000 users"):

@@ -21,7 +21,7 @@ def plan_of(users: int = 6040, **choices: object) -> Plan:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return plan_of(batch_size=1024, epochs=100)
+    return plan_of(batch_size=1024, epochs=100, delta=1 / 6040)
 
 
 @given(users=st.integers(10, 10**6), batch=st.integers(1, 4096), epochs=st.integers(1, 300))
@@ -37,7 +37,7 @@ def test_everything_together_is_within_the_budget(plan: Plan) -> None:
     assert 0.99 * 5 < plan.epsilon <= 5
     assert plan.epsilon == epsilon_of(plan.events, 1 / 6040)
     assert epsilon_of([plan.training], plan.delta) < plan.epsilon, "the frequencies cost something"
-    alone = plan_of(batch_size=1024, epochs=100, frequency_bias=False, reattention=False)
+    alone = plan_of(batch_size=1024, epochs=100, frequency_bias=False, reattention=False, delta=1 / 6040)
     assert alone.releases == () and alone.noise_multiplier == pytest.approx(3.2923, rel=5e-3)
     assert 1 < plan.noise_multiplier / alone.noise_multiplier < 1.01, "a hundredth of the budget is about 0.5% of σ"
 
@@ -61,15 +61,26 @@ def test_a_share_is_of_the_squared_gaussian_parameter() -> None:
     whole = Config.make(frequency_share=0.04).resolve(users=6040, threads=1)
     (event,) = other_events(whole)
     assert isinstance(event, Gaussian) and event.label == "frequencies"
-    assert epsilon_of([Gaussian(event.noise_multiplier * math.sqrt(0.04))], 1 / 6040) == pytest.approx(5, rel=1e-3)
+    assert epsilon_of([Gaussian(event.noise_multiplier * math.sqrt(0.04))], 1 / 60400) == pytest.approx(5, rel=1e-3)
 
 
-def test_a_private_vocabulary_is_in_the_ledger_with_its_delta() -> None:
-    plan = plan_of(1000, private_vocabulary=True, delta=1e-3, epochs=5)
-    vocabulary = next(event for event in plan.releases if event.label == "vocabulary")
-    assert vocabulary.failure == pytest.approx(1e-4)
-    assert plan.epsilon <= 5 and plan.noise_of("vocabulary") == vocabulary.noise_multiplier
+def test_a_released_list_of_items_is_in_the_ledger_with_its_delta() -> None:
+    plan = plan_of(1000, file="log.csv", delta=1e-3, epochs=5)
+    assert [event.label for event in plan.events] == ["items", "training"], "popularity comes with the list"
+    items = plan.releases[0]
+    assert items.failure == pytest.approx(1e-4)
+    assert plan.epsilon <= 5 and plan.noise_of("items") == items.noise_multiplier
     assert plan.noise_of("nothing") is None
+    for public in ({"catalog": "items.csv"}, {"assume_items_public": True}):
+        events = plan_of(1000, file="log.csv", delta=1e-3, epochs=5, **public).events
+        assert [event.label for event in events] == ["frequencies", "training"]
+        assert not any(event.failure for event in events)
+
+
+def test_a_network_that_starts_from_counts_gets_its_items_from_them() -> None:
+    plan = plan_of(1000, file="log.csv", delta=1e-3, epochs=5, warm_start=0.5)
+    assert [event.label for event in plan.events] == [COUNTS, "training"]
+    assert plan.releases[0].failure == pytest.approx(1e-4) and plan.epsilon <= 5
 
 
 def test_epsilon_spent_is_a_bound_at_every_step(plan: Plan) -> None:
@@ -110,9 +121,11 @@ def test_a_plan_survives_json(plan: Plan) -> None:
 def test_counts_spend_the_budget_in_one_release() -> None:
     plan = plan_of(model="counts")
     assert plan.steps == 0 and plan.events == plan.releases == (Gaussian(plan.noise_multiplier, label=COUNTS),)
-    assert plan.noise_multiplier == pytest.approx(0.774, rel=2e-3) and 4.99 < plan.epsilon <= 5
-    shared = plan_of(model="counts", private_vocabulary=True, delta=1 / 6040)
-    assert shared.noise_multiplier > plan.noise_multiplier and shared.epsilon <= 5
+    assert plan.noise_multiplier == pytest.approx(0.8749, rel=2e-3) and 4.99 < plan.epsilon <= 5
+    listed = plan_of(model="counts", file="log.csv")
+    (event,) = listed.events
+    assert event.failure == pytest.approx(0.1 * plan.delta), "a tenth of δ is for the threshold of the list of items"
+    assert listed.noise_multiplier > plan.noise_multiplier and 4.99 < listed.epsilon <= 5
 
 
 def test_an_impossible_budget_is_one_sentence() -> None:

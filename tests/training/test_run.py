@@ -104,10 +104,10 @@ def test_without_privacy_everything_says_so(log: Path, tmp_path: Path) -> None:
 def test_a_vocabulary_released_with_dp(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.csv", users=600, items=4)
     done = train(
-        tiny_config(log, private_vocabulary=True, delta=1e-3, epsilon=20.0, vocabulary_share=0.3, epochs=1),
+        tiny_config(log, assume_items_public=False, delta=1e-3, epsilon=20.0, items_share=0.3, epochs=1),
         tmp_path / "run",
     )
-    assert [event["label"] for event in done.statement["events"]] == ["vocabulary", "frequencies", "training"]
+    assert [event["label"] for event in done.statement["events"]] == ["items", "training"]
     assert done.statement["events"][0]["delta"] == pytest.approx(1e-4)
     assert done.statement["epsilon"] <= 20
     assert any("released from the data with differential privacy" in sentence for sentence in done.statement["data"])

@@ -1,6 +1,7 @@
 """The command line. One file a subcommand; each imports torch inside, so that --help is instant."""
 
 import sys
+import traceback
 
 import typer
 
@@ -15,6 +16,7 @@ from dpformer.cli.moments import moments
 from dpformer.cli.recommend import recommend
 from dpformer.cli.report import report
 from dpformer.cli.serve import serve
+from dpformer.cli.terminal import plain_output
 from dpformer.cli.train import train, with_choices
 from dpformer.cli.tune import tune
 from dpformer.cli.verify import verify
@@ -44,10 +46,32 @@ app.command()(with_choices(tune))
 app.command()(demo)
 
 
+CRASHED = 3  # a fault of dpformer; 1 is "a check did not pass", 2 "bad input"
+
+
 def main() -> None:
-    """Runs the command line; bad input is one sentence on stderr and exit code 2."""
-    try:
-        app()
-    except DpformerError as error:
-        typer.echo(f"dpformer: {error}", err=True)
-        sys.exit(2)
+    """Runs the command line; bad input is one sentence on stderr and exit code 2, a fault of ours exit code 3."""
+    sys.exit(run())
+
+
+def run() -> int:
+    """The command of `sys.argv`, and its exit code."""
+    with plain_output() as output:
+        try:
+            app()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            return output.flushed(code)
+        except DpformerError as error:
+            return output.sentence(str(error))
+        except MemoryError:
+            return output.sentence("there is not enough memory; free some, or lower --micro-batch-tokens or --threads")
+        except OSError as error:
+            if output.broken(error):
+                return output.sentence(f"the output cannot be written: {error.strerror or error}")
+            traceback.print_exc()
+            return CRASHED
+        except Exception:
+            traceback.print_exc()
+            return CRASHED
+    return 0

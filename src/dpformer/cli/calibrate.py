@@ -31,7 +31,8 @@ def calibrate(
 ) -> None:
     """The noise multiplier that a budget (ε, δ) needs, or the ε that a noise multiplier costs.
 
-    For training by Poisson-sampled batches of users, everything composed together, for adding or removing one user.
+    For training by Poisson-sampled batches of users, everything composed together, for one user's whole history or
+    nothing in its place.
 
     For example: dpformer calibrate --users 6040 --batch 256 --batch 1024 --epsilon 5 --epsilon 8
     """
@@ -53,7 +54,7 @@ def calibrate(
         raise DpformerError(str(error)) from None
     if as_json:
         facts = {
-            "adjacency": "add-or-remove-one-user",
+            "adjacency": "zero-out-one-user",
             "frequency_noise": frequency_noise,
             "bands": bands,
             "rows": rows,
@@ -140,8 +141,8 @@ def _print(rows: list[dict[str, Any]], frequency_noise: float | None, bands: int
     over = f" with noise correlated over {bands} steps" if bands > 1 else ""
     with_ = f" and one release of frequencies with noise multiplier {frequency_noise:g}" if frequency_noise else ""
     console.print(
-        f"Adding or removing one user; Poisson-sampled training{over}{with_}; ε by privacy loss distributions "
-        "(by RDP to compare: looser).",
+        f"One user's data or nothing in its place; Poisson-sampled training{over}{with_}; ε by privacy loss "
+        "distributions (by RDP to compare: looser).",
         highlight=False,
     )
 

@@ -11,7 +11,9 @@ from dpformer.errors import DpformerError
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
-    data: Annotated[Path | None, typer.Argument(help="A log to evaluate on.  [default: the run's own data]")] = None,
+    data: Annotated[
+        Path | None, typer.Argument(help="A log to evaluate on.  [default: the run's, if the run is your own]")
+    ] = None,
     k: Annotated[
         list[int] | None, typer.Option("-k", help="Length of the list; may be repeated.  [default: 10]")
     ] = None,

@@ -12,6 +12,9 @@ def report(
     history: Annotated[
         list[str] | None, typer.Option(help="An example history to show, item ids with commas; may be repeated.")
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The run's data.  [default: where it was, if the run is your own]")
+    ] = None,
     public: Annotated[
         bool, typer.Option("--public", help="Only what the guarantee covers: a page that may be published.")
     ] = False,
@@ -21,4 +24,4 @@ def report(
     from dpformer.report import write_report
 
     examples = [split_ids(text) for text in history] if history else None
-    typer.echo(str(write_report(run, out=out, histories=examples, public=public)))
+    typer.echo(str(write_report(run, out=out, histories=examples, public=public, data=data)))

@@ -34,6 +34,10 @@ def train(
     items: Annotated[
         int | None, typer.Option(min=2, help="Number of items, for --dry-run.", rich_help_panel="Run")
     ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(help="Sign the statement with this private key (PEM, Ed25519).", rich_help_panel="Run"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Run")] = False,
 ) -> None:
     """Train a model on private sequences and write a run folder.
@@ -55,9 +59,9 @@ def train(
     if resume is None:
         made = Config.make(config, **given)
         say_model(made, given)
-        run = run_or_exit(made, out)
+        run = run_or_exit(made, out, key=sign)
     else:
-        run = run_or_exit(resume, file=moved)
+        run = run_or_exit(resume, file=moved, key=sign)
     typer.echo(json.dumps(run.statement, indent=2, ensure_ascii=False) if as_json else _summary(run))
 
 
@@ -68,7 +72,7 @@ def say_model(config: Config, given: dict[str, Any]) -> None:
         typer.echo(f"model: {config.model}, because --{causes[0].replace('_', '-')} was given", err=True)
 
 
-def run_or_exit(what: Config | Path, out: Path | None = None, file: Path | None = None) -> Any:
+def run_or_exit(what: Config | Path, out: Path | None = None, file: Path | None = None, key: Path | None = None) -> Any:
     """Trains by a config, or goes on with a run folder; stopped by Ctrl-C, it says so and exits with 130."""
     quiet_threads()
     from dpformer import runs as training
@@ -87,8 +91,8 @@ def run_or_exit(what: Config | Path, out: Path | None = None, file: Path | None 
             what = out
     try:
         if isinstance(what, Path):
-            return training.resume(what, team, file=file)
-        return training.train(what, out or default_out(what), team)
+            return training.resume(what, team, file=file, key=key)
+        return training.train(what, out or default_out(what), team, key=key)
     except training.Interrupted as stopped:
         typer.echo(f"dpformer: {stopped}", err=True)
     except KeyboardInterrupt:

@@ -11,45 +11,60 @@ from dpformer.errors import DpformerError
 
 def verify(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
+    data: Annotated[
+        Path | None, typer.Option(help="The run's data, to compare.  [default: where it was, if the run is your own]")
+    ] = None,
+    catalog: Annotated[Path | None, typer.Option(help="The run's catalogue, to compare titles.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Public key (PEM, Ed25519) of whoever should have signed.")] = None,
     read_data: Annotated[bool, typer.Option(help="Prepare the data again and compare it, if it is there.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Verify a run: ε from its ledger again, settings against the config, the released file, hashes.
+    """Verify a run: ε from its ledger again, settings against the config, the released file, hashes, noise.
 
-    Exit code 1 if something does not hold.
+    Exit code 0 if all that was checked holds, 1 if something does not, 2 for bad input, 3 if dpformer itself failed.
     """
     from dpformer.cli.train import quiet_threads
 
     quiet_threads()
+    from dpformer.data import read_catalog
+    from dpformer.runs.signature import public_key
     from dpformer.verification.verify import verify as check
 
-    result = check(run, dataset=_dataset(run) if read_data else None)
-    conclude(result, _print, as_json)
+    if key is not None:
+        public_key(key)  # a wrong file is bad input, not a wrong signature
+    titles = None if catalog is None else read_catalog(catalog)
+    dataset = _dataset(run, data) if read_data else None
+    conclude(check(run, dataset=dataset, catalog=titles or _public(dataset), key=key), _print, as_json)
 
 
-def _dataset(run: Path) -> Any:
-    """The data of a finished run prepared again, None if it is not there."""
-    from dpformer.data import Vocabulary
+def _dataset(run: Path, data: Path | None) -> Any:
+    """The data of a finished run prepared again; None if it is not at hand, or the run is a stranger's."""
     from dpformer.runs.config import Config
     from dpformer.runs.folder import RunFolder
     from dpformer.runs.model_file import load_release
-    from dpformer.runs.network import load_dataset
+    from dpformer.runs.owner import NotOwn, followed
+    from dpformer.runs.tasks import task_of
 
     folder = RunFolder.open(run)
     if not folder.done:
         return None
     try:
-        config = Config.make(folder.config)
-        if config.file is not None and not config.file.exists():
+        config = followed(folder, Config.make(folder.config), data)
+        if data is None and config.file is not None and not config.file.exists():
             return None
-        if not config.private_vocabulary:
-            return load_dataset(config)
-        # A private vocabulary was drawn once; with it the data is prepared without drawing again.
-        release = load_release(folder.model)
-        ids = [str(name) for name in release.vocabulary]
-        return load_dataset(config, vocabulary=Vocabulary(ids, release.titles, "dp"))
+        return task_of(config).read_again(config, load_release(folder.model))
+    except NotOwn:
+        return None
     except DpformerError:
+        if data is not None:
+            raise
         return None  # what is wrong with them is found again, and said, by the checks
+
+
+def _public(dataset: Any) -> Any:
+    """The catalogue of the synthetic default, which is in the program."""
+    made_up = dataset is not None and str(dataset.description.get("source")).startswith("synthetic (seed")
+    return dataset.vocabulary if made_up else None
 
 
 def _print(result: Any) -> None:
@@ -58,10 +73,9 @@ def _print(result: Any) -> None:
 
     console = Console()
     table = Table("", "what", "found", title="Verification", title_justify="left")
-    words = {True: "ok", False: "WRONG", None: "–"}
+    words = {True: "ok", False: "WRONG", None: "not checked"}
     for finding in result.findings:
         table.add_row(words[finding.ok], finding.name, finding.detail)
-    console.print(table)
-    console.print(f"The run states: {result.headline}", highlight=False)
-    verdict = "Everything that was looked at holds." if result.passed else "This run does NOT hold what it states."
-    console.print(verdict, style="bold" if result.passed else "bold red")
+    console.print(table, markup=False)
+    console.print(f"The run states: {result.headline}", highlight=False, markup=False)
+    console.print(result.verdict, highlight=False, markup=False, style="bold" if result.passed else "bold red")

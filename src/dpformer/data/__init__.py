@@ -7,12 +7,11 @@ from dpformer.data.columns import Columns
 from dpformer.data.dataset import Dataset
 from dpformer.data.histories import Histories, read
 from dpformer.data.interactions import Interactions, from_frame
-from dpformer.data.prepare import Filters, PrivateVocabulary, prepare
+from dpformer.data.prepare import Filters, prepare
 from dpformer.data.reading import Reading
 from dpformer.data.statement import data_statement
 from dpformer.data.synthetic import synthetic
 from dpformer.data.vocabulary import Vocabulary
-from dpformer.releases.vocabulary import SparseHistogram, sparse_histogram
 
 __all__ = [
     "Attributes",
@@ -21,9 +20,7 @@ __all__ = [
     "Filters",
     "Histories",
     "Interactions",
-    "PrivateVocabulary",
     "Reading",
-    "SparseHistogram",
     "Vocabulary",
     "data_statement",
     "from_frame",
@@ -32,6 +29,5 @@ __all__ = [
     "read",
     "read_catalog",
     "save",
-    "sparse_histogram",
     "synthetic",
 ]

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,6 @@ from dpformer.data.interactions import Interactions
 from dpformer.data.reading import Reading
 from dpformer.data.vocabulary import Vocabulary, canonical_order
 from dpformer.errors import DpformerError
-from dpformer.releases.vocabulary import SparseHistogram, sparse_histogram
-
-
-@dataclass(frozen=True)
-class PrivateVocabulary:
-    """Asks for the vocabulary to be released from the data by `sparse_histogram`.
-
-    The price belongs in the ledger: a Gaussian event of `noise_multiplier`, and `delta` taken off the total δ.
-    """
-
-    noise_multiplier: float
-    delta: float
-    max_items: int = 50
 
 
 @dataclass(frozen=True)
@@ -46,13 +32,12 @@ def prepare(
     *,
     columns: Columns | None = None,
     reading: Reading | None = None,
-    vocabulary: Vocabulary | PrivateVocabulary | None = None,
+    vocabulary: Vocabulary | None = None,
     drop_unknown_items: bool = False,
     filters: Filters | None = None,
     max_length: int | None = 200,
     validation: bool = False,
     cache: str | Path | None = None,
-    normal: Callable[[int], np.ndarray] | None = None,
 ) -> Dataset:
     """Prepares a log for training: one user, one sequence; the last item held out.
 
@@ -60,23 +45,22 @@ def prepare(
         source: a log (see `read`), or interactions (`from_frame`).
         columns: names of columns that are not the usual ones.
         reading: what else is declared about the log: format, order, encoding, …
-        vocabulary: a public catalogue (`read_catalog`), or a `PrivateVocabulary` to be released, or None: the items
-            that occur in the data are assumed public.
+        vocabulary: a public catalogue (`read_catalog`), or None: all items that occur in the data. Which these are is
+            private: they are to be released (`release_items`, `known_items`), or assumed public.
         drop_unknown_items: leave out items that the catalogue lacks; by default they are an error.
         filters: what to leave out first.
         max_length: how many items of a user, the last ones, are trained on; None: whole histories.
         validation: hold out a validation item before the test item.
-        cache: a folder in which prepared data is kept, private, and found again while the files are unchanged. A
-            `PrivateVocabulary` is never kept: a release belongs to one run and its ledger.
-        normal: draws standard normal noise for a `PrivateVocabulary`; by default from the secure source.
+        cache: a folder in which prepared data is kept, private, and found again while the files are unchanged. Nothing
+            that was released is ever kept: a release belongs to one run and its ledger.
     """
     filters, reading = filters or Filters(), reading or Reading()
-    options = (vocabulary, drop_unknown_items, filters, max_length, validation, normal)
+    options = (vocabulary, drop_unknown_items, filters, max_length, validation)
     if isinstance(source, Interactions):
         return _prepare(source.histories(**asdict(filters)), "", *options)
     path = Path(source)
     folder = None
-    if cache is not None and not isinstance(vocabulary, PrivateVocabulary):
+    if cache is not None:
         folder = Path(cache) / _cache_key(path, columns, reading, vocabulary, drop_unknown_items, filters, validation)
     if folder is not None and folder.exists():
         return load(folder).with_max_length(max_length)
@@ -90,14 +74,13 @@ def prepare(
 def _prepare(
     log: Histories,
     name: str,
-    vocabulary: Vocabulary | PrivateVocabulary | None,
+    vocabulary: Vocabulary | None,
     drop_unknown_items: bool,
     filters: Filters,
     max_length: int | None,
     validation: bool,
-    normal: Callable[[int], np.ndarray] | None,
 ) -> Dataset:
-    words, numbers, release = _vocabulary(log, vocabulary, normal)
+    words, numbers = _vocabulary(log, vocabulary)
     known = numbers[log.codes] >= 0
     if isinstance(vocabulary, Vocabulary) and not drop_unknown_items and not known.all():
         _refuse_unknown(log, log.codes[~known])
@@ -116,7 +99,6 @@ def _prepare(
             "policy": words.policy,
             "interactions_dropped": dropped,
             "last_items_dropped": last_dropped,
-            "release": release,
         },
         **log.facts,
         **_sizes(lengths, len(words)),
@@ -127,51 +109,16 @@ def _prepare(
     return Dataset(items, offsets, ids, words, max_length, validation, description)
 
 
-def _vocabulary(
-    log: Histories, wanted: Vocabulary | PrivateVocabulary | None, normal: Callable[[int], np.ndarray] | None
-) -> tuple[Vocabulary, np.ndarray, dict[str, Any] | None]:
-    """The vocabulary, the number in it of each item code of the log (-1: none), and what a DP release cost."""
-    if isinstance(wanted, Vocabulary):
-        return wanted, wanted.match(log.item_ids).astype(np.int32), None
-    release = None
-    if wanted is None:
-        codes = np.flatnonzero(np.bincount(log.codes, minlength=len(log.item_ids)))
-    else:
-        users = np.repeat(np.arange(len(log)), np.diff(log.offsets))
-        release = _release(users, log.codes, wanted, normal)
-        codes = release.items
+def _vocabulary(log: Histories, wanted: Vocabulary | None) -> tuple[Vocabulary, np.ndarray]:
+    """The vocabulary, and the number in it of each item code of the log (-1: none)."""
+    if wanted is not None:
+        return wanted, wanted.match(log.item_ids).astype(np.int32)
+    codes = np.flatnonzero(np.bincount(log.codes, minlength=len(log.item_ids)))
     names = [log.item_ids[code] for code in codes.tolist()]
     order = canonical_order(names)
-    policy = "assumed-public" if wanted is None else "dp"
     numbers = np.full(len(log.item_ids), -1, dtype=np.int32)
     numbers[codes[order]] = np.arange(len(codes))
-    return Vocabulary([names[place] for place in order.tolist()], None, policy), numbers, _price(release)
-
-
-def _release(
-    users: np.ndarray, items: np.ndarray, wanted: PrivateVocabulary, normal: Callable[[int], np.ndarray] | None
-) -> SparseHistogram:
-    if normal is None:
-        from dpformer.privacy import SecureNoise
-
-        normal = SecureNoise().normal
-    try:
-        release = sparse_histogram(users, items, **asdict(wanted), normal=normal)
-    except ValueError as error:
-        raise DpformerError(str(error)) from None
-    if not len(release.items):
-        raise DpformerError(
-            f"no item is common enough for the private vocabulary (threshold {release.threshold:.1f} at noise "
-            f"multiplier {wanted.noise_multiplier:g}): give a public catalogue, more data, or less noise"
-        )
-    return release
-
-
-def _price(release: SparseHistogram | None) -> dict[str, Any] | None:
-    if release is None:
-        return None
-    facts = asdict(release)
-    return {name: facts[name] for name in ("noise_multiplier", "delta", "threshold", "max_items")}
+    return Vocabulary([names[place] for place in order.tolist()]), numbers
 
 
 def _refuse_unknown(log: Histories, unknown: np.ndarray) -> None:

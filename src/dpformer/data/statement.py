@@ -41,9 +41,11 @@ def _vocabulary(description: dict[str, Any]) -> str:
     if vocabulary["policy"] == "dp":
         price = vocabulary["release"]
         return (
-            f"The vocabulary of {size} was released from the data with differential privacy: a histogram with noise "
-            f"multiplier {price['noise_multiplier']:g}, thresholded at {price['threshold']:.2f}, of at most "
-            f"{price['max_items']} items a user; it adds δ = {plain(price['delta'], 2, up=True)}.{left_out}"
+            f"The vocabulary of {size} was released from the data with differential privacy: items whose popularity, "
+            f"with noise of standard deviation {plain(price['noise_multiplier'])}, is above "
+            f"{plain(price['threshold'])}, of at most {price['max_items']:,} items a user. That an item of one user "
+            f"alone is among them has a probability of at most {plain(price['delta'], 2, up=True)}, which is part of "
+            f"δ.{left_out}"
         )
     return (
         f"The vocabulary of {size} was taken from the data and is assumed public: the guarantee does not cover which "

@@ -4,7 +4,7 @@ Which items occur in private data is itself private: a rare item in a released v
 it. So there are three policies, and the privacy statement names the one used:
 
 - `catalog`: a public file lists the items; the data has no influence.
-- `dp`: the items are released from the data with differential privacy (`sparse_histogram`); the ledger holds the cost.
+- `dp`: the items are released from the data with differential privacy (`release_items`); the ledger holds the cost.
 - `assumed-public`: the items that occur in the data; the guarantee does not cover which they are.
 """
 

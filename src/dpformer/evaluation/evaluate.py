@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dpformer.data.dataset import Dataset
+from dpformer.data.vocabulary import Vocabulary
 from dpformer.errors import DpformerError
 from dpformer.evaluation.ranking import bootstrap, hit, mrr, ndcg, ranks
 
@@ -89,8 +90,14 @@ def evaluate(
     return Evaluation(everyone, items, torch.cat(masked), torch.cat(unmasked), dataset.num_items, split)
 
 
-def scorer(model: Any) -> ScoreFunction:
-    """The scores of a model, computed for so many users at a time as fit into little memory."""
+def scorer(model: Any, dataset: Dataset | None = None, vocabulary: Vocabulary | None = None) -> ScoreFunction:
+    """The scores of a model, computed for so many users at a time as fit into little memory.
+
+    A model that has fewer items than the data, `vocabulary`, gets histories without the others, and scores these below
+    all that it knows: what was not released cannot be recommended.
+    """
+    if dataset is not None and vocabulary is not None and len(vocabulary) != dataset.num_items:
+        return _below_all_known(scorer(model), vocabulary.match(list(dataset.vocabulary.ids)))
 
     def score(histories: list[np.ndarray]) -> Tensor:
         size = max(1, TOKENS_AT_ONCE // getattr(model, "max_length", 200))
@@ -104,11 +111,24 @@ def scorer(model: Any) -> ScoreFunction:
     return score
 
 
-def masked_ranks(model: Any, dataset: Dataset, split: str = "test") -> Tensor:
+def _below_all_known(score: ScoreFunction, numbers: np.ndarray) -> ScoreFunction:
+    """Scores of all items of the data from those of a model; `numbers` (items,) are the model's, -1 for none."""
+    known = torch.from_numpy(np.flatnonzero(numbers >= 0))
+
+    def wider(histories: list[np.ndarray]) -> Tensor:
+        mapped = [numbers[history] for history in histories]
+        found = score([history[history >= 0] for history in mapped])
+        scores = found.min(1, keepdim=True).values.expand(-1, len(numbers)) - 1
+        return scores.clone().index_copy_(1, known, found[:, torch.from_numpy(numbers[known.numpy()])])
+
+    return wider
+
+
+def masked_ranks(model: Any, dataset: Dataset, split: str = "test", vocabulary: Vocabulary | None = None) -> Tensor:
     """(U,) ranks of the held-out items, seen ones masked; (0,) where nobody has one. Not private."""
     if not len(dataset.held_out(split)[0]):
         return torch.zeros(0, dtype=torch.int64)
-    return evaluate(scorer(model), dataset, split=split).masked
+    return evaluate(scorer(model, dataset, vocabulary), dataset, split=split).masked
 
 
 def _seen_ahead(scores: Tensor, targets: Tensor, histories: list[np.ndarray]) -> Tensor:

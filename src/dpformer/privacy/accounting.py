@@ -37,7 +37,8 @@ Composition = list[tuple["DpEvent", int]]
 
 
 def epsilon_of(events: Iterable[Event], delta: float, accountant: str = "pld") -> float:
-    """ε ≥ 0 such that all events together are (ε, δ)-DP for adding or removing one user; inf without noise.
+    """ε ≥ 0 such that all events together are (ε, δ)-DP for one user's data or nothing in its place; inf
+    without noise.
 
     Args:
         events: what touched the data; a `Ledger` or any collection of events.

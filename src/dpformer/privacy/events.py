@@ -1,7 +1,8 @@
 """Events: what touches the data, and how noisily. Each kind is one small frozen class.
 
-All are meant for add-or-remove-one-user adjacency. A new kind is a dataclass with `kind`, the name of the field that
-counts its repetitions, and `once()`, the same thing in the words of dp-accounting; then it goes into `KINDS`.
+All are meant for zero-out adjacency: one user's data, or nothing in its place. A new kind is a dataclass with `kind`,
+the name of the field that counts its repetitions, and `once()`, the same thing in the words of dp-accounting; then it
+goes into `KINDS`.
 """
 
 from dataclasses import asdict, dataclass, field, fields, replace

@@ -8,11 +8,11 @@ from dpformer.privacy.accounting import epsilon_of
 from dpformer.privacy.arguments import whole
 from dpformer.privacy.events import Event, Gaussian, PoissonGaussian
 
-ADJACENCY = "add-or-remove-one-user"
+ADJACENCY = "zero-out-one-user"  # N stays as it is; the same sensitivity as adding or removing one
 
 
 class Ledger:
-    """What touched the data, in order, and what it costs one user (adding or removing all of a user's data).
+    """What touched the data, in order, and what it costs one user (all of a user's data, or nothing in its place).
 
     >>> ledger = Ledger()
     >>> ledger.gaussian(8.0, label="frequencies")

@@ -12,19 +12,19 @@ class UnitOfPrivacy:
 
     name: str
     plural: str
-    whole: str  # what is added or removed
+    whole: str  # what is there, or nothing in its place
     given: str
     meaning: str
 
     @property
     def adjacency(self) -> str:
-        return f"add or remove {self.whole}"
+        return f"zero-out: {self.whole} or nothing in its place; how many {self.plural} there are is public"
 
 
 USER = UnitOfPrivacy(
     "user",
     "users",
-    "one user with the whole history",
+    "one user's whole history",
     "a given user's history",
     "One user is one person's whole history in the data.",
 )
@@ -54,7 +54,7 @@ UNITS: dict[str, UnitOfPrivacy] = {
     "author": UnitOfPrivacy(
         "author",
         "authors",
-        "one author with everything written",
+        "all that one author wrote",
         "what a given author wrote",
         "One unit is an author with all texts of that author in the data.",
     ),

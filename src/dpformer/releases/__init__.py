@@ -6,29 +6,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpformer.releases.counts import TransitionRelease, release_transitions
     from dpformer.releases.frequencies import FrequencyRelease, release_frequencies
+    from dpformer.releases.items import ItemRelease, release_items
     from dpformer.releases.metrics import MetricRelease, release_metrics
-    from dpformer.releases.vocabulary import SparseHistogram, sparse_histogram
 
 _HOME = {
     "FrequencyRelease": "frequencies",
+    "ItemRelease": "items",
     "MetricRelease": "metrics",
-    "SparseHistogram": "vocabulary",
     "TransitionRelease": "counts",
     "release_frequencies": "frequencies",
+    "release_items": "items",
     "release_metrics": "metrics",
     "release_transitions": "counts",
-    "sparse_histogram": "vocabulary",
 }
 
 __all__ = [
     "FrequencyRelease",
+    "ItemRelease",
     "MetricRelease",
-    "SparseHistogram",
     "TransitionRelease",
     "release_frequencies",
+    "release_items",
     "release_metrics",
     "release_transitions",
-    "sparse_histogram",
 ]
 
 

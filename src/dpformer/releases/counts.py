@@ -5,7 +5,8 @@ So the budget is cut into rounds, each a Gaussian release of sensitivity 1, and 
 before it saw something; a user's vector is scaled to norm 1 *over the cells still in play*, so nothing of it
 is spent on cells that are lost:
 
-    items       how popular each item is (`release_frequencies`); those above 3 deviations are the m items that count
+    items       how popular each item is (`release_frequencies`); those above 3 deviations are the m items that count.
+                Without a public catalogue: `release_items`, of which those above its threshold are released at all
     unordered   Σ_u v_u/‖v_u‖ over the m(m−1)/2 pairs {a, b}: both directions add up in one cell
     directed    the same over (a, b) and (b, a) of the pairs that survived
 
@@ -29,7 +30,8 @@ from dpformer.privacy.arguments import positive, whole
 from dpformer.privacy.events import Gaussian
 from dpformer.privacy.randomness import SecureRandom, public_grid
 from dpformer.privacy.sparse import noisy_above
-from dpformer.releases.frequencies import FrequencyRelease, exact_sums, release_sums
+from dpformer.releases.frequencies import FrequencyRelease, exact_sums, of_items, release_sums
+from dpformer.releases.items import release_item_sums
 from dpformer.releases.sums import GRID, ArraySums, Sums
 
 LABEL = "transition counts"
@@ -44,6 +46,7 @@ class Round(NamedTuple):
 
 
 ITEMS = Round(0.05, False, 3.0)
+LIST = 0.2  # share of the round of items that releases their list too; the other rounds share the rest
 ROUNDS = (
     Round(0.2375, False, 1.0),
     Round(0.1425, False, 1.0),
@@ -66,6 +69,7 @@ class TransitionRelease:
     difference_deviation: float
     frequencies: FrequencyRelease
     event: Gaussian | None  # all of it, the frequencies too; for the ledger. None: exact, not private
+    listed: np.ndarray | None = None  # (M,) int64: the number before of released item 0, 1, …; None: all, a public list
 
 
 class _Estimate:
@@ -97,41 +101,65 @@ class _Estimate:
 
 
 def release_transitions(
-    items: np.ndarray, offsets: np.ndarray, num_items: int, noise_multiplier: float, *, seed: int | None = None
+    items: np.ndarray,
+    offsets: np.ndarray,
+    num_items: int,
+    noise_multiplier: float,
+    *,
+    delta: float = 0.0,
+    random: SecureRandom | None = None,
+    seed: int | None = None,
 ) -> TransitionRelease:
     """Releases transition counts of all users' histories, under one Gaussian event.
 
-    The number of users and the catalogue 0..num_items-1 are taken as public.
+    The number of users is taken as public, and without `delta` the catalogue 0..num_items-1 too.
 
     Args:
         items: (n,) whole numbers, user u's at items[offsets[u]:offsets[u + 1]], in the order of time.
         offsets: (users + 1,).
         num_items: size of the catalogue.
         noise_multiplier: σ of the event that the whole release costs.
-        seed: for tests only: marks the event as not private.
+        delta: the list of items is released too, and may fail with this probability: only items that many have are
+            in the release, numbered anew, and others do not exist in it.
+        random: for this release alone, since the same one gives the same noise; by default under a new key.
+        seed: for tests only, instead: marks the event as not private.
     """
-    return release_transition_sums(ArraySums.packed(items, offsets), num_items, noise_multiplier, seed=seed)
+    sums = ArraySums.packed(items, offsets)
+    return release_transition_sums(sums, num_items, noise_multiplier, delta=delta, random=random, seed=seed)
 
 
 def release_transition_sums(
-    sums: Sums, num_items: int, noise_multiplier: float, *, seed: int | None = None
+    sums: Sums,
+    num_items: int,
+    noise_multiplier: float,
+    *,
+    delta: float = 0.0,
+    random: SecureRandom | None = None,
+    seed: int | None = None,
 ) -> TransitionRelease:
     """The same, of histories wherever they are: `sums` makes the exact sums of a round, everything private is here."""
     num_items, noise_multiplier = whole("num_items", num_items, 1), positive("noise_multiplier", noise_multiplier)
-    random = SecureRandom(LABEL, seed=seed)
-    deviation = deviation_of(ITEMS, noise_multiplier)
-    frequencies = release_sums(sums.items(num_items) / GRID, sums.num_users, deviation, seed=seed)
-    head = np.flatnonzero(frequencies.counts > ITEMS.keep * deviation)
+    random = random or SecureRandom(LABEL, seed=seed)
+    counted, rest = sums.items(num_items) / GRID, noise_multiplier
+    if delta:
+        deviation = deviation_of(ITEMS._replace(share=LIST), noise_multiplier)
+        found = release_item_sums(counted, deviation, delta=delta, random=random.within("items"))
+        listed, frequencies = found.items, of_items(found, sums.num_users)
+        head, rest = np.arange(len(listed)), _rest(noise_multiplier)
+    else:
+        deviation, listed = deviation_of(ITEMS, noise_multiplier), None
+        frequencies = release_sums(counted, sums.num_users, deviation, random=random.within("items"))
+        head = np.flatnonzero(frequencies.counts > ITEMS.keep * deviation)
     places = np.full(num_items, -1)
-    places[head] = np.arange(len(head))
-    estimate = _first_round(sums, places, len(head), noise_multiplier, random)
+    places[head if listed is None else listed] = np.arange(len(head))
+    estimate = _first_round(sums, places, len(head), rest, random)
     for number, this in enumerate(ROUNDS[1:], start=1):
-        deviation = deviation_of(this, noise_multiplier)
+        deviation = deviation_of(this, rest)
         counts = sums.pairs(places, estimate.cells, this.directed) / GRID
         estimate.add(_noisy(counts, deviation, random, number), deviation, this.directed)
         estimate.keep(this.keep)
-    event = Gaussian(noise_multiplier, label=LABEL, private=random.private)
-    return _released(estimate, head, frequencies, event)
+    event = Gaussian(noise_multiplier, label=LABEL, delta=delta, private=random.private)
+    return _released(estimate, head, frequencies, event, listed)
 
 
 def exact_transition_sums(sums: Sums, num_items: int) -> TransitionRelease:
@@ -159,18 +187,60 @@ def deviation_of(this: Round, noise_multiplier: float) -> float:
     return noise_multiplier / math.sqrt(this.share) * SLACK
 
 
+def _rest(noise_multiplier: float) -> float:
+    """σ for the rounds of pairs where the round of items takes `LIST`: their shares are of what is left."""
+    return noise_multiplier * math.sqrt((1 - ITEMS.share) / (1 - LIST))
+
+
+def final_deviations(noise_multiplier: float, *, listed: bool) -> tuple[float, float]:
+    """Deviations of totals and of differences after all rounds: they follow from σ alone."""
+    rest = _rest(noise_multiplier) if listed else noise_multiplier
+    first = ROUNDS[0]
+    estimate = _Estimate(np.zeros(0, np.int64), np.zeros(0), deviation_of(first, rest))
+    for this in ROUNDS[1:]:
+        estimate.add(np.zeros(0), deviation_of(this, rest), this.directed)
+    return estimate.total_deviation, math.sqrt(2 / estimate.directed_precision)
+
+
 def _first_round(sums: Sums, places: np.ndarray, m: int, noise_multiplier: float, random: SecureRandom) -> _Estimate:
     """All m(m−1)/2 unordered pairs; empty ones are not visited but drawn, and only those that stay."""
     this, num_cells = ROUNDS[0], m * (m - 1) // 2
     deviation = deviation_of(this, noise_multiplier)
     cells, counts = sums.all_pairs(places)
-    threshold = this.keep
-    if num_cells * 0.5 > MOST_NOISE:  # as high as memory needs; it depends on released numbers only
-        threshold = max(threshold, -NormalDist().inv_cdf(MOST_NOISE / num_cells))
+    threshold = first_threshold(m) * deviation
     survivors = noisy_above(
-        cells, counts / GRID, num_cells, deviation=deviation, threshold=threshold * deviation, random=random, step=0
+        cells, counts / GRID, num_cells, deviation=deviation, threshold=threshold, random=random, step=0
     )
     return _Estimate(*survivors, deviation)
+
+
+def first_threshold(m: int) -> float:
+    """Deviations that a pair needs in the first round: a function of the released number of items alone.
+
+    As high as memory needs, so that about `MOST_NOISE` cells without data pass, however much data there is.
+    """
+    num_cells = m * (m - 1) // 2
+    if num_cells * 0.5 <= MOST_NOISE:
+        return ROUNDS[0].keep
+    return max(ROUNDS[0].keep, -NormalDist().inv_cdf(MOST_NOISE / num_cells))
+
+
+def exact_differences(
+    release: TransitionRelease, items: np.ndarray, offsets: np.ndarray, numbers: np.ndarray
+) -> np.ndarray:
+    """(K,) differences of directions of the released pairs, as the last round counted them. Not private.
+
+    Args:
+        release: what was released.
+        items: (n,) of the same histories.
+        offsets: (users + 1,).
+        numbers: the number in the release of item 0, 1, … of the histories; -1 for those that are not in it.
+    """
+    placed = np.full(len(release.frequencies.p) + 1, -1)  # the last place is that of -1
+    placed[release.items] = np.arange(len(release.items))
+    low, high = release.pairs.T
+    counts = ArraySums.packed(items, offsets).pairs(placed[numbers], high * (high - 1) // 2 + low, directed=True)
+    return np.asarray(counts.reshape(-1, 2) @ np.array([1, -1]) / GRID)
 
 
 def _noisy(counts: np.ndarray, deviation: float, random: SecureRandom, step: int) -> np.ndarray:
@@ -179,7 +249,11 @@ def _noisy(counts: np.ndarray, deviation: float, random: SecureRandom, step: int
 
 
 def _released(
-    estimate: _Estimate, head: np.ndarray, frequencies: FrequencyRelease, event: Gaussian
+    estimate: _Estimate,
+    head: np.ndarray,
+    frequencies: FrequencyRelease,
+    event: Gaussian,
+    listed: np.ndarray | None = None,
 ) -> TransitionRelease:
     precision = estimate.directed_precision
     return TransitionRelease(
@@ -191,6 +265,7 @@ def _released(
         difference_deviation=math.sqrt(2 / precision),
         frequencies=frequencies,
         event=event,
+        listed=listed,
     )
 
 

@@ -24,8 +24,10 @@ import numpy as np
 
 from dpformer.privacy.arguments import positive, whole
 from dpformer.privacy.events import Gaussian
-from dpformer.privacy.randomness import SecureNoise, public_grid
+from dpformer.privacy.randomness import SecureRandom, public_grid
+from dpformer.releases.items import ItemRelease
 
+LABEL = "frequencies"
 DETECTABLE = 2.0  # noise deviations
 
 
@@ -50,6 +52,7 @@ def release_frequencies(
     noise_multiplier: float,
     *,
     offsets: np.ndarray | None = None,
+    random: SecureRandom | None = None,
     seed: int | None = None,
 ) -> FrequencyRelease:
     """Releases for each item the share of users who have it.
@@ -61,7 +64,8 @@ def release_frequencies(
         num_items: size of the catalogue.
         noise_multiplier: z, the deviation of the noise in units of one user's contribution.
         offsets: (users + 1,) with the items of user u at histories[offsets[u]:offsets[u + 1]].
-        seed: for tests only: marks the event as not private.
+        random: for this release alone, since the same one gives the same noise; by default under a new key.
+        seed: for tests only, instead: marks the event as not private.
     """
     num_items, noise_multiplier = whole("num_items", num_items, 1), positive("noise_multiplier", noise_multiplier)
     users, items, num_users = _unpack(histories, offsets)
@@ -69,19 +73,25 @@ def release_frequencies(
         raise ValueError("there are no histories: frequencies are of users")
     if len(items) and not 0 <= int(items.min()) <= int(items.max()) < num_items:
         raise ValueError(f"items must be in 0..{num_items - 1}, not {int(items.min())}..{int(items.max())}")
-    return release_sums(user_counts(users, items, num_users, num_items), num_users, noise_multiplier, seed=seed)
+    sums = user_counts(users, items, num_users, num_items)
+    return release_sums(sums, num_users, noise_multiplier, random=random, seed=seed)
 
 
 def release_sums(
-    sums: np.ndarray, num_users: int, noise_multiplier: float, *, seed: int | None = None
+    sums: np.ndarray,
+    num_users: int,
+    noise_multiplier: float,
+    *,
+    random: SecureRandom | None = None,
+    seed: int | None = None,
 ) -> FrequencyRelease:
     """The release of sums Σ_{u has i} 1/√n_u (num_items,) that were made elsewhere."""
-    noise = SecureNoise(seed=seed)
-    counts = sums + noise_multiplier * noise.normal(len(sums))
+    random = random or SecureRandom("one release", seed=seed)
+    counts = sums + noise_multiplier * random.normal(len(sums), step=0)
     step = public_grid(noise_multiplier)
     counts = np.round(counts / step) * step
     p, detected = estimate(counts, noise_multiplier, num_users)
-    event = Gaussian(noise_multiplier, label="frequencies", private=noise.private)
+    event = Gaussian(noise_multiplier, label=LABEL, private=random.private)
     return FrequencyRelease(p, counts, detected, event, num_users)
 
 
@@ -89,6 +99,12 @@ def exact_sums(sums: np.ndarray, num_users: int) -> FrequencyRelease:
     """The same sums without noise and without an event. Not private."""
     p, _ = estimate(sums, 0.0, num_users)
     return FrequencyRelease(p, sums, sums > 0, None, num_users)
+
+
+def of_items(released: ItemRelease, num_users: int) -> FrequencyRelease:
+    """The frequencies of released items, from the counts that were released with them."""
+    p, detected = estimate(released.counts, released.event.noise_multiplier, num_users)
+    return FrequencyRelease(p, released.counts, detected, released.event, num_users)
 
 
 def user_counts(users: np.ndarray, items: np.ndarray, num_users: int, num_items: int) -> np.ndarray:

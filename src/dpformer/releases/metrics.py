@@ -90,8 +90,7 @@ def release_metrics(
         noise_multiplier: z, in units of one user's contribution.
         k: depth of the ranking.
         label: of the event.
-        random: where the noise comes from, for a run that may be resumed: the same one gives the same noise, so it has
-            to be for this release alone. By default new numbers.
+        random: for this release alone, since the same one gives the same noise; by default under a new key.
     """
     noise_multiplier, k = positive("noise_multiplier", noise_multiplier), whole("k", k, 1)
     if ranks.ndim != 1 or (len(ranks) and int(ranks.min()) < 1):

@@ -6,17 +6,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpformer.data import Dataset
+from dpformer.runs.folder import RunFolder
+from dpformer.runs.owner import followed, is_own
 from dpformer.runs.tasks import Measured, recommend, task_of
 
 if TYPE_CHECKING:
+    from dpformer.runs.config import Config
     from dpformer.runs.run import Run
 
 
 def measure(run: Run, data: str | Path | None = None, *, split: str = "test") -> Measured:
-    """The accuracy of the released model on the run's own held-out data, or on another file."""
-    return task_of(run.config).measure(run.config, run.release, None if data is None else Path(data), split)
+    """The accuracy of the released model on the run's own held-out data, or on another file.
+
+    The run's own data is found only if the run is one's own; a stranger's folder names files that it should not.
+    """
+    config, other = _places(run, data)
+    return task_of(config).measure(config, run.release, other, split)
 
 
 def held_out_data(run: Run, data: str | Path | None = None) -> Dataset:
     """The data of a recommender prepared again, or another log with its vocabulary."""
-    return recommend.held_out_data(run.config, run.release, None if data is None else Path(data))
+    config, other = _places(run, data)
+    return recommend.held_out_data(config, run.release, other)
+
+
+def _places(run: Run, data: str | Path | None) -> tuple[Config, Path | None]:
+    folder, named = RunFolder(run.folder), None if data is None else Path(data)
+    return (run.config if is_own(folder) else followed(folder, run.config, named)), named

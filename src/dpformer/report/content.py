@@ -20,6 +20,7 @@ from dpformer.privacy.units import UnitOfPrivacy, unit_of
 from dpformer.report.accuracy import measure
 from dpformer.report.svg import Group, Line, dot_chart, heat_map, line_chart
 from dpformer.runs.tasks import task_of
+from dpformer.runs.tasks.recommend import vocabulary_of
 
 if TYPE_CHECKING:
     from dpformer.runs.model_file import Release
@@ -65,7 +66,13 @@ class Content:
     given: bool = False  # the examples come from whoever makes the page
 
 
-def gather(run: Run, *, histories: Sequence[Sequence[Any]] | None = None, public: bool = False) -> Content:
+def gather(
+    run: Run,
+    *,
+    histories: Sequence[Sequence[Any]] | None = None,
+    public: bool = False,
+    data: str | Path | None = None,
+) -> Content:
     """Reads, measures and draws. `public` keeps to what the guarantee covers, and does not read the data at all."""
     release, words = run.release, words_of(run)
     chosen = _made_up(release) if histories is None else [("Given", release.index(history)) for history in histories]
@@ -80,7 +87,7 @@ def gather(run: Run, *, histories: Sequence[Sequence[Any]] | None = None, public
         return content
     content = replace(content, training=_training(_metrics(run.folder / "metrics.jsonl"), run.statement, words))
     try:
-        measured = measure(run)
+        measured = measure(run, data)
     except DpformerError as error:  # the page is about the model; its data may have moved
         return replace(content, no_accuracy=str(error))
     if measured.kind == "language":
@@ -222,7 +229,8 @@ def popularity_group(frequencies: np.ndarray) -> np.ndarray:
 def _by_popularity(measured: Any, release: Release) -> Figure | None:
     if release.frequencies is None:
         return None
-    group = popularity_group(release.frequencies)[measured.model.targets]
+    numbers = vocabulary_of(release).match(list(measured.dataset.vocabulary.ids))[measured.model.targets]
+    group = np.where(numbers >= 0, popularity_group(release.frequencies)[numbers], 4)  # not released: lost in the noise
     groups, shares = [], []
     for number, name in enumerate(GROUPS):
         chosen = torch.from_numpy(np.flatnonzero(group == number))

@@ -26,6 +26,7 @@ def write_report(
     out: str | Path | None = None,
     histories: Sequence[Sequence[Any]] | None = None,
     public: bool = False,
+    data: str | Path | None = None,
 ) -> Path:
     """Writes the report of a finished run and returns its path.
 
@@ -34,11 +35,13 @@ def write_report(
         out: the page; by default `report.html` in the run folder.
         histories: example histories to show, in the users' own item ids; by default some are made up from popular
             items. Never give a real user's: the page shows them.
-        public: leave out all that the guarantee does not cover, so that the page may be published.
+        public: leave out all that the guarantee does not cover, so that the page may be published. Else the page shows
+            exact statistics of the data, and is readable by its owner alone.
+        data: the data of the run, if it is not found where it was, or the run is a stranger's.
     """
     run = finished(run_folder)
     path = run.folder / "report.html" if out is None else Path(out)
-    write_text(path, render(gather(run, histories=histories, public=public)))
+    write_text(path, render(gather(run, histories=histories, public=public, data=data)), private=not public)
     return path
 
 

@@ -32,7 +32,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], *, config: str, data: str
         data: hash of the data, likewise.
     """
     tensors: dict[str, Tensor] = {}
-    body = json.dumps({"identity": _identity(config, data), "state": _pack(state, tensors)})
+    body = json.dumps({"identity": identity_of(config, data), "state": _pack(state, tensors)})
     header = json.dumps({"digest": _digest(body, tensors), "body": body})
     with replacing(path) as part:
         part.touch(mode=0o600)
@@ -45,8 +45,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], *, config: str, data: str
 def load_checkpoint(path: Path, *, config: str, data: str | None = None) -> dict[str, Any]:
     """The state that was saved; anything torn, altered, or from another config, data or version is refused.
 
-    `data` None leaves the check of the data for later (`check_data`): with a private vocabulary, the data cannot be
-    prepared again without the keys in here.
+    `data` None leaves the check of the data for later (`check_data`).
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -63,7 +62,7 @@ def load_checkpoint(path: Path, *, config: str, data: str | None = None) -> dict
             f"{path} is not a whole checkpoint of dpformer ({' '.join(str(error).split())[:200]}); "
             "this run cannot be resumed: start it again with another --out"
         ) from None
-    _check_identity(path, found, _identity(config, found.get("data") if data is None else data))
+    check_identity(path, found, identity_of(config, found.get("data") if data is None else data))
     return {**state, "data": found.get("data")}
 
 
@@ -76,12 +75,12 @@ def check_data(path: Path, saved: str, found: str) -> None:
         )
 
 
-def _identity(config: str, data: str | None) -> dict[str, Any]:
+def identity_of(config: str, data: str | None) -> dict[str, Any]:
     versions = {"dpformer": dpformer.__version__, "torch": torch.__version__}
     return {"format": FORMAT, **versions, "config": config, "data": data}
 
 
-def _check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name in ("format", "dpformer", "torch"):
         if found.get(name) != expected[name]:
             raise DpformerError(

@@ -37,13 +37,13 @@ OF_READING = (
 )  # fmt: skip
 _OF_LOGS = (
     "item_column", "timestamp_column", "rating_column", "min_rating", "min_user_actions", "catalog", *OF_READING,
-    "drop_unknown_items", "private_vocabulary", "private_metrics", "warm_start", "validation", "cache",
+    "drop_unknown_items", "assume_items_public", "private_metrics", "warm_start", "validation", "cache",
 )  # fmt: skip
 
 OF_NETWORKS = (
     "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
-    "reattention_scale", "frequency_bias", "clipping", "clip_norm", "frequency_share", "bands", "warm_start",
-    "batch_size", "epochs", "learning_rate", "weight_decay", "warmup", "evaluate_every",
+    "reattention_scale", "frequency_bias", "clipping", "clip_norm", "frequency_share", "items_share", "bands",
+    "warm_start", "batch_size", "epochs", "learning_rate", "weight_decay", "warmup", "evaluate_every",
     "micro_batch_tokens", "checkpoint_seconds",
 )  # fmt: skip
 
@@ -78,12 +78,14 @@ RECIPES: dict[str, dict[str, Any]] = {
         "learning_rate": 3e-3,
         "weight_decay": 1e-5,
         "warmup": 0.2,
+        "assume_items_public": True,
     },
 }
 # The paper's language model, of characters (TinyShakespeare); smaller sizes by flags.
 RECIPES["paper-lm"] = {
     **RECIPES["paper"],
     "task": "lm",
+    "assume_items_public": False,  # tokens are public
     "max_length": 256,
     "dim": 384,
     "heads": 6,
@@ -139,7 +141,9 @@ class Config(BaseModel):
     min_user_actions: Limit = _choice("Data", 0, "Leave out users with fewer interactions.")
     catalog: Path | None = _choice("Data", None, "Public file of all items, with titles or without.")
     drop_unknown_items: bool = _choice("Data", False, "Leave out items that the catalogue lacks.")
-    private_vocabulary: bool = _choice("Data", False, "Release the list of items with DP instead of assuming it known.")
+    assume_items_public: bool = _choice(
+        "Data", False, "Take the list of items from the data, unprotected, instead of releasing it within ε and δ."
+    )
     max_length: Count | None = _choice(
         "Data", None, "Items of a user to train on, the last ones (counts: all; networks 200)."
     )
@@ -174,7 +178,9 @@ class Config(BaseModel):
     frequency_bias: bool = _choice("Model", True, "Start from the released popularity of items.")
 
     epsilon: Annotated[float, Field(gt=0)] = _choice("Privacy", 5.0, "ε of everything together; inf: not private.")
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = _choice("Privacy", None, "δ (1 / number of users).")
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = _choice(
+        "Privacy", None, "δ (a tenth of 1 / number of users; recipe paper: 1 / number of users)."
+    )
     clipping: Literal["normalize", "clip"] = _choice("Privacy", "normalize", "How each user's gradient is bounded.")
     clip_norm: Positive = _choice("Privacy", 1.0, "C, the bound on each user's gradient.")
     frequency_share: Share = _choice("Privacy", 0.01, "Share of the budget for item frequencies.")
@@ -184,7 +190,9 @@ class Config(BaseModel):
     warm_start: Share = _choice(
         "Privacy", 0.0, "Share of the budget for transition counts from which a network's items start; 0: from nothing."
     )
-    vocabulary_share: Share = _choice("Privacy", 0.05, "Share of the budget for a private vocabulary.")
+    items_share: Annotated[float, Field(gt=0, lt=1)] = _choice(
+        "Privacy", 0.1, "Networks without a catalogue: share of the budget for the list of items and their popularity."
+    )
     private_metrics: bool = _choice("Privacy", False, "Release NDCG@10 and HIT@10 with noise at the end, within ε.")
     metrics_share: Share = _choice("Privacy", 0.01, "Share of the budget for private metrics.")
     seed: Limit | None = _choice("Privacy", None, "Repeatable run, for tests: NOT private.")
@@ -227,6 +235,23 @@ class Config(BaseModel):
         return 256 if self.task == "lm" else 50 if self.file is None else 200
 
     @property
+    def items_policy(self) -> str:
+        """How the list of items comes about: a public `catalog`, `dp` (released from the data), or `assumed-public`."""
+        if self.catalog is not None or self.file is None or self.task == "lm":
+            return "catalog"
+        return "assumed-public" if self.assume_items_public or not self.private else "dp"
+
+    @property
+    def items_given(self) -> bool:
+        """Whether the guarantee is given the list of items, which was taken from the data unprotected."""
+        return self.private and self.items_policy == "assumed-public"
+
+    @property
+    def releases_items(self) -> bool:
+        """Whether the list of items is a release by itself; transition counts bring their own."""
+        return self.items_policy == "dp" and self.model != "counts" and not self.warm_start
+
+    @property
     def needs_frequencies(self) -> bool:
         """Whether item frequencies are released by themselves: transition counts bring their own."""
         if self.model in ("counts", "pretrained") or self.warm_start:
@@ -259,10 +284,8 @@ class Config(BaseModel):
         self._check_task()
         if self.dim % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide dim, which is {self.dim}")
-        if self.catalog is not None and self.private_vocabulary:
-            raise ValueError("catalog and private_vocabulary are both given; a catalogue is public already: choose one")
-        if self.private_vocabulary and self.private and self.delta is None:
-            raise ValueError("private_vocabulary spends part of delta before the users are counted: give delta")
+        if self.catalog is not None and self.assume_items_public and self.recipe == "default":
+            raise ValueError("catalog and assume_items_public are both given; a catalogue is public: choose one")
         if self.private_metrics and not (self.private and self.metrics_share):
             raise ValueError("private_metrics needs a budget: give a finite epsilon and metrics_share above 0")
         if self.warm_start and not self.private:
@@ -277,11 +300,10 @@ class Config(BaseModel):
                 f"bands is {self.bands}, and Re-Attention knows the error of independent noise only: "
                 "leave one of them out"
             )
-        vocabulary, metrics = self.vocabulary_share * self.private_vocabulary, self.metrics_share * self.private_metrics
-        if (self.warm_start or self.frequency_share) + vocabulary + metrics >= 1:
-            names = f"{'warm_start' if self.warm_start else 'frequency_share'}, vocabulary_share, metrics_share"
-            raise ValueError(f"{names} leave nothing for training: lower them")
-        if self.private and self.needs_frequencies and not self.frequency_share:
+        first = "warm_start" if self.warm_start else "items_share" if self.releases_items else "frequency_share"
+        if getattr(self, first) + self.metrics_share * self.private_metrics >= 1:
+            raise ValueError(f"{first} and metrics_share leave nothing for training: lower them")
+        if self.private and self.needs_frequencies and not self.releases_items and not self.frequency_share:
             asker, fix = (
                 ("Re-Attention", "--no-re-attention")
                 if self._error_by_frequency
@@ -371,7 +393,7 @@ class Config(BaseModel):
             max_length=self.max_length or self.default_length,
             epochs=self.epochs or (None if self.model == "counts" else 10 if self.file is None else 100),
             reattention=None if self.model == "counts" else needed,
-            delta=self.delta or 1 / users,
+            delta=self.delta or 1 / (users if self.recipe.startswith("paper") else 10 * users),
             batch_size=None if self.model == "counts" else batch_size,
             threads=self.threads or threads,
             device=str(device_of(self.device)),
@@ -411,7 +433,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DpformerError(f"{path} is not TOML: {error}") from None
 
 

@@ -2,10 +2,12 @@
 
 config.toml         every choice
 metrics.jsonl       a line a step, and evaluations. Not covered by the guarantee
-privacy.json        the statement; with it the run is done
 model.safetensors   what may be released
+releases.safetensors  noisy numbers as they were released, of which the model is made; for `verify`
+privacy.json        the statement; with it the run is done
+privacy.json.sig    a signature under it, if asked for
 report.html         made by `dpformer report`
-checkpoint/         private: the state of an unfinished run with its keys, and the hash of the data
+checkpoint/         private: the state of an unfinished run with its keys, the hash of the data, whose folder it is
 """
 
 from __future__ import annotations
@@ -34,9 +36,13 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.statement = self.path / "privacy.json"
         self.model = self.path / "model.safetensors"
+        self.releases = self.path / "releases.safetensors"
+        self.signature = self.path / "privacy.json.sig"
         self.private = self.path / "checkpoint"
         self.checkpoint = self.private / "state.safetensors"
+        self.keys = self.private / "keys.json"
         self.data = self.private / "data.json"
+        self.owner = self.private / "owner"
 
     @classmethod
     def create(cls, path: str | Path, config: str) -> RunFolder:
@@ -46,8 +52,8 @@ class RunFolder:
         try:
             folder.path.parent.mkdir(parents=True, exist_ok=True)
             part = Path(tempfile.mkdtemp(prefix=f".{folder.path.name}.", suffix=".part", dir=folder.path.parent))
-        except OSError as error:
-            raise DpformerError(f"{folder.path} cannot be made: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # ValueError: a name with a null character
+            raise DpformerError(f"{_shown(folder.path)} cannot be made: {_reason(error)}") from None
         try:
             part.chmod(0o755)
             (part / folder.private.name).mkdir(mode=0o700)
@@ -69,7 +75,7 @@ class RunFolder:
         return folder
 
     def refuse_existing(self) -> None:
-        if self.path.exists():
+        if _exists(self.path):
             raise DpformerError(
                 f"{self.path} is already there: go on with --resume {self.path}, or choose another folder with --out"
             )
@@ -96,10 +102,16 @@ class RunFolder:
             yield
 
     def write_json(self, path: Path, content: dict[str, Any]) -> None:
-        write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_text(path, self.as_json(content))
+
+    @staticmethod
+    def as_json(content: dict[str, Any]) -> str:
+        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     def read_json(self, path: Path) -> dict[str, Any]:
         try:
+            if not path.is_file():
+                raise OSError("it is not a file")
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise DpformerError(f"{path} cannot be read: {error}") from None
@@ -110,6 +122,46 @@ class RunFolder:
     def forget_secrets(self) -> None:
         """Deletes the keys and the state of a run that is done."""
         self.checkpoint.unlink(missing_ok=True)
+        self.keys.unlink(missing_ok=True)
+
+    def stray_secrets(self) -> list[Path]:
+        """What is in checkpoint/ of a finished run, and should not be."""
+        left = {self.data.name, self.owner.name}
+        return [path for path in self.private.iterdir() if path.name not in left] if self.private.is_dir() else []
+
+    def refuse_released(self, *, by_steps: bool) -> None:
+        """A model without its statement, and without the state that made it: another one would be a second release."""
+        made_by = self.checkpoint if by_steps else self.keys
+        if self.statement.exists():
+            raise DpformerError(
+                f"{self.path} holds a statement, and its model is gone: going on would release another model of the "
+                "same data; bring the model back, or start again with another --out"
+            )
+        if self.model.exists() and not made_by.exists():
+            raise DpformerError(
+                f"{self.path} holds a model, and neither its statement nor the keys it was made with: going on would "
+                "release another model of the same data; start again with another --out, and delete this one"
+            )
+
+
+def _exists(path: Path) -> bool:
+    """Whether anything is there; a name too long, or a folder that must not be looked into, is one sentence."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise DpformerError(f"{_shown(path)} cannot be made: {_reason(error)}") from None
+    return True
+
+
+def _shown(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 100 else f"{text[:97]}…"
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
 
 
 class Metrics:
@@ -139,11 +191,11 @@ class Metrics:
 def _whole_lines(path: Path) -> list[str]:
     """The lines up to the first that is not JSON: a killed process may leave half a line, a full disk too."""
     lines: list[str] = []
-    if path.exists():
+    if path.is_file():  # not a named pipe, which would never end
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
             try:
                 json.loads(line)["step"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 break
             if line.endswith("\n"):
                 lines.append(line)

@@ -157,6 +157,15 @@ def save_release(
         part.write_bytes(save(tensors, header))  # safetensors' own writing keeps others from reading
 
 
+def sha256_of(path: Path) -> str:
+    """Of every bit of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def model_file(path: str | Path) -> Path:
     """The model of a run folder, or the file itself."""
     path = Path(path)
@@ -200,8 +209,8 @@ def _load(file: Any) -> Release:
     if about.pop("sha256", None) != _digest(about, tensors):
         raise ValueError("its contents are not as they were written")
     state = {key: tensors[name] for key, name in names.items()}
-    _check_finite(state)
     _check_kinds(model, state)
+    _check_finite(state)
     model.load_state_dict(state, assign=True)
     if hasattr(model, "check_state"):  # tensors that are indices have to lead somewhere
         cast(Any, model).check_state()
@@ -209,6 +218,8 @@ def _load(file: Any) -> Release:
         cast(Any, model).attribute_names = _attribute_names(tensors["attributes"], cast(Any, model).num_attributes)
     frequencies = None
     if "frequencies" in others:
+        if tensors["frequencies"].dtype != torch.float64:
+            raise ValueError(f"frequencies are stored as {tensors['frequencies'].dtype}")
         frequencies = _check_frequencies(tensors["frequencies"], num_items).numpy()
     return Release(model.eval(), vocabulary, titles, _dict(about["metadata"]), frequencies)
 
@@ -264,8 +275,9 @@ def _check_shapes(model: nn.Module, found: dict[str, tuple[int, ...]]) -> None:
 
 
 def _check_kinds(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """The very types of the model: half a precision, or a complex number, would fail much later, or worse, not."""
     for key, empty in model.state_dict().items():
-        if state[key].is_floating_point() != empty.is_floating_point():
+        if state[key].dtype != empty.dtype:
             raise ValueError(f"{key} holds {state[key].dtype} where the model needs {empty.dtype}")
 
 

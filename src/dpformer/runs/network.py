@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,16 +12,20 @@ from torch import Tensor
 
 from dpformer.data import Dataset, Vocabulary
 from dpformer.data.duckdb_sums import transition_sums
+from dpformer.errors import DpformerError
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
-from dpformer.models.counts import TransitionCounts
 from dpformer.models.pretrained import Pretrained
 from dpformer.privacy import SecureRandom
-from dpformer.privacy.events import Event
+from dpformer.privacy.events import Event, Gaussian
 from dpformer.reattention.error import adam_error
-from dpformer.releases.counts import exact_transition_sums, release_transition_sums
-from dpformer.releases.frequencies import release_frequencies
+from dpformer.releases.counts import LABEL as COUNTS
+from dpformer.releases.counts import TransitionRelease, exact_transition_sums, release_transition_sums
+from dpformer.releases.frequencies import LABEL as FREQUENCIES
+from dpformer.releases.frequencies import FrequencyRelease, estimate, of_items, release_frequencies
+from dpformer.releases.items import LABEL as ITEMS
+from dpformer.releases.items import release_items
 from dpformer.runs.config import Config
-from dpformer.runs.planning import COUNTS
+from dpformer.runs.public_facts import list_price, popularity_noise
 from dpformer.runs.tasks import task_of
 from dpformer.training.device import device_of
 from dpformer.training.gradient_sum import GradientSum, tokens_for
@@ -29,42 +34,111 @@ from dpformer.training.schedule import warmup_then_decay
 from dpformer.training.trainer import Trainer, dropout_key, torch_seed
 
 
-def load_dataset(config: Config, random: SecureRandom | None = None, vocabulary: Vocabulary | None = None) -> Dataset:
-    """The prepared data of a config.
+def load_dataset(config: Config, vocabulary: Vocabulary | None = None) -> Dataset:
+    """The prepared data of a config, with all its items. Nothing is released by reading it.
 
     Args:
         config: which file, and how to read it.
-        random: of the run; needed to release a private vocabulary, the same one again on resume.
         vocabulary: of a model that is there already; items outside it are left out.
     """
-    return task_of(config).read(config, random, vocabulary)
+    return task_of(config).read(config, vocabulary)
 
 
-def item_frequencies(config: Config, plan: Plan, dataset: Dataset) -> tuple[Tensor | None, list[Event]]:
-    """The share of users who have each item, (items,) float64: released with noise, or exact without privacy."""
-    if not config.needs_frequencies:
-        return None, []
+@dataclass(frozen=True)
+class Released:
+    """What was released of the data before training, and what that costs. All of it is covered by the guarantee."""
+
+    listed: np.ndarray | None = None  # (M,) int64: the items that were released, by their number in the data; None: all
+    frequencies: FrequencyRelease | None = None
+    transitions: TransitionRelease | None = None
+    exact: Tensor | None = None  # (M,) float64, instead of frequencies, without privacy
+
+    @property
+    def p(self) -> Tensor | None:
+        """The share of users who have each item, (M,) float64."""
+        return self.exact if self.frequencies is None else torch.from_numpy(self.frequencies.p)
+
+    @property
+    def events(self) -> list[Event]:
+        found = self.transitions or self.frequencies
+        return [] if found is None or found.event is None else [found.event]
+
+    def vocabulary(self, dataset: Dataset) -> Vocabulary:
+        """The items of the model."""
+        if self.listed is None:
+            return dataset.vocabulary
+        return Vocabulary([dataset.vocabulary.ids[number] for number in self.listed.tolist()], None, "dp")
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint; of transition counts only what the model file needs at the end."""
+        tensors = {"listed": self.listed, "counts": None if self.frequencies is None else self.frequencies.counts}
+        return {"exact": self.exact, **{n: None if v is None else torch.from_numpy(v) for n, v in tensors.items()}}
+
+
+def release_before_training(config: Config, plan: Plan, dataset: Dataset, random: SecureRandom) -> Released:
+    """The list of items, their popularity, transition counts: what the config asks for, each once.
+
+    The noise is a function of the run's key, the config and the data: a run that died afterwards releases the same
+    numbers again.
+    """
+    random = random.within(f"releases config {config.hash()} data {dataset.hash}")
+    planned = {event.label: event for event in plan.releases}
+    if COUNTS in planned:
+        event = planned[COUNTS]
+        with transition_sums(dataset, config.engine, config.memory) as sums:
+            release = release_transition_sums(
+                sums,
+                dataset.num_items,
+                event.noise_multiplier,
+                delta=event.failure,
+                random=random.within(COUNTS),
+            )
+        return _enough(Released(release.listed, release.frequencies, release), config, plan)
+    if config.model == "counts":  # without privacy
+        with transition_sums(dataset, config.engine, config.memory) as sums:
+            exact = exact_transition_sums(sums, dataset.num_items)
+        return Released(None, None, exact, torch.from_numpy(exact.frequencies.p))
+    items, offsets = dataset.packed_train() if planned else (np.zeros(0, np.int64), np.zeros(1, np.int64))
+    if ITEMS in planned:
+        event = planned[ITEMS]
+        found = release_items(items, offsets, event.noise_multiplier, delta=event.failure, random=random.within(ITEMS))
+        return _enough(Released(found.items, of_items(found, plan.users)), config, plan)
+    if FREQUENCIES in planned:
+        noise = planned[FREQUENCIES].noise_multiplier
+        numbers = random.within(FREQUENCIES)
+        return Released(None, release_frequencies(items, dataset.num_items, noise, offsets=offsets, random=numbers))
+    return Released(exact=_exact_frequencies(dataset) if config.needs_frequencies else None)
+
+
+def released_before(config: Config, plan: Plan, state: dict[str, Any]) -> Released:
+    """What was released before a checkpoint was saved: nothing is drawn again."""
+    if state["counts"] is None:
+        return Released(exact=state["exact"])
+    counts, event = state["counts"].numpy(), next(e for e in plan.releases if e.label in (COUNTS, ITEMS, FREQUENCIES))
+    assert isinstance(event, Gaussian)
+    p, detected = estimate(counts, popularity_noise(config, plan), plan.users)
+    listed = None if state["listed"] is None else state["listed"].numpy()
+    return Released(listed, FrequencyRelease(p, counts, detected, event, plan.users))
+
+
+def _enough(released: Released, config: Config, plan: Plan) -> Released:
+    price = list_price(config, plan)
+    if price is not None and released.listed is not None and len(released.listed) < 2:
+        raise DpformerError(
+            f"{len(released.listed)} of the items are common enough to be released (threshold {price['threshold']:.1f} "
+            f"at noise of standard deviation {price['noise_multiplier']:.3g}): give a public --catalog, more data, or "
+            "a larger --epsilon"
+        )
+    return released
+
+
+def _exact_frequencies(dataset: Dataset) -> Tensor:
+    """Without privacy."""
     items, offsets = dataset.packed_train()
-    noise = plan.noise_of("frequencies")
-    if noise is not None:
-        release = release_frequencies(items, dataset.num_items, noise, offsets=offsets, seed=config.seed)
-        return torch.from_numpy(release.p), [] if release.event is None else [release.event]
     users = np.repeat(np.arange(dataset.num_users), np.diff(offsets))
     pairs = np.unique(users * dataset.num_items + items)  # an item counts once a user
     counts = np.bincount(pairs % dataset.num_items, minlength=dataset.num_items)
-    return torch.from_numpy(counts / dataset.num_users), []
-
-
-def release_counts(config: Config, plan: Plan, dataset: Dataset) -> tuple[TransitionCounts, Tensor, list[Event]]:
-    """Transition counts, all of them one release, with its frequencies; exact and without an event if not private."""
-    noise = plan.noise_of(COUNTS)
-    with transition_sums(dataset, config.engine, config.memory) as sums:
-        if noise is None:
-            release = exact_transition_sums(sums, dataset.num_items)
-        else:
-            release = release_transition_sums(sums, dataset.num_items, noise, seed=config.seed)
-    model = TransitionCounts.from_release(release, dataset.vocabulary.attributes)
-    return model, torch.from_numpy(release.frequencies.p), [] if release.event is None else [release.event]
+    return torch.from_numpy(counts / dataset.num_users)
 
 
 def build_model(

@@ -5,11 +5,12 @@ import math
 from dpformer.errors import DpformerError
 from dpformer.privacy.calibration import calibrate
 from dpformer.privacy.events import METRICS, Event, Gaussian
+from dpformer.releases.counts import LABEL as COUNTS
+from dpformer.releases.items import LABEL as ITEMS
 from dpformer.runs.config import Config
 from dpformer.training.plan import Plan
 
-COUNTS = "transition counts"
-VOCABULARY_DELTA = 0.1  # of δ, for the threshold of a released vocabulary
+LIST_DELTA = 0.1  # of δ, for the threshold of a released list of items
 
 
 def make_plan(config: Config, users: int) -> Plan:
@@ -18,9 +19,8 @@ def make_plan(config: Config, users: int) -> Plan:
     if config.model == "counts" and not config.private:
         batch_size, steps, noise_multiplier = users, 0, 0.0
     elif config.model == "counts":
-        batch_size, steps, noise_multiplier = users, 0, _calibrate(config, 1.0, 1, others)
-        private = config.seed is None
-        others = (*others, Gaussian(noise_multiplier=noise_multiplier, label=COUNTS, private=private))
+        batch_size, steps, noise_multiplier = users, 0, _calibrate(config, 1.0, 1, others, list_delta(config))
+        others = (*others, _counts(config, noise_multiplier))
     else:
         assert config.batch_size and config.epochs, "resolve the config first"
         batch_size = config.batch_size
@@ -43,14 +43,28 @@ def make_plan(config: Config, users: int) -> Plan:
     )
 
 
-def _calibrate(config: Config, sample_rate: float, steps: int, others: tuple[Event, ...]) -> float:
+def list_delta(config: Config) -> float:
+    """What the threshold of a released list of items may fail with; 0 if the list is not released."""
+    assert config.delta is not None
+    return LIST_DELTA * config.delta if config.items_policy == "dp" else 0.0
+
+
+def _counts(config: Config, noise: float) -> Event:
+    """Transition counts: their round of items releases the list too, where there is no public one."""
+    return Gaussian(noise, label=COUNTS, delta=list_delta(config), private=config.seed is None)
+
+
+def _calibrate(
+    config: Config, sample_rate: float, steps: int, others: tuple[Event, ...], set_aside: float = 0.0
+) -> float:
+    """σ of training, with δ less what it fails with outright."""
     if not config.private:
         return 0.0
     assert config.delta is not None
     try:
         return calibrate(
             epsilon=config.epsilon,
-            delta=config.delta,
+            delta=config.delta - set_aside,
             sample_rate=sample_rate,
             steps=steps,
             others=others,
@@ -72,13 +86,12 @@ def other_events(config: Config) -> tuple[Event, ...]:
     sure = config.seed is None
     whole = _one_release(config.epsilon, config.delta)
     events: list[Event] = []
-    if config.private_vocabulary:
-        noise = _noise(whole, config.vocabulary_share)
-        spare = VOCABULARY_DELTA * config.delta
-        events.append(Gaussian(noise_multiplier=noise, label="vocabulary", delta=spare, private=sure))
+    if config.releases_items:
+        noise = _noise(whole, config.items_share)
+        events.append(Gaussian(noise, label=ITEMS, delta=list_delta(config), private=sure))
     if config.warm_start:
-        events.append(Gaussian(noise_multiplier=_noise(whole, config.warm_start), label=COUNTS, private=sure))
-    if config.needs_frequencies:
+        events.append(_counts(config, _noise(whole, config.warm_start)))
+    if config.needs_frequencies and not config.releases_items:
         noise = _noise(whole, config.frequency_share)
         events.append(Gaussian(noise_multiplier=noise, label="frequencies", private=sure))
     if config.private_metrics:

@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 
 from dpformer.data import Dataset
+from dpformer.data.known import known_items
 from dpformer.data.statement import order_line
 from dpformer.errors import DpformerError
 from dpformer.evaluation.evaluate import masked_ranks
@@ -26,23 +27,29 @@ from dpformer.models import SequenceModel
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.warm_start import low_rank_items
 from dpformer.privacy import Ledger, SecureRandom
-from dpformer.privacy.events import METRICS, Event
+from dpformer.privacy.events import METRICS
+from dpformer.releases.counts import TransitionRelease
 from dpformer.releases.metrics import MetricRelease, release_metrics
 from dpformer.runs.checkpoint import check_data, load_checkpoint, save_checkpoint
 from dpformer.runs.config import Config
 from dpformer.runs.folder import Metrics, RunFolder
-from dpformer.runs.model_file import Release, load_release, save_release
+from dpformer.runs.keys import load_keys, save_keys
+from dpformer.runs.model_file import Release, load_release, save_release, sha256_of
 from dpformer.runs.network import (
+    Released,
     build_assistant,
     build_model,
-    item_frequencies,
     load_dataset,
     make_trainer,
-    release_counts,
+    release_before_training,
+    released_before,
 )
+from dpformer.runs.owner import is_own, mark_as_own
 from dpformer.runs.planning import make_plan
 from dpformer.runs.progress import TrainingProgress
-from dpformer.runs.statement import statement
+from dpformer.runs.raw_file import save_releases
+from dpformer.runs.signature import private_key, sign
+from dpformer.runs.statement import DATA_HASH, statement
 from dpformer.runs.statement_file import check_shape
 from dpformer.runs.tasks import task_of
 from dpformer.training.plan import Plan
@@ -52,8 +59,11 @@ if TYPE_CHECKING:
     from dpformer.training.distributed import Team
 
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Interrupted(DpformerError):
-    """Ctrl-C or SIGTERM; the state is saved."""
+    """Ctrl-C, SIGTERM or SIGHUP; the state is saved."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +80,29 @@ class Run:
         return load_release(self.folder / "model.safetensors")
 
 
-def train(config: Config, out: str | Path, team: Team | None = None) -> Run:
+def train(config: Config, out: str | Path, team: Team | None = None, *, key: Path | None = None) -> Run:
     """Trains a model and writes the run folder `out`, which must not be there yet.
 
-    With a `team` of processes, this one leads it; the others are to call `team.follow()`.
+    With a `team` of processes, this one leads it; the others are to call `team.follow()`. With a private `key` (PEM,
+    Ed25519) the statement is signed.
     """
     RunFolder(out).refuse_existing()
+    signer = None if key is None else private_key(key)
     random = SecureRandom("run", seed=config.seed)
     with _threads(config.threads) as threads:
-        dataset = load_dataset(config, random)
+        dataset = load_dataset(config)
         if config.file is not None and (said := order_line(dataset.description)):
             Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
         config = config.resolve(users=dataset.num_users, threads=threads)
         plan = make_plan(config, dataset.num_users)
         folder = RunFolder.create(out, config.to_toml())
         with folder.lock():
-            return _Session(folder, config, plan, dataset, random, team=team).go()
+            mark_as_own(folder)
+            save_keys(folder, random, config=config.hash(), data=dataset.hash)  # before anything is released
+            run = _Session(folder, config, plan, dataset, random, team=team).go()
+            if signer is not None:
+                sign(folder, signer)
+            return run
 
 
 def started_before(config: Config, out: str | Path) -> bool:
@@ -98,28 +115,67 @@ def started_before(config: Config, out: str | Path) -> bool:
     return all(value is None or value == getattr(saved, name) for name, value in given.items())
 
 
-def resume(path: str | Path, team: Team | None = None, *, file: Path | None = None) -> Run:
+def resume(path: str | Path, team: Team | None = None, *, file: Path | None = None, key: Path | None = None) -> Run:
     """Goes on with an interrupted run to the model it would have made; a run that is done is left as it is.
 
-    `file` is where the log is now, if it was moved; it must hold the same data.
+    Nothing is released twice: the keys were saved before anything was, so what was released comes out again, bit for
+    bit; where they are gone, and something was, the run is refused.
+
+    Args:
+        path: the run folder.
+        team: as for `train`.
+        file: where the log is now, if it was moved; it must hold the same data.
+        key: as for `train`.
     """
     folder = RunFolder.open(path)
     config = Config.make(folder.config)
     if file is not None:
         config = config.but(file=file.resolve())
+    signer = None if key is None else private_key(key)
     with folder.lock(), _threads(config.threads):
-        if folder.done:
-            folder.forget_secrets()  # it may have been killed just before
-            return finished(folder.path)
-        random, state = SecureRandom("run", seed=config.seed), None
-        if folder.checkpoint.exists():  # else it was stopped before the first step: nothing was released
-            state = load_checkpoint(folder.checkpoint, config=config.hash())
-            random = random.with_state(state["random"])
-        dataset = load_dataset(config, random)
-        if state is not None:
-            check_data(folder.checkpoint, state["data"], dataset.hash)
-        plan = make_plan(config, dataset.num_users) if state is None else Plan.from_dict(state["plan"])
-        return _Session(folder, config, plan, dataset, random, state, team).go()
+        if not folder.done:
+            _go_on(folder, config, team)
+        folder.forget_secrets()  # it may have been killed just before
+        if signer is not None:
+            sign(folder, signer)
+        return finished(folder.path)
+
+
+def _go_on(folder: RunFolder, config: Config, team: Team | None) -> None:
+    folder.refuse_released(by_steps=config.model != "counts")
+    random, state = SecureRandom("run", seed=config.seed), None
+    keys = load_keys(folder, config=config.hash())
+    if keys is not None:  # else it was stopped before anything was released
+        random = random.with_state(keys["random"])
+    if folder.checkpoint.exists():
+        state = load_checkpoint(folder.checkpoint, config=config.hash())
+        random = random.with_state(state["random"])
+    # The log is named in the folder, and going on is to read it; where prepared data is written, its owner alone says.
+    dataset = load_dataset(config if is_own(folder) else config.but(cache=None))
+    for saved in (keys, state):
+        if saved is not None:
+            check_data(folder.private, saved["data"], dataset.hash)
+    plan = make_plan(config, dataset.num_users)
+    if state is not None:
+        plan = _same_plan(folder, plan, state)
+    elif keys is None:
+        save_keys(folder, random, config=config.hash(), data=dataset.hash)
+    _Session(folder, config, plan, dataset, random, state, team).go()
+
+
+def _same_plan(folder: RunFolder, due: Plan, state: dict[str, Any]) -> Plan:
+    """The plan of a checkpoint, which is that of the config, or a refusal."""
+    try:
+        plan = Plan.from_dict(state["plan"])
+        noise = state["trainer"]["optimizer"]["noise_multiplier"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DpformerError(f"{folder.checkpoint} holds no plan: {error}") from None
+    if plan != due or noise != due.noise_multiplier:
+        raise DpformerError(
+            f"{folder.checkpoint} was made with another plan than config.toml asks for (noise {noise:g}, due "
+            f"{due.noise_multiplier:g}): bring back what was changed, or start again with another --out"
+        )
+    return plan
 
 
 def finished(path: str | Path) -> Run:
@@ -147,47 +203,48 @@ class _Session:
         self.team = team
         self.folder, self.config, self.plan = folder, config, plan
         self.dataset, self.random, self.resumed = dataset, random, state
-        self.frequencies = None if state is None else state["frequencies"]
         self.task = task_of(config)
         self.ledger = Ledger()  # what happened
-        # A private list of items was released while the data was read; after a crash, so was all before training.
-        self.ledger.extend(event for event in plan.releases if event.label == "vocabulary" or self._released(event))
+        self.released = self._release_items()
+        self.vocabulary = self.released.vocabulary(dataset)
+        self.users = known_items(dataset, self.vocabulary)  # what is trained on
 
-    def _released(self, event: Event) -> bool:
-        return self.resumed is not None and event.label != METRICS
+    def _release_items(self) -> Released:
+        """What is released before training; after a crash in training it is in the checkpoint, and paid for."""
+        if self.resumed is None:
+            released = release_before_training(self.config, self.plan, self.dataset, self.random)
+        else:
+            released = released_before(self.config, self.plan, self.resumed["released"])
+        self.ledger.extend(released.events)
+        return released
 
     def go(self) -> Run:
         """Trains to the last step and releases."""
         if self.config.model == "counts":  # seconds; nothing to save on the way
-            counts = self._release_counts()
             self._remember_data()
             Metrics(self.folder.metrics, 0).close()
-            return self._release(counts)
+            assert self.released.transitions is not None
+            return self._release(TransitionCounts.from_release(self.released.transitions, self.vocabulary.attributes))
         with torch.random.fork_rng(devices=[]):
             trainer = self._trainer()
             if self.team is not None:
-                build = partial(build_assistant, self.config, self.plan, self.dataset.num_items)
+                build = partial(build_assistant, self.config, self.plan, self.users.num_items)
                 self.team.enlist(trainer, build, self.config.device)
             self._train(trainer)
             self.ledger.add(trainer.event)
             return self._release(trainer.released())
 
-    def _release_counts(self) -> TransitionCounts:
-        counts, self.frequencies, paid = release_counts(self.config, self.plan, self.dataset)
-        self.ledger.extend(paid)
-        return counts
-
     def _trainer(self) -> Trainer:
-        start: TransitionCounts | None = None
-        if self.resumed is None and self.config.warm_start:
-            start = self._release_counts()
-        elif self.resumed is None:
-            self.frequencies, paid = item_frequencies(self.config, self.plan, self.dataset)
-            self.ledger.extend(paid)
-        model = build_model(self.config, self.plan, self.dataset.num_items, self.frequencies, self.random)
-        if start is not None:
-            model.start_items(low_rank_items(start, model.dim))
-        trainer = make_trainer(self.config, self.plan, self.dataset, model, self.random)
+        if [*self.ledger] != [event for event in self.plan.releases if event.label != METRICS]:
+            raise RuntimeError("what was released is not what was planned and σ calibrated for: nothing is trained")
+        model = build_model(self.config, self.plan, self.users.num_items, self.released.p, self.random)
+        if self.released.transitions is not None:
+            model.start_items(
+                low_rank_items(
+                    TransitionCounts.from_release(self.released.transitions, self.vocabulary.attributes), model.dim
+                )
+            )
+        trainer = make_trainer(self.config, self.plan, self.users, model, self.random)
         if self.resumed is not None:
             trainer.restore(self.resumed["trainer"])
             return trainer
@@ -249,7 +306,7 @@ class _Session:
         state = {
             "random": self.random.state_dict(),
             "plan": self.plan.to_dict(),
-            "frequencies": self.frequencies,
+            "released": self.released.state(),
             "trainer": trainer.state(),
         }
         save_checkpoint(self.folder.checkpoint, state, config=self.config.hash(), data=self.dataset.hash)
@@ -270,7 +327,7 @@ class _Session:
         return epoch // every > before // every or trainer.step == self.plan.steps
 
     def _evaluate(self, trainer: Trainer) -> dict[str, Any]:
-        found = self.task.evaluate(trainer.released(), self.dataset, self.config)
+        found = self.task.evaluate(trainer.released(), self.dataset, self.vocabulary, self.config)
         epoch = round(trainer.step * self.plan.sample_rate, 4)
         return {"step": trainer.step, "epoch": epoch, **found, "covered": False}
 
@@ -280,19 +337,27 @@ class _Session:
         if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
             raise DpformerError("training has diverged: weights are not finite; lower --learning-rate and train again")
         facts = self._statement(self._metrics(model))
+        if self.released.frequencies is not None:
+            save_releases(self.folder.releases, self.released.frequencies, self._counts_released())
+            facts["hashes"]["releases"] = sha256_of(self.folder.releases)
         save_release(
             self.folder.model,
             model,
-            vocabulary=self.dataset.vocabulary,
-            frequencies=self.frequencies,
+            vocabulary=self.vocabulary,
+            frequencies=self.released.p,
             metadata={
                 **{name: facts[name] for name in ("headline", "private", "epsilon", "delta", "versions")},
                 **self.task.metadata(self.config, self.dataset),
             },
         )
+        facts["hashes"]["model"] = sha256_of(self.folder.model)
         self.folder.write_json(self.folder.statement, facts)
         self.folder.forget_secrets()
         return Run(self.folder.path, self.config, facts)
+
+    def _counts_released(self) -> TransitionRelease | None:
+        """Transition counts that are the model; those that a network started from are not kept in checkpoints."""
+        return self.released.transitions if self.config.model == "counts" else None
 
     def _metrics(self, model: SequenceModel | TransitionCounts) -> MetricRelease | None:
         """Accuracy of the model on held-out items, with noise, once: a resumed run draws the same noise again."""
@@ -300,7 +365,8 @@ class _Session:
         if noise is None:
             return None
         random = self.random.within(f"metrics config {self.config.hash()} data {self.dataset.hash}")
-        metrics = release_metrics(masked_ranks(model, self.dataset), noise, random=random)
+        ranks = masked_ranks(model, self.dataset, vocabulary=self.vocabulary)
+        metrics = release_metrics(ranks, noise, random=random)
         self.ledger.add(metrics.event)
         return metrics
 
@@ -316,10 +382,11 @@ class _Session:
             expected_batch_size=self.plan.expected_batch_size,
             users=self.plan.users,
             seeded=not self.random.private,
-            data=self.task.sentences(self.dataset),
+            data=self.task.sentences(self.config, self.plan, len(self.vocabulary), _tokens(self.dataset)),
             unit=self.task.unit(self.config),
             metrics=None if metrics is None else metrics.to_dict(),
-            hashes={"config": self.config.hash(), "data (salted; the salt is in checkpoint/)": data},
+            hashes={"config": self.config.hash(), DATA_HASH: data},
+            given=self.config.items_given,
         )
 
     def _check_ledger(self) -> None:
@@ -329,9 +396,18 @@ class _Session:
             raise RuntimeError(f"what happened, {happened}, is not what was planned, {planned}: nothing is released")
 
 
+def _tokens(dataset: Dataset) -> str:
+    """The sentence on the vocabulary of text."""
+    tokens = getattr(dataset, "tokens", None)
+    return "" if tokens is None else str(tokens.description)
+
+
 @contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM set the event once; a second one ends the process at once, as after a kill."""
+    """Ctrl-C, SIGTERM and SIGHUP (the terminal is gone) set the event once.
+
+    A second one ends the process at once, as after a kill.
+    """
     stop = threading.Event()
     former: dict[int, Any] = {}
 
@@ -340,7 +416,7 @@ def _signals() -> Iterator[threading.Event]:
         signal.signal(number, former[number])
 
     if threading.current_thread() is threading.main_thread():
-        former = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        former = {number: signal.signal(number, ask) for number in STOPPING}
     try:
         yield stop
     finally:

@@ -16,7 +16,9 @@ from dpformer.privacy.events import METRICS, BandedGaussian, Event, PoissonGauss
 from dpformer.privacy.numbers import one_in, plain, power_of_e, round_up
 from dpformer.privacy.units import USER, UnitOfPrivacy, unit_of
 
-FORMAT = 1
+FORMAT = 2
+DATA_HASH = "data (salted; the salt is in checkpoint/)"
+HASHES = ("config", DATA_HASH, "releases", "model")
 NOT_COVERED = (
     "The training loss, gradient norms, batch sizes and counts in metrics.jsonl, and curves drawn from them, are exact "
     "statistics of the data: keep them as private as the data.",
@@ -27,11 +29,12 @@ NOT_COVERED = (
     "What the time or memory of the computation gives away, and access to the machine while it runs.",
 )
 TOUCHES = {  # of the data besides training, in words
-    "vocabulary": "the list of items",
+    "items": "which items there are and how popular they are",
     "frequencies": "how popular items are",
     "transition counts": "which items follow which",
     METRICS: "accuracy on held-out items",
 }
+GIVEN = "the list of items"
 PACKAGES = ("dpformer", "torch", "numpy", "dp-accounting", "cryptography")
 
 
@@ -49,6 +52,7 @@ def statement(
     hashes: dict[str, str],
     unit: UnitOfPrivacy = USER,
     metrics: dict[str, Any] | None = None,
+    given: bool = False,
 ) -> dict[str, Any]:
     """The statement of a run.
 
@@ -65,6 +69,7 @@ def statement(
         hashes: of the config, and of the data under a secret salt.
         unit: what one sample is, and what is protected.
         metrics: accuracy that was released with noise (`MetricRelease.to_dict`); the ledger has to hold its event.
+        given: the list of items was taken from the data unprotected: the guarantee is given that list.
     """
     ledger = list(events)
     if metrics is not None and METRICS not in [event.label for event in ledger]:
@@ -83,6 +88,7 @@ def statement(
         "delta": delta if noisy else None,
         "unit": unit.name,
         "adjacency": unit.adjacency,
+        **({"given": GIVEN} if given and noisy else {}),
         "users": users,
         "accountant": "privacy loss distributions (dp-accounting), all events composed jointly" if noisy else None,
         "sampler": _sampler(training),
@@ -119,8 +125,11 @@ def headline(facts: dict[str, Any]) -> str:
     budget = f"ε = {round_up(facts['epsilon'])}, δ = {plain(facts['delta'], 3, up=True)}"
     if not facts["private"]:
         return f"NOT PRIVATE: noise for {budget} was drawn from a seed, which anybody can repeat; a run for tests."
-    unit = unit_of(facts["unit"])
-    return f"{unit.name.capitalize()}-level differential privacy with {budget}, for adding or removing {unit.whole}."
+    unit, given = unit_of(facts["unit"]), f", given {facts['given']}" if "given" in facts else ""
+    return (
+        f"{unit.name.capitalize()}-level differential privacy with {budget}, for {unit.whole} or nothing in its place"
+        f"{given}."
+    )
 
 
 def words(facts: dict[str, Any]) -> list[str]:
@@ -136,6 +145,11 @@ def words(facts: dict[str, Any]) -> list[str]:
         f"{one_in(facts['delta'])} (δ). That is the worst case, against somebody who knows everything else; the "
         "smaller ε, the stronger the promise.",
     ]
+    if "given" in facts:
+        sentences.append(
+            f"This holds given {facts['given']}, which was taken from the data without protection: that an item is in "
+            "the model says that somebody has it, and the ε above does not cover that."
+        )
     if facts["steps"]:
         sentences.append(_steps(facts, unit))
     for event in facts["events"]:

@@ -218,9 +218,10 @@ def _refuse(config: Config, choices: dict[str, list[Any]], mean_runs: float) -> 
         raise DpformerError("tuning with a seed is not private: whoever knows it can repeat the search; leave it out")
     if config.evaluate_every:
         raise DpformerError("evaluate_every shows exact metrics of every run; leave it out, scores are noisy here")
-    if config.private_vocabulary:
+    if config.items_policy == "dp":
         raise DpformerError(
-            "a private vocabulary spends δ in every run, for which there is no bound here: give a catalog"
+            "a list of items released from the data spends δ in every run, for which there is no bound here: give "
+            "--catalog, or --assume-items-public"
         )
     if config.model == "counts":
         raise DpformerError("counts have no settings to tune: give --model transformer, gru or lstm")

@@ -6,9 +6,9 @@ noisy frequencies and the plan; frequencies, counts and metrics must be noisy, a
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,31 +17,21 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dpformer.data import Dataset
+from dpformer.data import Dataset, Vocabulary
+from dpformer.data.tokens import Tokens
 from dpformer.evaluation.evaluate import masked_ranks
 from dpformer.models.counts import ROW_PRIOR, TransitionCounts
 from dpformer.privacy.events import METRICS, Event, Gaussian
 from dpformer.privacy.randomness import SecureRandom
 from dpformer.releases.metrics import ALARM, MetricRelease
 from dpformer.runs.config import Config
-from dpformer.runs.model_file import Release, load_release
+from dpformer.runs.model_file import Release, load_release, sha256_of
 from dpformer.runs.tasks import task_of
 from dpformer.training.plan import Plan
+from dpformer.verification.findings import Finding
 
 METADATA = {"headline", "private", "epsilon", "delta", "versions"}
 HEADER = {"format", "model", "arguments", "metadata", "sha256"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: right, wrong, or (None) not to be looked at here."""
-
-    name: str
-    ok: bool | None
-    detail: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class ReleasedFile:
@@ -54,11 +44,15 @@ class ReleasedFile:
         facts: dict[str, Any],
         plan: Callable[[], Plan],
         events: Callable[[], list[Event]],
+        catalog: Vocabulary | None,
     ) -> None:
         self.path, self.config, self.facts, self.plan, self.events = path, config, facts, plan, events
+        self.catalog = catalog
 
     def checks(self) -> Iterator[Callable[[], Finding]]:
+        yield self.the_very_file
         yield self.model_file
+        yield self.titles
         yield self.model_metadata
         yield self.constants
         yield self.frequencies
@@ -67,6 +61,46 @@ class ReleasedFile:
     def release(self) -> Release:
         return load_release(self.path)
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary([str(item) for item in self.release.vocabulary], policy="dp")
+
+    @property
+    def items(self) -> int:
+        return len(self.release.vocabulary)
+
+    def the_very_file(self) -> Finding:
+        """Every bit of the file is that of the statement: other weights, or a count times 1.01, are another file."""
+        name = "hash of the model"
+        if not self.path.is_file():
+            return Finding(name, False, "model.safetensors is not here: there is nothing that the statement is about")
+        same = hmac.compare_digest(str(self.facts["hashes"].get("model")), sha256_of(self.path))
+        return Finding(name, same, "" if same else "model.safetensors is not the file of the statement")
+
+    def titles(self) -> Finding:
+        """Titles are public where they come from: the given catalogue, or the characters of a language model."""
+        titles, name = self.release.titles, "titles"
+        if titles is None:
+            return Finding(name, True, "none")
+        if self.config.task == "lm":
+            due = self._tokens().vocabulary.titles
+            same = list(due or ()) == titles
+            return Finding(name, same, "the tokens of the config" if same else "are not the tokens of the config")
+        if self.catalog is None:
+            return Finding(name, None, "not compared: the catalogue was not given")
+        known = dict(zip(self.catalog.ids, self.catalog.titles or [""] * len(self.catalog), strict=True))
+        wrong = [t for i, t in zip(self.release.vocabulary, titles, strict=True) if known.get(str(i)) != t]
+        return Finding(name, not wrong, f"{wrong[0]!r} is not in the catalogue" if wrong else "those of the catalogue")
+
+    def _tokens(self) -> Tokens:
+        """The vocabulary of text: of the config's characters, or of the tokenizer in the file itself."""
+        if self.config.tokenizer is None:
+            return Tokens.of_characters(self.config.characters or "ascii")
+        return Tokens.from_json(self.release.metadata["text"]["tokenizer"])
+
+    def sentence_on_tokens(self) -> str:
+        return self._tokens().description if self.config.task == "lm" else ""
+
     def model_file(self) -> Finding:
         """Tensors of the model, vocabulary, titles, frequencies, and one header: nothing else."""
         try:
@@ -74,13 +108,12 @@ class ReleasedFile:
                 header, names = file.metadata() or {}, set(file.keys())
         except (SafetensorError, OSError) as error:
             return Finding("model file", False, " ".join(str(error).split()))
-        allowed = {"vocabulary", "titles", "frequencies"}
+        allowed = {"vocabulary", "titles", "frequencies", "attributes"}
         extra = sorted(name for name in names if not name.startswith("model.") and name not in allowed)
         extra += sorted(f"header {name}" for name in header.keys() - {"dpformer"})
         extra += sorted(f"header entry {name}" for name in json.loads(header["dpformer"]).keys() - HEADER)
         release = self.release  # refuses what is not exactly the state of the model it names
-        known = task_of(self.config).count_items(self.config) is not None
-        if release.titles is not None and not known:
+        if release.titles is not None and self.config.items_policy != "catalog":
             extra.append("titles (no public catalogue was given)")
         if extra:
             return Finding("model file", False, f"holds what the statement does not cover: {', '.join(extra)}")
@@ -105,6 +138,10 @@ class ReleasedFile:
         from dpformer.runs.network import build_model
 
         release = self.release
+        sizes = {name: getattr(self.config, name) for name in ("dim", "blocks", "heads") if name in _arguments(release)}
+        odd = [name for name, size in sizes.items() if _arguments(release)[name] != size]
+        if odd:  # before a model is built of the config's sizes, which may be any
+            return Finding("constants of the model", False, f"{odd[0]} of the model is not that of config.toml")
         frequencies = None if release.frequencies is None else torch.from_numpy(release.frequencies)
         with torch.random.fork_rng(devices=[]):
             again = build_model(self.config, self.plan(), len(release.vocabulary), frequencies, SecureRandom(seed=0))
@@ -135,7 +172,7 @@ class ReleasedFile:
         clear = counts[counts * 1e-6 < 1e-3 * (1 - sums[rows])]  # float32 still tells them from whole numbers
         if len(clear) and float((np.abs(clear - np.round(clear)) < 1e-2).mean()) > 0.5:
             return Finding(name, False, "transition counts look exact: they are whole numbers")
-        return Finding(name, True, "popularity follows from the frequencies; transition counts are noisy")
+        return Finding(name, True, "popularity follows from the frequencies; counts are no whole numbers")
 
     def metrics(self, dataset: Dataset | None) -> Finding:
         """Stated metrics are paid for, follow from what was released, and are those of the model, with noise."""
@@ -150,8 +187,8 @@ class ReleasedFile:
         if release.to_dict() != stated:
             return Finding("metrics", False, "do not follow from the noisy sums that were released")
         if dataset is None:
-            return Finding("metrics", True, "follow from noisy sums; the data was not read")
-        if release.p_value(masked_ranks(self.release.model, dataset)) < ALARM:
+            return Finding("metrics", None, "follow from noisy sums; whether those are noisy was not checked")
+        if release.p_value(masked_ranks(self.release.model, dataset, vocabulary=self.vocabulary)) < ALARM:
             return Finding("metrics", False, "are not those of this model with the noise of the ledger")
         return Finding("metrics", True, "those of this model, with the noise of the ledger")
 
@@ -162,13 +199,17 @@ class ReleasedFile:
             return Finding("frequencies", True, "none released")
         if not self.config.private:
             return Finding("frequencies", None, "exact: the run is not private")
-        if not any(event.label in ("frequencies", "transition counts") for event in self.events()):
+        if not any(event.label in ("items", "frequencies", "transition counts") for event in self.events()):
             return Finding("frequencies", False, "released, but the ledger holds no event for them")
         counts = frequencies * self.facts["users"]
         whole = np.abs(counts - np.round(counts)) < 1e-6
         if float(whole[counts > 1.5].mean() if (counts > 1.5).any() else 0) > 0.5:
             return Finding("frequencies", False, "look like exact counts of users")
-        return Finding("frequencies", True, "noisy, and accounted for")
+        return Finding("frequencies", True, "paid for in the ledger, and no whole numbers")
+
+
+def _arguments(release: Release) -> dict[str, Any]:
+    return dict(release.model.arguments)
 
 
 def counts_of(model: TransitionCounts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dpformer.data import Dataset, Vocabulary
-    from dpformer.privacy import SecureRandom
     from dpformer.privacy.units import UnitOfPrivacy
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release
+    from dpformer.training.plan import Plan
 
 
 class Task(Protocol):
@@ -27,8 +27,11 @@ class Task(Protocol):
     things: str
     metadata_keys: frozenset[str]  # what the model file says besides what every one says
 
-    def read(self, config: Config, random: SecureRandom | None = None, vocabulary: Vocabulary | None = None) -> Dataset:
-        """The prepared data; `vocabulary` is that of a model that is there already."""
+    def read(self, config: Config, vocabulary: Vocabulary | None = None) -> Dataset:
+        """The prepared data, whole; nothing is released. `vocabulary` is that of a model: others are left out."""
+
+    def read_again(self, config: Config, release: Release) -> Dataset:
+        """The data of a finished run, with the public vocabulary of its model: no file but the data is opened."""
 
     def count_items(self, config: Config) -> int | None:
         """How many items there are, as far as it is public before the data is read."""
@@ -36,14 +39,14 @@ class Task(Protocol):
     def unit(self, config: Config) -> UnitOfPrivacy:
         """What one sample is, and what is protected."""
 
-    def sentences(self, dataset: Dataset) -> list[str]:
-        """On the data, for the statement."""
+    def sentences(self, config: Config, plan: Plan, items: int, tokens: str = "") -> list[str]:
+        """On the data, for the statement: from public facts alone, so that `verify` can make them again."""
 
     def metadata(self, config: Config, dataset: Dataset) -> dict[str, Any]:
         """For the model file."""
 
-    def evaluate(self, model: Any, dataset: Dataset, config: Config) -> dict[str, Any]:
-        """The record of an evaluation during training. Exact, and not covered."""
+    def evaluate(self, model: Any, dataset: Dataset, vocabulary: Vocabulary, config: Config) -> dict[str, Any]:
+        """The record of an evaluation during training, of a model with these items. Exact, and not covered."""
 
     def line(self, record: dict[str, Any]) -> str:
         """The same for the terminal."""

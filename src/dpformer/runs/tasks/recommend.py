@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from dpformer.data import (
     Dataset,
     Filters,
-    PrivateVocabulary,
     Vocabulary,
     data_statement,
     prepare,
@@ -21,13 +17,14 @@ from dpformer.data import (
     synthetic,
 )
 from dpformer.errors import DpformerError
-from dpformer.privacy import SecureRandom
 from dpformer.privacy.units import USER, UnitOfPrivacy
+from dpformer.runs.public_facts import public_description
 
 if TYPE_CHECKING:
     from dpformer.evaluation import Evaluation
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release
+    from dpformer.training.plan import Plan
 
 SYNTHETIC_USERS, SYNTHETIC_ITEMS = 6000, 400  # of the synthetic default: made up, so public
 NOT_COVERED = (
@@ -59,25 +56,28 @@ class Recommend:
     thing, things = "item", "items"
     metadata_keys: frozenset[str] = frozenset()
 
-    def read(self, config: Config, random: SecureRandom | None = None, vocabulary: Vocabulary | None = None) -> Dataset:
+    def read(self, config: Config, vocabulary: Vocabulary | None = None) -> Dataset:
         max_length = config.max_length or config.default_length
         if config.file is None:
             return synthetic(0, SYNTHETIC_USERS, SYNTHETIC_ITEMS, max_length=max_length, validation=config.validation)
-        private = _private_vocabulary(config) if vocabulary is None else None
         catalog = read_catalog(config.catalog) if config.catalog is not None else None
         dataset = prepare(
             config.file,
             columns=config.log_columns(),
             reading=config.reading(),
-            vocabulary=vocabulary or private or catalog,
+            vocabulary=vocabulary or catalog,
             drop_unknown_items=config.drop_unknown_items or vocabulary is not None,
             filters=Filters(config.min_rating, config.min_user_actions),
             max_length=max_length,
             validation=config.validation,
-            cache=None if private is not None else config.cache,  # a release belongs to one run and its key
-            normal=_normal(random) if private is not None and random is not None else None,
+            cache=config.cache,
         )
         return dataset if catalog is None or vocabulary is not None else dataset.with_attributes(catalog)
+
+    def read_again(self, config: Config, release: Release) -> Dataset:
+        if config.items_policy == "catalog" and config.file is not None:
+            return self.read(config.but(catalog=None), vocabulary_of(release))
+        return self.read(config)
 
     def count_items(self, config: Config) -> int | None:
         if config.file is None:
@@ -87,18 +87,18 @@ class Recommend:
     def unit(self, config: Config) -> UnitOfPrivacy:
         return USER
 
-    def sentences(self, dataset: Dataset) -> list[str]:
-        return data_statement(dataset.description)
+    def sentences(self, config: Config, plan: Plan, items: int, tokens: str = "") -> list[str]:
+        return data_statement(public_description(config, plan, items))
 
     def metadata(self, config: Config, dataset: Dataset) -> dict[str, Any]:
         return {}
 
-    def evaluate(self, model: Any, dataset: Dataset, config: Config) -> dict[str, Any]:
+    def evaluate(self, model: Any, dataset: Dataset, vocabulary: Vocabulary, config: Config) -> dict[str, Any]:
         from dpformer.evaluation import evaluate, hit, ndcg
         from dpformer.evaluation.evaluate import scorer
 
         split = "validation" if config.validation else "test"
-        result = evaluate(scorer(model), dataset, split=split)
+        result = evaluate(scorer(model, dataset, vocabulary), dataset, split=split)
         record: dict[str, Any] = {"split": split}
         for policy, ranks in (("masked", result.masked), ("unmasked", result.unmasked)):
             record[policy] = {"ndcg@10": float(ndcg(ranks, 10)), "hit@10": float(hit(ranks, 10))}
@@ -117,27 +117,31 @@ class Recommend:
         from dpformer.evaluation import evaluate, popularity
         from dpformer.evaluation.evaluate import scorer
 
-        dataset = held_out_data(config, release, data)
+        dataset = held_out_data(config, release, other=data)
         if split == "validation" and not dataset.validation:
             raise DpformerError("the run held out no validation items; train it with --validation, or use --split test")
         return RankingAccuracy(
-            evaluate(scorer(release.model), dataset, split=split),
+            evaluate(scorer(release.model, dataset, vocabulary_of(release)), dataset, split=split),
             evaluate(popularity(dataset), dataset, split=split),
             dataset,
         )
 
 
-def held_out_data(config: Config, release: Release, data: Path | None = None) -> Dataset:
-    """The data of a run prepared again, or another log with the run's vocabulary; items outside it are left out."""
+def held_out_data(config: Config, release: Release, other: Path | None = None) -> Dataset:
+    """The data of a run prepared again, with all its items, or another log with those of the model.
+
+    Where the list of items was released from the data, the data has more: they were not released, and a held-out one
+    counts as missed. Else, of another log, items outside the model's are left out before the split.
+    """
     read = Recommend().read
-    if data is not None and (config.file is None or data.resolve() != config.file.resolve()):
-        # Which items are common here has no say: the model has the items it has.
-        other = config.but(file=data, catalog=None, private_vocabulary=False)
-        return read(other, vocabulary=_vocabulary(release))
-    if config.private_vocabulary:  # it was drawn once: drawing it again would spend budget again
-        return read(config, vocabulary=_vocabulary(release))
-    dataset = read(config)
-    if list(dataset.vocabulary.ids) != [str(name) for name in release.vocabulary]:
+    if other is not None and (config.file is None or other.resolve() != config.file.resolve()):
+        # Which items are common there has no say: the model has the items it has.
+        elsewhere = config.but(file=other, catalog=None)
+        return read(elsewhere, None if config.items_policy == "dp" else vocabulary_of(release))
+    dataset, known = Recommend().read_again(config, release), vocabulary_of(release)
+    among = set(known.ids)
+    due = [name for name in dataset.vocabulary.ids if config.items_policy != "dp" or name in among]
+    if list(known.ids) != due:
         raise DpformerError(
             f"{config.file or 'the synthetic default'} has other items than the model: it has changed since training; "
             "bring it back as it was, or name another log to evaluate on"
@@ -145,21 +149,6 @@ def held_out_data(config: Config, release: Release, data: Path | None = None) ->
     return dataset
 
 
-def _vocabulary(release: Release) -> Vocabulary:
+def vocabulary_of(release: Release) -> Vocabulary:
+    """The items of a model, as data has them."""
     return Vocabulary([str(name) for name in release.vocabulary], release.titles, "catalog")
-
-
-def _normal(random: SecureRandom) -> Callable[[int], np.ndarray]:
-    """Standard normal numbers, other ones at each call, and the same ones again in the same run."""
-    calls, numbers = count(), random.within("vocabulary")
-    return lambda size: numbers.normal(size, step=next(calls))
-
-
-def _private_vocabulary(config: Config) -> PrivateVocabulary | None:
-    if not config.private_vocabulary or not config.private:
-        return None
-    from dpformer.runs.planning import VOCABULARY_DELTA, other_events
-
-    assert config.delta is not None
-    noise = next(event.noise_multiplier for event in other_events(config) if event.label == "vocabulary")
-    return PrivateVocabulary(noise_multiplier=noise, delta=VOCABULARY_DELTA * config.delta)

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpformer.data import Dataset, Vocabulary
-from dpformer.data.text import TextDataset, read_text, text_statement
+from dpformer.data.text import TextDataset, decoder, read_text, text_statement
 from dpformer.data.tokens import Tokens
 from dpformer.errors import DpformerError
-from dpformer.privacy import SecureRandom
 from dpformer.privacy.units import UNITS, UnitOfPrivacy
+from dpformer.runs.public_facts import public_description
 
 if TYPE_CHECKING:
     from dpformer.evaluation.language import LanguageLoss
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release
+    from dpformer.training.plan import Plan
 
 NOT_COVERED = "Measured on held-out text: the guarantee does not cover these numbers, keep them as private as the data."
 
@@ -38,18 +39,22 @@ class Text:
     thing, things = "token", "tokens"
     metadata_keys = frozenset({"text"})
 
-    def read(
-        self, config: Config, random: SecureRandom | None = None, vocabulary: Vocabulary | None = None
-    ) -> TextDataset:
+    def read(self, config: Config, vocabulary: Vocabulary | None = None) -> TextDataset:
+        return self._read(config, tokens_of(config))
+
+    def _read(self, config: Config, tokens: Tokens) -> TextDataset:
         max_length = config.max_length or config.default_length
         assert config.file is not None and config.unit is not None and max_length is not None
         return read_text(
             config.file,
             unit=config.unit,
-            tokens=tokens_of(config),
+            tokens=tokens,
             max_length=max_length,
             id_column=config.user_column,
         )
+
+    def read_again(self, config: Config, release: Release) -> TextDataset:
+        return self._read(config, decoder(release)[0])
 
     def count_items(self, config: Config) -> int | None:
         return len(tokens_of(config).vocabulary)
@@ -58,14 +63,14 @@ class Text:
         assert config.unit is not None
         return UNITS[config.unit]
 
-    def sentences(self, dataset: Dataset) -> list[str]:
-        return text_statement(dataset.description)
+    def sentences(self, config: Config, plan: Plan, items: int, tokens: str = "") -> list[str]:
+        return text_statement(public_description(config, plan, items, tokens))
 
     def metadata(self, config: Config, dataset: Dataset) -> dict[str, Any]:
         assert isinstance(dataset, TextDataset) and dataset.tokens is not None
         return {"text": {"unit": config.unit, "tokenizer": dataset.tokens.to_json()}}
 
-    def evaluate(self, model: Any, dataset: Dataset, config: Config) -> dict[str, Any]:
+    def evaluate(self, model: Any, dataset: Dataset, vocabulary: Vocabulary, config: Config) -> dict[str, Any]:
         return {"split": "held-out text", "text": _loss(model, dataset).to_dict()}
 
     def line(self, record: dict[str, Any]) -> str:
@@ -78,7 +83,7 @@ class Text:
     def measure(self, config: Config, release: Release, data: Path | None = None, split: str = "test") -> TextAccuracy:
         if split != "test":
             raise DpformerError(f"split is {split!r}; text has no validation items: leave it out")
-        dataset = self.read(config if data is None else config.but(file=data))
+        dataset = self.read_again(config if data is None else config.but(file=data), release)
         return TextAccuracy(_loss(release.model, dataset))
 
 

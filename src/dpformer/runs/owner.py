@@ -1,0 +1,84 @@
+"""Whether this user made a run folder here: only then are the paths in its config followed unasked.
+
+A run folder names files: the log, a catalogue, a folder for prepared data. In a folder of one's own that is convenient,
+`dpformer evaluate RUN` finds its data. In a stranger's it is a trap: the report of it would show rows of whatever file
+the stranger named, and prepared private data would be written where they want it.
+
+So a run is marked as one's own by a code that only this user can make: HMAC-SHA256 of config.toml under a secret in the
+user's state folder ($XDG_STATE_HOME/dpformer/owner, readable by the user alone). The secret never leaves the machine.
+Where it cannot be kept, folders are not marked, and the data has to be named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+
+from dpformer.errors import DpformerError
+from dpformer.files import write_text
+from dpformer.runs.config import Config
+from dpformer.runs.folder import RunFolder
+
+BYTES = 32
+
+
+def mark_as_own(folder: RunFolder) -> None:
+    """Marks a new folder; without a place for the secret it stays unmarked."""
+    secret = _secret(make=True)
+    if secret is not None:
+        write_text(folder.owner, _code(folder, secret) + "\n")
+
+
+def is_own(folder: RunFolder) -> bool:
+    """Whether this user made the folder, and config.toml is as it was written then."""
+    secret = _secret(make=False)
+    if secret is None or not folder.owner.is_file():
+        return False
+    with folder.owner.open("rb") as file:
+        return hmac.compare_digest(file.read(100).strip(), _code(folder, secret).encode())
+
+
+def followed(folder: RunFolder, config: Config, data: Path | None = None) -> Config:
+    """The config with paths that may be followed: those of one's own run, and what whoever asks has named.
+
+    Args:
+        folder: the run.
+        config: of the run.
+        data: the log to read; by default the run's own, if the run is one's own.
+    """
+    if is_own(folder):
+        return config if data is None else config.but(file=data)
+    if data is None and config.file is not None:
+        raise NotOwn(
+            f"{folder.path} was not made by you on this machine, so the file that it names is not read: name its data "
+            f"(DATA after the run, or --data; in the run it is called {config.file.name!r})"
+        )
+    return config.but(file=data, catalog=None, tokenizer=None, cache=None)
+
+
+class NotOwn(DpformerError):
+    """Files that a stranger's folder names are not read."""
+
+
+def _code(folder: RunFolder, secret: bytes) -> str:
+    return hmac.new(secret, folder.config.read_bytes(), hashlib.sha256).hexdigest()
+
+
+def _secret(*, make: bool) -> bytes | None:
+    """The user's secret; None where there is none and none can be made."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    path = Path(state) / "dpformer" / "owner"
+    try:
+        if make and not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(os.urandom(BYTES))
+        secret = path.read_bytes()
+    except FileExistsError:  # another process was first
+        return _secret(make=False)
+    except OSError:
+        return None
+    return secret if len(secret) == BYTES else None

@@ -1,0 +1,183 @@
+"""With the data at hand: users, vocabulary, and whether what was released with noise has the noise of the ledger.
+
+`releases.safetensors` holds the noisy numbers as they came out of the mechanism, before anything was made of them. Of
+each the exact number is counted again here, and the difference must be noise of the stated deviation:
+
+- *Popularity.* c_i = x_i + z·N(0, 1). Where only counts above a threshold τ were released, noise is normal *given* that
+  it passed, so u_i = Q((c_i − x_i)/z) / Q((τ − x_i)/z) is uniform, for every item; Σ Φ⁻¹(u_i)² is χ².
+- *Transitions.* Which pairs survive is decided by totals of both directions, and the difference D of a pair's two
+  directions is independent of its total. So among survivors D is the exact difference, averaged over the rounds, plus
+  noise of known deviation that no selection has touched. The exact difference of rounds but the last cannot be counted
+  again (which pairs were in play then is not released); whatever it is, it moves squares up: Σ (D − exact)²/sd² is at
+  least χ² in distribution, and *too little* noise shows. The rounds without direction are left to the audit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dpformer.data import Dataset
+from dpformer.models.counts import TransitionCounts
+from dpformer.privacy.events import Gaussian
+from dpformer.privacy.randomness import public_grid
+from dpformer.releases.counts import LABEL as COUNTS
+from dpformer.releases.counts import TransitionRelease, exact_differences, final_deviations
+from dpformer.releases.frequencies import FrequencyRelease, estimate, user_counts
+from dpformer.releases.items import exact_popularity, passed_noise
+from dpformer.releases.metrics import ALARM
+from dpformer.runs.config import Config
+from dpformer.runs.folder import RunFolder
+from dpformer.runs.model_file import sha256_of
+from dpformer.runs.public_facts import list_price, popularity_noise
+from dpformer.runs.raw_file import RawReleases, load_releases
+from dpformer.training.plan import Plan
+from dpformer.verification.findings import Finding
+from dpformer.verification.limits import regular
+from dpformer.verification.released_file import ReleasedFile
+
+
+class DataCheck:
+    """What was released, against the data. Without `dataset` most of it is not checked, and says so."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        facts: dict[str, Any],
+        plan: Callable[[], Plan],
+        file: ReleasedFile,
+        dataset: Dataset | None,
+    ) -> None:
+        self.folder, self.config, self.facts, self.plan, self.file = folder, config, facts, plan, file
+        self.dataset = dataset
+
+    def checks(self) -> Iterator[Callable[[], Finding]]:
+        yield self.facts_on_the_data
+        yield self.releases
+        yield self.noise_of_popularity
+        yield self.noise_of_transitions
+
+    def facts_on_the_data(self) -> Finding:
+        name = "facts on the data"
+        if self.dataset is None:
+            return Finding(name, None, "not compared: the data was not read")
+        if self.dataset.num_users != self.facts["users"]:
+            return Finding(name, False, f"{self.dataset.num_users:,} users, not {self.facts['users']:,}")
+        released, known = [str(item) for item in self.file.release.vocabulary], list(self.dataset.vocabulary.ids)
+        if self.config.items_policy == "dp":
+            among = set(released)
+            same = released == [item for item in known if item in among]
+        else:
+            same = released == known
+        return Finding(name, same, "users and items are those of the data" if same else "the items are not of the data")
+
+    # Releases as they came out, and the model that is made of them.
+
+    @cached_property
+    def _raw(self) -> RawReleases | None:
+        return None if regular(self.folder.releases, 2**40) else load_releases(self.folder.releases)
+
+    @property
+    def _due(self) -> bool:
+        """Whether the run released popularity at all."""
+        return self.config.private and self.file.release.frequencies is not None
+
+    @property
+    def _deviation(self) -> float:
+        return popularity_noise(self.config, self.plan())
+
+    def releases(self) -> Finding:
+        """The model is made of the noisy numbers in releases.safetensors, and these are on the grid of their noise."""
+        name = "releases"
+        if not self._due:
+            return Finding(name, not self.folder.releases.exists(), "none besides training")
+        if "releases" not in self.facts["hashes"]:
+            return Finding(name, False, "the statement has no hash of releases.safetensors")
+        if self._raw is None:
+            return Finding(name, None, "not compared: releases.safetensors is not here")
+        if sha256_of(self.folder.releases) != self.facts["hashes"]["releases"]:
+            return Finding(name, False, "releases.safetensors is not the file of the statement")
+        grid = public_grid(self._deviation)
+        if (self._raw.popularity / grid % 1).any():
+            return Finding(name, False, "popularity is not on the grid of its noise: nothing was released that way")
+        p, _ = estimate(self._raw.popularity, self._deviation, self.facts["users"])
+        if not np.array_equal(p, np.asarray(self.file.release.frequencies)):
+            return Finding(name, False, "the frequencies of the model do not follow from what was released")
+        if getattr(self.file.release.model, "num_attributes", 0):
+            return Finding(name, None, "frequencies follow from them; not checked: counts that back off to attributes")
+        if self.config.model == "counts" and not self._model_follows():
+            return Finding(name, False, "the counts of the model do not follow from what was released")
+        return Finding(name, True, "the model is made of them")
+
+    def _model_follows(self) -> bool:
+        release = self._transitions()
+        if release is None:
+            return False
+        again, found = TransitionCounts.from_release(release), self.file.release.model
+        return again.arguments == found.arguments and all(
+            bool((value == found.state_dict()[name]).all()) for name, value in again.state_dict().items()
+        )
+
+    def _transitions(self) -> TransitionRelease | None:
+        """The release again: its deviations follow from σ."""
+        raw, event = self._raw, next((event for event in self.plan().events if event.label == COUNTS), None)
+        if raw is None or raw.items is None or raw.pairs is None or raw.total is None or raw.difference is None:
+            return None
+        assert isinstance(event, Gaussian)
+        total, difference = final_deviations(event.noise_multiplier, listed=self.config.items_policy == "dp")
+        p, detected = estimate(raw.popularity, self._deviation, self.facts["users"])
+        frequencies = FrequencyRelease(p, raw.popularity, detected, event, self.facts["users"])
+        return TransitionRelease(raw.items, raw.pairs, raw.total, total, raw.difference, difference, frequencies, event)
+
+    # Noise.
+
+    def noise_of_popularity(self) -> Finding:
+        from scipy import stats
+
+        name = "noise of popularity"
+        if not self._due:
+            return Finding(name, True, "none released")
+        if self.dataset is None or self._raw is None:
+            return Finding(name, None, "not checked: the data was not read")
+        items, offsets = self.dataset.packed_train()
+        threshold = -math.inf
+        if self.config.items_policy == "dp":
+            exact = exact_popularity(items, offsets)
+            price = list_price(self.config, self.plan())
+            assert price is not None
+            threshold = price["threshold"] + 1.5 * public_grid(self._deviation)  # the least number that passes, less ½
+            numbers = self.file.vocabulary.match(list(self.dataset.vocabulary.ids))
+            exact = exact[np.flatnonzero(numbers[: len(exact)] >= 0)]
+        else:
+            users = np.repeat(np.arange(self.dataset.num_users), np.diff(offsets))
+            exact = user_counts(users, items, self.dataset.num_users, self.dataset.num_items)
+        if len(exact) != len(self._raw.popularity):
+            return Finding(name, False, "an item was released that nobody trains on")
+        noise = passed_noise(self._raw.popularity, exact, self._deviation, threshold)
+        squares, count = float(np.square(noise).sum()), len(noise)
+        p = 2 * min(float(stats.chi2.cdf(squares, count)), float(stats.chi2.sf(squares, count)))
+        seen = f"{math.sqrt(squares / max(count, 1)):.3f} of what the ledger says, over {count:,} items"
+        return Finding(name, p >= ALARM, f"its deviation is {seen}")
+
+    def noise_of_transitions(self) -> Finding:
+        from scipy import stats
+
+        name = "noise of transitions"
+        if self.config.model != "counts":
+            said = "not checked: the network has been trained since" if self.config.warm_start else "none released"
+            return Finding(name, None if self.config.warm_start else True, said)
+        release = self._transitions()
+        if self.dataset is None or release is None:
+            return Finding(name, None, "not checked: the data was not read")
+        items, offsets = self.dataset.packed_train()
+        numbers = self.file.vocabulary.match(list(self.dataset.vocabulary.ids))
+        exact = exact_differences(release, items, offsets, numbers)
+        squares = float(np.square((release.difference - exact) / release.difference_deviation).sum())
+        p = float(stats.chi2.cdf(squares, len(exact))) if len(exact) else 1.0
+        detail = f"of {len(exact):,} pairs, directed rounds: {'there' if p >= ALARM else 'less than the ledger says'}"
+        return Finding(name, p >= ALARM, detail)

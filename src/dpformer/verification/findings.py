@@ -1,0 +1,71 @@
+"""What was looked at, and how it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: right, wrong, or (None) not checked, and why not."""
+
+    name: str
+    ok: bool | None
+    detail: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All findings about a run."""
+
+    headline: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(finding.ok is not False for finding in self.findings)
+
+    @property
+    def not_checked(self) -> list[str]:
+        return [finding.name for finding in self.findings if finding.ok is None]
+
+    @property
+    def verdict(self) -> str:
+        """One sentence; what was not checked is part of it."""
+        if not self.passed:
+            return "This run does NOT hold what it states."
+        left = self.not_checked
+        return "All that was checked holds." + (f" Not checked: {', '.join(left)}." if left else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "not_checked": self.not_checked,
+            "headline": self.headline,
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+
+def made(check: Callable[[], Finding]) -> Finding:
+    """A check's finding; what a tampered file makes it trip over is a finding too."""
+    try:
+        return check()
+    except MemoryError:
+        return Finding(_name(check), False, "it would take more memory than there is")
+    except Exception as error:  # a stranger's file can be wrong in any way
+        return Finding(_name(check), False, " ".join(f"{type(error).__name__}: {error}".split())[:300])
+
+
+def _name(check: Callable[[], Finding]) -> str:
+    return getattr(check, "__name__", "check").strip("_").replace("_", " ")
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

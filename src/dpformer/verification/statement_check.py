@@ -1,0 +1,199 @@
+"""The statement, made a second time from its ledger, the config and public facts, and compared field by field."""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+from dpformer.privacy.events import Event, Gaussian
+from dpformer.runs.config import Config
+from dpformer.runs.statement import HASHES, PACKAGES, headline, statement, words
+from dpformer.runs.tasks import task_of
+from dpformer.runs.tuning import SCORE_NOISE, TUNABLE, repeated_epsilon, restated
+from dpformer.training.plan import Plan
+from dpformer.verification.findings import Finding, short
+from dpformer.verification.limits import MOST_EVENTS, MOST_RUNS
+
+CLOSE = 1e-9  # relative; what accounting and calibration make is compared to 10⁻³ if another version made it
+# A version, and nothing that anybody could write in its place: "2.9.1+cpu", "0.2.0.dev3".
+VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){0,3}((a|b|rc|\.post|\.dev)\d{1,4})?(\+(cpu|cu\d{2,3}|rocm\d(\.\d){0,2}))?")
+SHA256 = re.compile("[0-9a-f]{64}")
+
+
+class StatementCheck:
+    """The checks of `privacy.json` that need no data.
+
+    Args:
+        config: of the run.
+        facts: the statement.
+        plan: the plan of the config, calibrated again.
+        items: how many items the released file has.
+        tokens: the sentence on the vocabulary of a language model.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: dict[str, Any],
+        plan: Callable[[], Plan],
+        items: Callable[[], int],
+        tokens: Callable[[], str],
+    ) -> None:
+        self.config, self.facts, self.plan, self.items, self.tokens = config, facts, plan, items, tokens
+        ours = version("dp-accounting"), version("dpformer")
+        theirs = facts["versions"].get("dp-accounting"), facts["versions"].get("dpformer")
+        self.close = CLOSE if ours == theirs else 1e-3
+
+    def checks(self) -> Iterator[Callable[[], Finding]]:
+        yield self.statement
+        yield self.ledger
+        yield self.sentences_on_the_data
+        yield self.versions
+        yield self.hashes
+
+    def events(self) -> list[Event]:
+        """The ledger."""
+        events = []
+        for described in self.facts["events"]:
+            event = dict(described)
+            event.pop("epsilon_alone")
+            events.append(Event.from_dict(event))
+        return events
+
+    def statement(self) -> Finding:
+        """Made again from the ledger and the config, it must be the same, ε included."""
+        facts, config = self.facts, self.config
+        again = statement(
+            self.events() if config.private else self.plan().events,
+            delta=config.delta if config.delta is not None else math.nan,
+            target=config.epsilon,
+            clipping=config.clipping,
+            clip_norm=config.clip_norm,
+            expected_batch_size=config.batch_size or 0,
+            users=facts["users"],
+            seeded=config.seed is not None,
+            data=facts["data"],
+            hashes=facts["hashes"],
+            unit=task_of(config).unit(config),
+            metrics=facts.get("metrics"),
+            given=config.items_given,
+        )
+        again["versions"] = facts["versions"]
+        if "tuning" in facts:
+            again = restated(again, self._tuning())
+        else:
+            again["headline"], again["words"] = headline(facts), words(facts)  # in the statement's own digits
+        wrong = sorted(
+            name
+            for name in facts.keys() | again.keys()
+            if not same(facts.get(name, _NOTHING), again.get(name, _NOTHING), self.close)
+        )
+        if wrong:
+            name = wrong[0]
+            return Finding(
+                "statement",
+                False,
+                f"{name} is {short(facts.get(name))}, but ledger and config give {short(again.get(name))}"
+                + (f" (and {', '.join(wrong[1:])})" if wrong[1:] else ""),
+            )
+        spent = "not private" if facts["epsilon"] is None else f"ε = {again['epsilon']:.6g} from the ledger"
+        return Finding("statement", True, f"made again, it says the same; {spent}")
+
+    def _tuning(self) -> dict[str, Any]:
+        """The search whose winner this is, with everything but its size pinned, and its ε worked out again."""
+        tuning, config = self.facts["tuning"], self.config
+        if not isinstance(tuning.get("events"), list) or len(tuning["events"]) > MOST_EVENTS:
+            raise ValueError("the search has no list of events")
+        events = tuple(Event.from_dict(event) for event in tuning["events"])
+        if list(events[:-1]) != self.events() or events[-1] != Gaussian(SCORE_NOISE, label="score"):
+            raise ValueError("the repetitions of tuning are not this run and its score with the noise of a score")
+        runs, candidates = tuning["mean_runs"], tuning["candidates"]
+        if type(runs) is not float or not 1 < runs <= MOST_RUNS:
+            raise ValueError(f"the search took {runs!r} runs on average; it must be a number above 1")
+        names = [name for name, _ in candidates[0].items()] if candidates else []
+        if not names or not set(names) <= set(TUNABLE) or any(list(one) != names for one in candidates):
+            raise ValueError("the candidates are not values of settings that can be tuned")
+        if not any(all(getattr(config, name) == value for name, value in one.items()) for one in candidates):
+            raise ValueError("the settings of this run are none of the candidates")
+        if not config.validation:
+            raise ValueError("a search is scored on validation items, and this run has none")
+        return {
+            "candidates": candidates,
+            "mean_runs": runs,
+            "law": "logarithmic",
+            "scored_on": "validation items",
+            "events": [event.to_dict() for event in events],
+            "delta": config.delta,
+            "epsilon": repeated_epsilon(events, runs, config.delta or math.nan),
+        }
+
+    def ledger(self) -> Finding:
+        """The events are those that the config asks for, with the noise that calibration gives."""
+        if not self.config.private:
+            return Finding("ledger", self.facts["events"] == [], "no noise, no events")
+        planned, found = list(self.plan().events), self.events()
+        if [event.label for event in planned] != [event.label for event in found]:
+            return Finding("ledger", False, f"it holds {labels(found)}, the config asks for {labels(planned)}")
+        for event, due in zip(found, planned, strict=True):
+            expected, seen = due.to_dict(), event.to_dict()
+            for name in expected.keys() | seen.keys():
+                if not same(seen.get(name), expected.get(name), self.close):
+                    return Finding(
+                        "ledger",
+                        False,
+                        f"{name} of {event.label} is {seen.get(name)!r}, planned was {expected.get(name)!r}",
+                    )
+        return Finding("ledger", True, f"σ, q, T and C are those of the config ({labels(found)})")
+
+    def sentences_on_the_data(self) -> Finding:
+        """They follow from the config, N, and the size of the vocabulary: nothing in them is measured."""
+        due = task_of(self.config).sentences(self.config, self.plan(), self.items(), self.tokens())
+        name, found = "sentences on the data", self.facts["data"]
+        if found == due:
+            return Finding(name, True, "follow from the config")
+        odd = [sentence for sentence in found if sentence not in due] or ["one is missing"]
+        return Finding(name, False, f"{short(odd[0])} does not follow from the config")
+
+    def versions(self) -> Finding:
+        found, due = self.facts["versions"], {*PACKAGES, "python"}
+        if found.keys() != due:
+            return Finding("versions", False, f"are of {short(sorted(found))}, not of {', '.join(sorted(due))}")
+        odd = next((value for value in found.values() if not VERSION.fullmatch(str(value))), None)
+        if odd is not None:
+            return Finding("versions", False, f"{short(odd)} is no version")
+        ours = {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()}
+        if found == ours:
+            return Finding("versions", True, "those that are installed here")
+        return Finding("versions", None, "versions, and nothing else; not checked: others are installed here")
+
+    def hashes(self) -> Finding:
+        found = self.facts["hashes"]
+        odd = sorted(name for name in found.keys() - set(HASHES))
+        odd += [name for name, value in found.items() if not SHA256.fullmatch(str(value))]
+        if odd:
+            return Finding("hashes", False, f"{short(odd[0])} is no SHA-256 of a run")
+        if found.get("config") != self.config.hash():
+            return Finding("hashes", False, "config.toml is not the one of the statement")
+        return Finding("hashes", True, "config.toml is the one of the statement")
+
+
+_NOTHING = object()
+
+
+def same(found: Any, expected: Any, close: float = CLOSE) -> bool:
+    """Equal; numbers only nearly."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[name], expected[name], close) for name in found)
+    if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(same(*pair, close) for pair in zip(found, expected, strict=True))
+    if type(found) is float and type(expected) is float:
+        return math.isclose(found, expected, rel_tol=close)
+    return bool(type(found) is type(expected) and found == expected)
+
+
+def labels(events: list[Event]) -> str:
+    return ", ".join(event.label for event in events) or "nothing"

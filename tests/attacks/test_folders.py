@@ -1,0 +1,186 @@
+"""Attacks by a stranger's run folder on whoever opens it: each succeeded once."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpformer.cli.terminal import visible
+from dpformer.runs import load_release, train
+from dpformer.verification.verify import verify
+from tests.runs import invoke, printed, refused
+from tests.training.conftest import tiny_config
+from tests.training.logs import write_log
+from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this file)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stranger")
+    return train(tiny_config(write_log(folder / "log.csv"), seed=None, epochs=1), folder / "run").folder
+
+
+@pytest.fixture
+def own(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def strange(own: Path, old: str = "", new: str = "") -> Path:
+    """A folder as a stranger hands it over: the config changed, so the mark of its owner does not fit."""
+    config = own / "config.toml"
+    config.write_text(config.read_text().replace(old, new) + ("" if old else "\n# from elsewhere\n"))
+    return own
+
+
+def test_files_that_a_stranger_names_are_not_read(own: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "passwd.csv"
+    secret.write_text("user_id,item_id,timestamp\nroot,secret-row,0\n")
+    log = next(line for line in (own / "config.toml").read_text().splitlines() if line.startswith("file ="))
+    strange(own, log, f'file = "{secret}"\ncache = "{tmp_path / "stolen"}"')
+    assert "was not made by you" in refused("evaluate", own)
+    page = tmp_path / "report.html"
+    printed("report", own, "--out", page)
+    assert "secret-row" not in page.read_text() and "was not made by you" in page.read_text()
+    invoke("verify", own)
+    assert not (tmp_path / "stolen").exists()
+    assert "facts on the data" in json.loads(invoke("verify", own, "--json").stdout)["not_checked"]
+
+
+def test_ones_own_run_finds_its_data_and_a_strangers_takes_what_is_named(own: Path, made: Path) -> None:
+    printed("evaluate", own, "--samples", "1")
+    strange(own)
+    assert "name its data" in refused("evaluate", own)
+    printed("evaluate", own, made.parent / "log.csv", "--samples", "1")
+    found = json.loads(printed("verify", own, "--json", "--data", made.parent / "log.csv"))
+    assert found["not_checked"] == ["signature"]
+
+
+def test_exact_accuracy_is_readable_by_its_owner_alone(own: Path, tmp_path: Path) -> None:
+    printed("report", own)
+    assert (own / "report.html").stat().st_mode & 0o077 == 0
+    printed("report", own, "--public", "--out", tmp_path / "public.html")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("epochs = 1", "epochs = 1000000000"), ("blocks = 1", "blocks = 1000000"), ("epsilon = 4.0", "epsilon = 1e-9")],
+)
+def test_no_config_keeps_verify_busy(own: Path, old: str, new: str) -> None:
+    assert not verify(strange(own, old, new)).passed
+
+
+def test_no_statement_keeps_verify_busy(own: Path) -> None:
+    facts = json.loads((own / "privacy.json").read_text())
+    event = facts["events"][-1]
+    facts["events"] = [{**event, "noise_multiplier": 1 + n / 100} for n in range(100)]
+    (own / "privacy.json").write_text(json.dumps(facts))
+    assert not verify(own).passed
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint/data.json", "privacy.json", "privacy.json.sig"])
+def test_a_named_pipe_is_not_waited_for(own: Path, name: str) -> None:
+    (own / name).unlink(missing_ok=True)
+    os.mkfifo(own / name)
+    verify(own)
+
+
+def test_nested_metrics_are_a_finding(own: Path) -> None:
+    (own / "metrics.jsonl").write_text("[" * 100_000)
+    assert not verify(own).passed
+    (own / "config.toml").write_text("a = " + "[" * 100_000)
+    assert not verify(own).passed
+
+
+def test_markup_and_escapes_of_a_stranger_are_shown(own: Path) -> None:
+    facts = json.loads((own / "privacy.json").read_text())
+    facts["events"][-1]["label"] = "[/] \x1b[2J"
+    facts["headline"] = "\x1b]0;owned\x07 fine"
+    (own / "privacy.json").write_text(json.dumps(facts))
+    found = command("verify", str(own))
+    assert found.returncode == 1 and "\x1b" not in found.stdout and "\\u001b]0;owned\\u0007" in found.stdout
+    assert visible("a\u202eb\x9b") == "a\\u202eb\\u009b"
+
+
+def command(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    return subprocess.run([sys.executable, "-m", "dpformer", *arguments], capture_output=True, text=True, env=given)
+
+
+def test_a_verify_that_crashes_is_not_one_that_found_something(own: Path) -> None:
+    code = "import dpformer.verification.verify as v; v.verify = None; from dpformer.cli import main; main()"
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", code, "verify", str(own)], capture_output=True, text=True, env=given)
+    assert found.returncode == 3 and "Traceback" in found.stderr
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    assert command("verify", str(own), **locale).returncode == 0
+
+
+def test_output_that_cannot_be_written_is_one_sentence() -> None:
+    line = f"{sys.executable} -m dpformer calibrate --epsilon 5 --delta 1e-5 --sample-rate 0.5 --steps 2"
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    full = subprocess.run(f"{line} > /dev/full", shell=True, capture_output=True, text=True, env=given)
+    assert full.returncode == 2 and full.stderr == "dpformer: the output cannot be written: No space left on device\n"
+    gone = subprocess.run(f"{line} >&-", shell=True, capture_output=True, text=True, env=given)
+    assert "Traceback" not in gone.stderr
+
+
+def test_names_that_cannot_be_made_are_one_sentence(tmp_path: Path) -> None:
+    assert "cannot be made: File name too long" in refused("train", "--out", tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16", "complex64", "int32", "uint8", "bool"])
+def test_a_model_of_other_types_is_refused_when_it_is_opened(own: Path, dtype: str) -> None:
+    """It was opened, and failed in the middle of a recommendation."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    from dpformer.errors import DpformerError
+    from dpformer.runs.model_file import _digest
+
+    path = own / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        about: dict[str, Any] = json.loads(file.metadata()["dpformer"])
+    about.pop("sha256")
+    for name in tensors:
+        if name.startswith("model.") or name == "frequencies":
+            changed = {**tensors, name: tensors[name].to(getattr(torch, dtype))}
+            if changed[name].dtype == tensors[name].dtype:
+                continue
+            header = {"dpformer": json.dumps({**about, "sha256": _digest(about, changed)})}
+            save_file(changed, path, header)
+            with pytest.raises(DpformerError, match="is not a whole model"):
+                load_release(path)
+
+
+# Signatures.
+
+
+def test_a_signature_binds_the_statement(own: Path, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from dpformer.runs.folder import RunFolder
+    from dpformer.runs.signature import private_key, sign
+
+    for name in ("a", "b"):
+        key = Ed25519PrivateKey.generate()
+        pem = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+        (tmp_path / f"{name}.pem").write_bytes(pem)
+        public = key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / f"{name}.pub").write_bytes(public)
+    assert "signature" in {f.name for f in verify(own, key=tmp_path / "a.pub").findings if f.ok is False}
+    sign(RunFolder(own), private_key(tmp_path / "a.pem"))
+    found = {f.name: f.ok for f in verify(own, key=tmp_path / "a.pub").findings}
+    assert found["signature"] is True and all(ok is not False for ok in found.values())
+    assert "signature" in {f.name for f in verify(own, key=tmp_path / "b.pub").findings if f.ok is False}
+    (own / "privacy.json").write_text((own / "privacy.json").read_text() + " ")
+    assert "signature" in {f.name for f in verify(own, key=tmp_path / "a.pub").findings if f.ok is False}
+    assert "is no public key" in refused("verify", own, "--key", tmp_path / "a.pem")
+    assert "is no private key" in refused("train", "--sign", tmp_path / "a.pub", "--out", tmp_path / "signed")
