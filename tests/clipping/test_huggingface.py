@@ -87,3 +87,19 @@ def test_lora_of_peft() -> None:
     norms = engine(model, batch, dp.clip(0.5))
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
     assert relative_error(sums(model), clipped_sum(truth, dp.clip(0.5))) < 1e-9
+
+
+def test_grouped_products_of_mixtral() -> None:
+    """The default for experts: rows sorted by expert, one product by groups (torch has it in float32 only)."""
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        num_local_experts=4, num_experts_per_tok=2, **SIZES,
+    )  # fmt: skip
+    config._experts_implementation = "grouped_mm"
+    model = LossPerUser(transformers.MixtralForCausalLM(config))
+    batch = (torch.randint(0, 17, (4, 6)),)
+    truth = one_at_a_time(model, batch)
+    norms = engine(model, batch, dp.clip(0.5))
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-4, atol=0)
+    assert relative_error(sums(model), clipped_sum(truth, dp.clip(0.5))) < 1e-4

@@ -5,6 +5,7 @@ from dpformer.clipping.rules import (  # noqa: F401  (importing a file registers
     broadcast,
     convolution,
     einsum,
+    grouped,
     linear,
     lookup,
     normalization,
