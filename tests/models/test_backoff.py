@@ -13,6 +13,7 @@ from dpformer.errors import DpformerError
 from dpformer.models import backoff as backoff_module
 from dpformer.models.backoff import fit_backoff
 from dpformer.models.counts import HINT, ROW_PRIOR, TransitionCounts
+from dpformer.models.evidence import Evidence
 from dpformer.models.shrinkage import posterior_means
 from dpformer.releases import counts as counts_release
 from dpformer.releases.counts import TransitionRelease, exact_transition_sums, release_transitions
@@ -108,6 +109,17 @@ def test_parts_of_an_explanation_add_up_to_the_score(model: TransitionCounts) ->
     assert [part.kind for part in model.explain([], 18).parts] == ["popularity"]
     with pytest.raises(ValueError, match="item 60 is outside"):
         model.explain([3], 60)
+
+
+def test_what_is_served_is_what_the_model_says(model: TransitionCounts) -> None:
+    """Fast products, which batches and the service use, know the attributes too."""
+    histories = [[3, 9, 3, 50], [12], list(range(40))]
+    evidence = Evidence(model)
+    packed, offsets = np.concatenate(histories), np.cumsum([0, *map(len, histories)])
+    np.testing.assert_allclose(np.log(evidence.of(packed, offsets)), model.scores(histories).numpy(), rtol=1e-4)
+    parts = evidence.parts(np.array([3, 9, 50]), np.array([5, 18]))
+    expected = [model.explain([3, 9, 50], item).total for item in (5, 18)]
+    np.testing.assert_allclose(parts.sum(0), expected, rtol=1e-4)
 
 
 def test_an_item_that_nobody_met_is_recommended_by_its_attributes() -> None:

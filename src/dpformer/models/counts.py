@@ -25,7 +25,7 @@ The constants were chosen on validation items of public data; docs/results/count
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ from dpformer.models.history import FORGETTING, LATEST, add_rows, latest_items, 
 from dpformer.privacy.arguments import whole
 from dpformer.privacy.ledger import Ledger
 from dpformer.releases.counts import TransitionRelease, release_transitions
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 CLEAR = 3.0  # deviations above which a pair tells of direction
 ROW_PRIOR = 30.0  # counts a row must have to be half trusted
@@ -263,6 +266,19 @@ class TransitionCounts(nn.Module):
             include_last_offset=True,
         )
         return bag.T
+
+    def backoff_factors(self) -> tuple[csr_array, csr_array]:
+        """R (M, G) and μP (G, M) as sparse float32 matrices; without attributes they are empty."""
+        from scipy.sparse import csr_array
+
+        if not self.num_attributes:
+            shape = (self.num_items, 0)
+            return csr_array(shape, dtype=np.float32), csr_array(shape[::-1], dtype=np.float32)
+        links, offsets = self.attribute_links.cpu().numpy(), self.attribute_offsets.cpu().numpy()
+        shape = (self.num_items, self.num_attributes)
+        reach = csr_array((self._reach().cpu().numpy(), links, offsets), shape=shape)
+        offered = csr_array(((self.backoff * self._pulled()).cpu().numpy(), links, offsets), shape=shape)
+        return reach, offered.T.tocsr()
 
     def _reach(self) -> Tensor:
         """R_ag of each link (n,): the weight of an attribute among those of its item."""

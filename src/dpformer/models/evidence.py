@@ -2,10 +2,11 @@ r"""Transition counts put to use: sparse products instead of one row at a time, 
 
 With the weights α of the latest items of history h in row h of a sparse matrix A,
 
-    evidence = A·T + 0.01·q,      ln(evidence) = `TransitionCounts.scores`,
+    evidence = A·(T + μ·R·P) + 0.01·q,      ln(evidence) = `TransitionCounts.scores`,
 
-so ranking by evidence is ranking by score. It is a sum over the history, hence it also says *why*: item x_k adds
-α_k·T_{x_k b} to the evidence for b, and popularity adds the rest.
+so ranking by evidence is ranking by score; μ·R·P is the back-off to public attributes, where there are any. It is a sum
+over the history, hence it also says *why*: item x_k adds α_k·(T + μ·R·P)_{x_k b} to the evidence for b, and popularity
+adds the rest (`TransitionCounts.explain` names the attributes too).
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ class Evidence:
         size = model.num_items
         parts = (model.chances.cpu().numpy(), model.targets.cpu().numpy(), model.offsets.cpu().numpy())
         self.transitions = sparse.csr_array(parts, shape=(size, size))  # T
+        self.reach, self.offered = model.backoff_factors()  # R (M, G), μP (G, M)
         self.popularity = HINT * model.popularity.cpu().numpy()  # (M,)
 
     def of(self, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """(B, M) float32, above 0, for the histories items[offsets[b]:offsets[b + 1]]."""
-        claims = (_weights(items, offsets, len(self.popularity)) @ self.transitions).toarray()
+        weights = _weights(items, offsets, len(self.popularity))
+        claims = (weights @ self.transitions).toarray()
+        if self.offered.nnz:
+            claims += ((weights @ self.reach) @ self.offered).toarray()
         claims += self.popularity
         return claims
 
@@ -37,7 +42,7 @@ class Evidence:
         alpha = FORGETTING ** np.arange(len(latest))[::-1]
         added = np.zeros((len(history) + 1, len(items)))
         if len(latest):
-            rows = self.transitions[latest].toarray()[:, items]  # (≤ LATEST, n)
+            rows = (self.transitions[latest] + self.reach[latest] @ self.offered).toarray()[:, items]  # (≤ LATEST, n)
             added[len(history) - len(latest) : -1] = (alpha / alpha.sum())[:, None] * rows
         added[-1] = self.popularity[items]
         return added
