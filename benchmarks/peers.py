@@ -43,7 +43,7 @@ def ghost(w: Workload, sequences: list[np.ndarray]) -> Step:
 
     norms.dense_cost = lambda uses, kept: float("inf")  # type: ignore[assignment]  # always Gram
     model, batches = plain_model(w, None, half=True), physical_batches(w, sequences)
-    clipping = dp.PhantomClipping(model, proof_users=0)
+    clipping = dp.PhantomClipping(model, proof=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step() -> None:

@@ -14,6 +14,7 @@ NAMES = [
     "Recommender",
     "UnsupportedUse",
     "calibrate",
+    "check",
     "clip",
     "data",
     "evaluation",

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dpformer import data, evaluation, models, reattention
-    from dpformer.clipping import PhantomClipping, UnsupportedUse, clip, normalize, softmax_loss
+    from dpformer.clipping import PhantomClipping, UnsupportedUse, check, clip, normalize, softmax_loss
     from dpformer.privacy import Ledger, PoissonBatches, calibrate
     from dpformer.recommender import LanguageModel, Recommender, load
     from dpformer.releases import release_frequencies
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _HOME = {
     "PhantomClipping": "clipping",
     "UnsupportedUse": "clipping",
+    "check": "clipping",
     "clip": "clipping",
     "normalize": "clipping",
     "softmax_loss": "clipping",
@@ -45,6 +46,7 @@ __all__ = [
     "Recommender",
     "UnsupportedUse",
     "calibrate",
+    "check",
     "clip",
     "data",
     "evaluation",

@@ -26,7 +26,7 @@ def clipped_sum(gradients: list[list[Tensor]], clip: dp.clipping.ClipFunction) -
     return [sum(c * g for c, g in zip(factors, each, strict=True)) for each in zip(*gradients, strict=True)]
 
 
-def engine(model: nn.Module, batch: tuple[Tensor, ...], clip: dp.clipping.ClipFunction, **options: int) -> Tensor:
+def engine(model: nn.Module, batch: tuple[Tensor, ...], clip: dp.clipping.ClipFunction, **options: bool) -> Tensor:
     """One pass of the engine; returns the norms and leaves the sums in p.grad."""
     model.zero_grad()
     clipping = dp.PhantomClipping(model, **options)

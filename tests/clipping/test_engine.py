@@ -305,7 +305,7 @@ def test_the_head_never_holds_all_users_gradients_nor_all_logits(monkeypatch: py
     model, x = Model(), torch.randint(0, items, (users, length + 1))
     truth = one_at_a_time(model, (x,))
     with _Largest() as largest:
-        norms = engine(model, (x,), dp.normalize(1.0), proof_users=0)
+        norms = engine(model, (x,), dp.normalize(1.0), proof=False)
     assert largest.numbers < users * length * items // 2
     assert largest.numbers < users * items * width // 2
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-10, atol=0)

@@ -26,7 +26,7 @@ def test_the_list_is_long_enough() -> None:
 def test_float64(problem: Problem, clip: dp.clipping.ClipFunction) -> None:
     model, batch = build(problem, torch.float64)
     truth = one_at_a_time(model, batch)
-    norms = engine(model, batch, clip, proof_users=0)
+    norms = engine(model, batch, clip, proof=False)
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-10, atol=0)
     assert relative_error(sums(model), clipped_sum(truth, clip)) < 1e-10
 
@@ -47,7 +47,7 @@ def test_float32_against_float64(problem: Problem) -> None:
 @pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
 def test_the_proof_accepts_what_is_right(problem: Problem) -> None:
     model, batch = build(problem, torch.float64)
-    engine(model, batch, dp.normalize(1.0), proof_users=len(batch[0]))
+    engine(model, batch, dp.normalize(1.0))
 
 
 @pytest.mark.parametrize("parts", [2, 9])

@@ -95,11 +95,11 @@ def engine_there() -> None:
     second = second_device.SecondDevice()
     for problem in PROBLEMS:
         model, batch = build(problem, torch.float64)
-        norms = engine(model, batch, dp.clip(0.8), proof_users=0)
+        norms = engine(model, batch, dp.clip(0.8), proof=False)
         gradients = [g.clone() for g in sums(model)]
         model.zero_grad()
         with second:
-            clipping = dp.PhantomClipping(model.to("second"), proof_users=0)
+            clipping = dp.PhantomClipping(model.to("second"), proof=False)
             own = torch.device("second") if problem.name in MAKE_TENSORS else contextlib.nullcontext()
             with clipping, own:
                 losses = model(*(t.to("second") for t in batch))

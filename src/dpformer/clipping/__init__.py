@@ -3,6 +3,7 @@
 from dpformer.clipping.engine import PhantomClipping
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.factors import ClipFunction, clip, normalize
+from dpformer.clipping.independence import Check, check
 from dpformer.clipping.softmax_head import softmax_loss
 
-__all__ = ["ClipFunction", "PhantomClipping", "UnsupportedUse", "clip", "normalize", "softmax_loss"]
+__all__ = ["Check", "ClipFunction", "PhantomClipping", "UnsupportedUse", "check", "clip", "normalize", "softmax_loss"]

@@ -40,7 +40,7 @@ class Bound:
         """Whether it speaks of this gradient, and nothing was done to it since."""
         if self.gradient() is not gradient or self.version != gradient._version:
             return False
-        return bool(self.bits == _bits(gradient))
+        return bool(self.bits == bits_of(gradient))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nothing, ()  # a copy of the gradient, in a file or in another process, is not the gradient
@@ -148,11 +148,11 @@ def _mark(
 ) -> None:
     gradient = parameter.grad
     assert gradient is not None
-    mark = Bound(clip_norm, together, weakref.ref(gradient), gradient._version, _bits(gradient), wide)
+    mark = Bound(clip_norm, together, weakref.ref(gradient), gradient._version, bits_of(gradient), wide)
     setattr(gradient, _MARK, mark if known else None)
 
 
-def _bits(t: Tensor) -> Tensor:
+def bits_of(t: Tensor) -> Tensor:
     """() int64: the sum of the bits of a tensor, read as whole numbers, modulo 2⁶⁴."""
     t = t.detach()
     flat = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).reshape(-1)

@@ -18,9 +18,10 @@ from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.factors import ClipFunction
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.norms import ParameterUses
-from dpformer.clipping.proof import prove
+from dpformer.clipping.proof import PATIENCE, due, prove
 from dpformer.clipping.rows import Packed
 from dpformer.clipping.rules import RULES, any_function
+from dpformer.clipping.state import State
 
 # What is saved for the backward pass must be what was there: hooks may run layers again, without the gate.
 _CHECKPOINTING = (
@@ -44,22 +45,26 @@ class PhantomClipping:
 
     Args:
         model: the module whose trainable parameters are clipped.
-        proof_users: how many users to check against plain autograd on the first batch and on every new layout of rows
-            (proof.py); 0 turns the proof off.
+        proof: compare the gradients of all users with plain autograd on the first batch, on every new layout of rows
+            and at random later (proof.py).
     """
 
-    def __init__(self, model: nn.Module, *, proof_users: int = 2) -> None:
+    def __init__(self, model: nn.Module, *, proof: bool = True) -> None:
         refuse_distributed(model)
         self.model = model
-        self.proof_users = proof_users
+        self.proof = proof
         self.skipped_users = 0
         self._gate = Gate(RULES, any_function)
         self._gate.survey(model)
         self._gate.remember_constants(model)
         self._proven: set[object] = set()
+        self._put_off = 0  # batches that needed a proof and could not be proven
+        self._due = due  # processes that share a backward pass must agree on it
+        self._state: State | None = None
 
     def __enter__(self) -> PhantomClipping:
         self._gate.survey(self.model)
+        self._state = State(self.model)
         self._no_hooks = torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTING)
         self._no_hooks.__enter__()
         self._checkpointing = passed_over()
@@ -75,8 +80,18 @@ class PhantomClipping:
         self._no_hooks.__exit__(None, None, None)
         if kind is not None:
             self._gate.taps.clear()
+        state, self._state = self._state, None
+        if kind is None and state is not None:
+            self._compare(state)
         if kind is RuntimeError and _CHECKPOINTING in str(error):
             raise UnsupportedUse(_CHECKPOINTING) from error
+
+    def _compare(self, state: State) -> None:
+        try:
+            state.compare(self.model, self._gate.is_public)
+        except UnsupportedUse:
+            self._gate.taps.clear()
+            raise
 
     @contextmanager
     def packed(self, user_of_row: Tensor) -> Iterator[None]:
@@ -105,14 +120,31 @@ class PhantomClipping:
         if users == 0:
             return torch.zeros(0, dtype=losses.dtype, device=losses.device)
         layout = frozenset(tap.layout(users) for tap in self._gate.taps)
-        unproven = self.proof_users > 0 and layout not in self._proven
-        arrivals = Arrivals(self._gate.taps, set(self._gate.names), losses, forget=not unproven)
-        self._collect(losses, arrivals, retain_graph=unproven)
+        possible = self.proof and losses.requires_grad
+        new = possible and (layout not in self._proven or any(tap.doubtful(users) for tap in self._gate.taps))
+        proving = new or (possible and self._due())
+        arrivals = Arrivals(self._gate.taps, set(self._gate.names), losses, forget=not proving)
+        self._collect(losses, arrivals, retain_graph=proving)
         norms = arrivals.squared.sqrt()
-        if unproven and prove(losses, norms, self._gate.taps, arrivals.groups, self._gate.sink, self.proof_users):
-            self._proven.add(layout)
+        if proving:
+            self._prove(losses, norms, arrivals.groups, clip, layout if new else None)
         self._add_clipped_sum(arrivals.groups, losses.detach(), norms, clip)
         return norms
+
+    def _prove(
+        self, losses: Tensor, norms: Tensor, groups: list[ParameterUses], clip: ClipFunction, layout: object
+    ) -> None:
+        """Raises if the engine and autograd disagree, or if too many batches in a row could not be compared."""
+        if prove(losses, norms, clip(norms).to(norms.dtype), self._gate.taps, groups, self._gate.sink):
+            self._proven.add(layout)
+            self._put_off = 0
+        elif layout is not None:
+            self._put_off += 1
+            if self._put_off == PATIENCE:
+                raise UnsupportedUse(
+                    f"{PATIENCE} batches in a row had a user whose loss or gradient is not finite, so that nothing "
+                    f"could be proven about the model; look at the losses, or lower the learning rate"
+                )
 
     def _collect(self, losses: Tensor, arrivals: Arrivals, retain_graph: bool) -> None:
         """The one backward pass: brings the gradient of Σ losses to every tap."""

@@ -254,7 +254,6 @@ class Gate(TorchFunctionMode):
             rows: the tensor whose first dimension counts the rows.
             reads: what `build` reads in the backward pass: it must not be written to until then.
         """
-        packed = self.packed if self.packed is not None and len(self.packed.user) == rows.shape[0] else None
         how = picked.picked(rows)
         if how is not None:
             if how.index is None:
@@ -265,7 +264,7 @@ class Gate(TorchFunctionMode):
         if torch.is_autocast_enabled(rows.device.type):
             paired = _under_autocast(paired, rows.device.type)
         build = self._unchanged(build, [*reads, *managed], managed[0], func)
-        tap = Tap(func, names, managed, paired, build, tuple(rows.shape), packed, self.sink)
+        tap = Tap(func, names, managed, paired, build, tuple(rows.shape), self.packed, self.sink)
         self.taps.append(tap)
         return tap.watch(out, self.token)
 

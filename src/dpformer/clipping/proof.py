@@ -1,16 +1,22 @@
-"""The engine proves itself: norms and gradients of a few users against plain autograd, in the same graph.
+"""The engine proves itself: the gradients of all users, in random proportions, against plain autograd.
 
-For one user b, a backward pass from loss b alone brings to every tap the gradient that this loss sends there, and
-plain autograd turns it into gradients of the parameters, function by function, without any idea of rows or users. If
-the engine gives the user the same norm and the same gradient, its rules are right, its rows belong to whom it thinks,
-and the loss of the user does not depend on rows of others. The proof runs on the first batch and again whenever a
-layout appears that was not seen before (a size that happens to equal the number of users, say); a batch with a user who
-is not finite proves nothing, and the next one is looked at.
+For random weights w, a backward pass from Σ_b w_b·loss_b brings to every tap the gradient that these losses send there,
+and plain autograd turns it into gradients of the parameters, function by function, without any idea of rows or users:
+it is Σ_b w_b·∇loss_b, whatever the model does. The engine says Σ_b w_b·g_b. If one row were given to the wrong user, or
+the loss of one user depended on rows of another, the two would differ, except for weights of probability zero. Weights
+are in proportion to the clip factors, so what is compared is what is released, in units of C, and a user with a small
+gradient counts as much as any. The norms of some users are compared with the lengths of their gradients.
+
+It runs on the first batch, whenever a layout appears that was not seen before (a size that happens to equal the number
+of users, say), and at random later: a model that begins to mix users in its second epoch is found, if not at once. The
+choice is made after the forward pass, with random numbers of the operating system: no model can know it, and no seeded
+run is changed by it. A batch with a user who is not finite proves nothing, and the next one is looked at.
 """
 
 from __future__ import annotations
 
-import math
+import random
+import secrets
 from collections.abc import Callable, Sequence
 
 import torch
@@ -21,61 +27,86 @@ from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import ParameterUses
 from dpformer.clipping.tap import Tap
 
+EVERY = 128  # batches from one random proof to the next, on average: each costs about as much as a batch
+PATIENCE = 16  # batches in a row that prove nothing
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # half precision: 5e-2
+_WHY = (
+    "the loss of a user must depend on its own rows only, and the first dimension must be the batch in every layer; "
+    "check for time-first layouts, for position ids made outside the forward pass, and for anything that mixes users"
+)
+
+
+def due() -> bool:
+    """Whether to prove a batch that nothing else asks for."""
+    return random.SystemRandom().randrange(EVERY) == 0
 
 
 def prove(
     losses: Tensor,
     norms: Tensor,
+    factors: Tensor,
     taps: Sequence[Tap],
     groups: Sequence[ParameterUses],
     sink: list[Callable[[Tap, Tensor], None]],
-    users: int,
 ) -> bool:
-    """Raises if a few users' gradients disagree with autograd. The graph of `losses` must still be there.
+    """Raises if users' gradients disagree with autograd. The graph of `losses` must still be there.
 
     False if nothing could be compared: beside a user who is not finite, autograd has no finite gradients.
     """
-    finite = torch.isfinite(norms) & torch.isfinite(losses)
-    order = torch.argsort(torch.where(finite, norms, -1), descending=True)[:users]
-    agree = [_agrees(user, losses, norms, taps, groups, sink) for user in order.tolist() if bool(finite[user])]
-    return any(agree)
-
-
-def _agrees(
-    user: int,
-    losses: Tensor,
-    norms: Tensor,
-    taps: Sequence[Tap],
-    groups: Sequence[ParameterUses],
-    sink: list[Callable[[Tap, Tensor], None]],
-) -> bool:
-    arrived: dict[int, Tensor] = {}
-    sink.append(lambda tap, grad: arrived.__setitem__(id(tap), grad))
-    try:
-        torch.autograd.backward(losses[user], retain_graph=True)
-    finally:
-        sink.pop()
-    truth = autograd_gradients(taps, arrived)
-    one = torch.zeros_like(norms)
-    one[user] = 1
+    if not bool((torch.isfinite(norms) & torch.isfinite(losses)).all()):
+        return False
+    tolerance = max((_TOLERANCE.get(tap.grad.dtype, 5e-2) for tap in taps if tap.grad is not None), default=1e-8)
+    weights = (factors * _signs(len(losses)).to(factors)).to(losses.dtype)
+    truth = _autograd(weights, losses, taps, sink)
+    weights = weights.to(norms.dtype)
     length = sum(_squared(g) for g in truth.values()) ** 0.5
     error = 0.0
     for group in groups:
-        ours = group.weighted_sum(one)
+        ours = group.weighted_sum(weights)
         theirs = truth.pop(id(group.parameter), None)
         error += _squared(ours if theirs is None else ours - theirs)
-    error += sum(_squared(g) for g in truth.values())
-    tolerance = max(_TOLERANCE.get(tap.grad.dtype, 5e-2) for tap in taps if tap.grad is not None)
-    off = max(error**0.5, abs(float(norms[user]) - length))
-    if off > tolerance * max(length, 1e-12):
+    error = (error + sum(_squared(g) for g in truth.values())) ** 0.5
+    scale = max(length, float(torch.linalg.vector_norm(weights * norms)), 1e-12)
+    if not error <= tolerance * scale:
         raise UnsupportedUse(
-            f"the gradient of user {user} disagrees with autograd (norm {float(norms[user]):.6g}, autograd "
-            f"{length:.6g}, distance {error**0.5:.3g}): the loss of a user must depend on its own rows only, "
-            f"and the first dimension must be the batch in every layer; check for time-first layouts, for position ids "
-            f"made outside the forward pass, and for anything that mixes users"
+            f"the sum of {len(losses)} users' gradients in random proportions disagrees with autograd (distance "
+            f"{error:.3g} of {scale:.3g}): {_WHY}"
         )
-    return math.isfinite(off)
+    _prove_norms(norms, groups, tolerance)
+    return True
+
+
+def _signs(users: int) -> Tensor:
+    """(B,) random weights, ±1/2 … ±3/2; of a generator of its own, for the global one belongs to the model."""
+    generator = torch.Generator().manual_seed(secrets.randbits(63))
+    sizes = torch.rand(users, generator=generator, dtype=torch.float64) + 0.5
+    return torch.where(torch.rand(users, generator=generator) < 0.5, -sizes, sizes)
+
+
+def _autograd(
+    weights: Tensor, losses: Tensor, taps: Sequence[Tap], sink: list[Callable[[Tap, Tensor], None]]
+) -> dict[int, Tensor]:
+    """Σ_b w_b·∇loss_b by plain autograd, for each parameter by its identity."""
+    arrived: dict[int, Tensor] = {}
+    sink.append(lambda tap, grad: arrived.__setitem__(id(tap), grad))
+    try:
+        torch.autograd.backward(losses, weights, retain_graph=True)
+    finally:
+        sink.pop()
+    return autograd_gradients(taps, arrived)
+
+
+def _prove_norms(norms: Tensor, groups: Sequence[ParameterUses], tolerance: float) -> None:
+    """The norm of the largest user and of another one: the length of what the engine would add for them."""
+    for user in {int(norms.argmax()), secrets.randbelow(len(norms))}:
+        one = torch.zeros_like(norms)
+        one[user] = 1
+        length = sum(_squared(group.weighted_sum(one)) for group in groups) ** 0.5
+        if not abs(float(norms[user]) - length) <= tolerance * max(length, 1e-12):
+            raise UnsupportedUse(
+                f"the gradient of user {user} disagrees with autograd (norm {float(norms[user]):.6g}, length "
+                f"{length:.6g}): {_WHY}"
+            )
 
 
 def _squared(t: Tensor) -> float:
@@ -94,6 +125,8 @@ def autograd_gradients(taps: Sequence[Tap], arrived: dict[int, Tensor]) -> dict[
         with torch.enable_grad():
             fresh = [m.detach().requires_grad_() for m in tap.managed]
             value = tap.paired(grad, *fresh)
+        if not value.requires_grad:  # nobody's loss came this way
+            continue
         grads = torch.autograd.grad(value, fresh, allow_unused=True)
         for managed, g in zip(tap.managed, grads, strict=True):
             if g is None:

@@ -4,10 +4,12 @@ Every use of a parameter sees a tensor whose first dimension counts rows. Three 
 
 - batch first: as many rows as users, row i is user i;
 - flattened user by user, as `x.view(-1, d)`: k rows a user, rows i·k … i·k+k−1 are user i;
-- packed: an explicit index names the user of each row (`PhantomClipping.packed`).
+- packed: an explicit index names the user of each row (`PhantomClipping.packed`). A layer that flattens what is inside
+  each row (as Hugging Face's Conv1D does) sees k times as many rows, of the same users in the same order.
 
-Anything else is refused. A layout that only looks like one of these (time first with T = B, say) is caught by the
-proof against autograd (proof.py), which runs whenever a new layout is seen.
+Anything else is refused, and so are rows that were picked by a mask or an index, unless they are packed (selected.py).
+A layout that only looks like one of these (time first with T = B, say) is caught by the proof against autograd
+(proof.py), which runs whenever a new layout is seen, and always where two of them are possible.
 """
 
 from dataclasses import dataclass
@@ -43,6 +45,21 @@ class Packed:
         slot[order] = torch.arange(len(user), device=user.device) - starts[ordered]
         return Packed(user, slot, int(counts.max()) if counts.numel() else 0)
 
+    def flattened(self, each: int) -> "Packed":
+        """The same rows, of which each has become `each`."""
+        if each == 1:
+            return self
+        inside = torch.arange(each, device=self.slot.device)
+        slot = (self.slot[:, None] * each + inside).flatten()
+        return Packed(self.user.repeat_interleave(each), slot, self.slots * each)
+
+    def is_even(self, users: int) -> bool:
+        """Whether the index says what would be assumed without it: as many rows of each user, user by user."""
+        if users == 0 or len(self.user) % users:
+            return False
+        even = torch.arange(users, device=self.user.device).repeat_interleave(len(self.user) // users)
+        return torch.equal(self.user, even)
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -51,6 +68,21 @@ class Rows:
     users: int
     packed: Packed | None
     where: str  # parameter and function, for messages
+
+    def _packed(self, rows: int) -> Packed | None:
+        """The index of these rows; None if they are batch first or flattened."""
+        if self.packed is None:
+            return None
+        named = len(self.packed.user)
+        if rows == named or (named and rows % named == 0):
+            self._check_packed()
+            return self.packed.flattened(rows // max(1, named))
+        if rows == self.users:
+            return None
+        raise UnsupportedUse(
+            f"{self.where} sees {rows} rows inside `clipping.packed`, which names the users of {named} rows: rows must "
+            f"be a multiple of those, or one a user ({self.users}); use this layer outside `packed`, or name its rows"
+        )
 
     def _rows_each(self, rows: int) -> int:
         if self.users and rows % self.users == 0:
@@ -63,27 +95,36 @@ class Rows:
 
     def spread(self, t: Tensor) -> Tensor:
         """(rows, …) → (B, rows a user, …); packed rows are padded with zeros."""
-        if self.packed is None:
+        packed = self._packed(t.shape[0])
+        if packed is None:
             return t.reshape(self.users, self._rows_each(t.shape[0]), *t.shape[1:])
-        self._check_packed()
-        out = t.new_zeros(self.users, self.packed.slots, *t.shape[1:])
-        out[self.packed.user, self.packed.slot] = t
+        out = t.new_zeros(self.users, packed.slots, *t.shape[1:])
+        out[packed.user, packed.slot] = t
         return out
 
     def total(self, t: Tensor) -> Tensor:
         """(rows, …) → (B, …), summed over each user's rows."""
-        if self.packed is not None:
-            self._check_packed()
-            return t.new_zeros(self.users, *t.shape[1:]).index_add_(0, self.packed.user, t)
+        packed = self._packed(t.shape[0])
+        if packed is not None:
+            return t.new_zeros(self.users, *t.shape[1:]).index_add_(0, packed.user, t)
         each = self._rows_each(t.shape[0])
         return t if each == 1 else t.reshape(self.users, each, *t.shape[1:]).sum(1)
 
     def user_of_row(self, rows: int, device: torch.device) -> Tensor:
         """(rows,) the user of each row."""
-        if self.packed is not None:
-            self._check_packed()
-            return self.packed.user
+        packed = self._packed(rows)
+        if packed is not None:
+            return packed.user
         return torch.arange(self.users, device=device).repeat_interleave(self._rows_each(rows))
+
+    def one_each(self, rows: int) -> None:
+        """Refuses rows that are not simply the users, in order."""
+        packed = self._packed(rows)
+        if rows != self.users or not (packed is None or packed.is_even(self.users)):
+            raise UnsupportedUse(
+                f"{self.where} sees {rows} rows for {self.users} losses; it needs one row a user, in order: join the "
+                f"rows of each user before this call"
+            )
 
     def _check_packed(self) -> None:
         assert self.packed is not None

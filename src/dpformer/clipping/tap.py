@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.rows import Packed, Rows
 from dpformer.clipping.uses import Use
 
@@ -51,7 +52,7 @@ class Tap:
     paired: Paired  # ⟨the function of `managed`, a gradient⟩: what plain autograd differentiates in the proof
     build: Build  # gradient at the tap → uses, once the number of users is known
     shape: tuple[int, ...]  # of the tensor whose first dimension counts the rows
-    packed: Packed | None
+    packed: Packed | None  # the index that was given, whether or not it is about these rows
     sink: list[Callable[[Tap, Tensor], None]]  # shared with the engine: the last one takes the gradients
     grad: Tensor | None = field(default=None)
 
@@ -59,6 +60,15 @@ class Tap:
         """What the proof of a batch holds for: the call and where its sizes meet the number of users."""
         met = tuple(size == users for size in self.shape)
         return self.func, self.names, met, users > 1, self.packed is not None
+
+    def doubtful(self, users: int) -> bool:
+        """Whether the rows could be read in two ways, so that only the proof of this very batch can tell.
+
+        Inside `packed`, a multiple of its rows is those rows; as many rows as users may also be pooled ones.
+        """
+        if self.packed is None or self.shape[0] != users:
+            return False
+        return len(self.packed.user) == users and not self.packed.is_even(users)
 
     def uses(self, users: int) -> Sequence[tuple[Tensor, Source]]:
         """What each parameter got here, resolved to users, in at least float32."""
@@ -75,6 +85,12 @@ class Tap:
         return f"parameter '{self.names[0]}' in {getattr(self.func, '__name__', self.func)}"
 
     def receive(self, grad: Tensor) -> None:
+        if torch.is_grad_enabled():  # so it is inside a backward pass with create_graph=True only
+            raise UnsupportedUse(
+                f"{self.where} is differentiated with create_graph=True (a gradient penalty, a second derivative): the "
+                f"parameter is cut out of the graph here, so its part in that gradient would be lost; leave "
+                f"create_graph away, or compute the penalty without it"
+            )
         if self.sink:
             self.sink[-1](self, grad)
 

@@ -6,11 +6,14 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rows import Rows
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.softmax_head import HeadRows, HeadUse, _SoftmaxLoss, softmax_loss
+
+AT_ONCE = 1 << 24  # logits in the proof
 
 
 @rule(softmax_loss)
@@ -42,11 +45,20 @@ def softmax_head(
         total = counted.sum(1)
         return (each.reshape(wanted.shape) * counted).sum(1) / total.where(total > 0, 1)
 
-    def paired(grad: Tensor, *fresh: Tensor) -> Tensor:
-        asked = grad.nonzero()[:, 0]
+    def part(asked: Tensor, grad: Tensor, *fresh: Tensor) -> Tensor:
         return (replay(asked, *fresh) * grad[asked]).sum()
 
+    def paired(grad: Tensor, *fresh: Tensor) -> Tensor:
+        """Of all users, a few at a time: their logits are made again in the backward pass, never all at once."""
+        few = max(1, AT_ONCE // max(1, hidden.shape[1] * len(weight)))
+        parts = (
+            checkpoint(part, asked, grad, *fresh, use_reentrant=False, preserve_rng_state=False)
+            for asked in grad.nonzero()[:, 0].split(few)
+        )
+        return sum(parts, grad.new_zeros(()))
+
     def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+        rows.one_each(hidden.shape[0])
         uses: list[tuple[Tensor, Any]] = []
         if gate.is_managed(weight):
             uses.append((weight, HeadUse(positions, grad, of_bias=False)))
