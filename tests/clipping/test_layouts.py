@@ -256,7 +256,7 @@ def test_a_proof_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
         model = nn.Sequential(nn.Linear(D, 40), nn.Dropout(0.5), nn.Linear(40, D))
         clipping = dp.PhantomClipping(model)
         for _ in range(5):
-            step(clipping, lambda x: per_user(model(x)), torch.randn(8, 3, D))
+            step(clipping, lambda x, model=model: per_user(model(x)), torch.randn(8, 3, D))
         outcomes.append([*sums(model), torch.rand(1)])
     assert all(map(torch.equal, *outcomes))
 
