@@ -17,6 +17,7 @@ from dpformer.clipping import norms
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import ParameterUses, by_parameter
+from dpformer.clipping.rounding import full_precision
 from dpformer.clipping.tap import Tap
 
 
@@ -44,6 +45,7 @@ class Arrivals:
         self.users, self.trainable, self.forget = len(losses), trainable, forget
         dtype = torch.promote_types(losses.dtype, torch.float32)
         self.squared = torch.zeros(self.users, dtype=dtype, device=losses.device)  # (B,) Σ of ‖g_b‖² so far
+        self.upper = torch.zeros_like(self.squared)  # what it is at most, whatever rounding did
         self.groups: list[ParameterUses] = []
         self.room = norms.KEEP  # numbers of written-out gradients that may still be kept
         self.families = families_of(taps)
@@ -68,6 +70,10 @@ class Arrivals:
 
     def _settle(self, family: Family) -> None:
         family.settled = True
+        with full_precision(self.squared.device.type):
+            self._add_norms(family)
+
+    def _add_norms(self, family: Family) -> None:
         reached = [tap for tap in family.taps if tap.grad is not None]
         pairs = [pair for tap in reached for pair in tap.uses(self.users)]
         groups = by_parameter(pairs, self.trainable)
@@ -76,7 +82,9 @@ class Arrivals:
             for tap in reached:
                 tap.forget()
         for group in groups:
-            self.squared += group.squared_norms(self.users, self.room)
+            square, upper = group.squared_norms(self.users, self.room)
+            self.squared += square
+            self.upper += upper
             self.room -= 0 if group.written is None else group.written.numel()
         self.groups += groups
 

@@ -19,6 +19,7 @@ from dpformer.clipping.factors import ClipFunction
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.norms import ParameterUses
 from dpformer.clipping.proof import PATIENCE, due, prove
+from dpformer.clipping.rounding import full_precision, raised
 from dpformer.clipping.rows import Packed
 from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
@@ -126,16 +127,20 @@ class PhantomClipping:
         arrivals = Arrivals(self._gate.taps, set(self._gate.names), losses, forget=not proving)
         self._collect(losses, arrivals, retain_graph=proving)
         norms = arrivals.squared.sqrt()
+        finite = torch.isfinite(norms) & torch.isfinite(losses.detach())
+        upper = raised(arrivals.upper, norms.dtype)
+        factors = self._factors(torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
         if proving:
-            self._prove(losses, norms, arrivals.groups, clip, layout if new else None)
-        self._add_clipped_sum(arrivals.groups, losses.detach(), norms, clip)
+            self._prove(losses, norms, factors, arrivals.groups, layout if new else None)
+        with full_precision(norms.device.type):
+            self._add_clipped_sum(arrivals.groups, finite, torch.where(finite, factors, 0), clip)
         return norms
 
     def _prove(
-        self, losses: Tensor, norms: Tensor, groups: list[ParameterUses], clip: ClipFunction, layout: object
+        self, losses: Tensor, norms: Tensor, factors: Tensor, groups: list[ParameterUses], layout: object
     ) -> None:
         """Raises if the engine and autograd disagree, or if too many batches in a row could not be compared."""
-        if prove(losses, norms, clip(norms).to(norms.dtype), self._gate.taps, groups, self._gate.sink):
+        if prove(losses, norms, factors, self._gate.taps, groups, self._gate.sink):
             self._proven.add(layout)
             self._put_off = 0
         elif layout is not None:
@@ -171,26 +176,29 @@ class PhantomClipping:
             "`with clipping:` or in compiled code; run the whole forward pass inside the context"
         )
 
-    def _add_clipped_sum(self, groups: list[ParameterUses], losses: Tensor, norms: Tensor, clip: ClipFunction) -> None:
-        finite = torch.isfinite(norms) & torch.isfinite(losses)
+    def _add_clipped_sum(
+        self, groups: list[ParameterUses], finite: Tensor, factors: Tensor, clip: ClipFunction
+    ) -> None:
         if not bool(finite.all()):
             self.skipped_users += int((~finite).sum())
             for group in groups:
                 group.keep(finite)
-        factors = torch.where(finite, clip(torch.where(finite, norms, 0)), 0).to(norms.dtype)
-        self._check_bound(factors, torch.where(finite, norms, 0), clip)
         together = frozenset(self._gate.names)
         for group in groups:
             dtype = torch.promote_types(factors.dtype, group.parameter.dtype)
             add_bounded(group.parameter, partial(group.add_sum, factors), dtype, clip.clip_norm, together)
 
     @staticmethod
-    def _check_bound(factors: Tensor, norms: Tensor, clip: ClipFunction) -> None:
-        reached = factors.abs() * norms
+    def _factors(norms: Tensor, upper: Tensor, clip: ClipFunction) -> Tensor:
+        """c_b of the norm; of its upper bound where rounding could have hidden that c_b·‖g_b‖ is above C."""
+        factors = clip(norms).to(norms.dtype)
+        factors = torch.where(factors.abs() * upper > clip.clip_norm, clip(upper).to(norms.dtype), factors)
+        reached = factors.abs() * upper
         if not bool((reached <= clip.clip_norm * (1 + 1e-5)).all()):
             raise ValueError(
                 f"the clip function promises norms up to {clip.clip_norm}, but gave a user {float(reached.max())}"
             )
+        return factors
 
 
 def bound_of_function(clip: ClipFunction) -> float:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.gate import leaves
+from dpformer.clipping.rounding import LOOSE, gram_error, lengths_of_rows, squared_lengths, written_error
 from dpformer.clipping.tap import Source
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner, squared
 
+Squares = tuple[Tensor, Tensor]  # (B,) ‖g_b‖² as computed, and what it is at most (rounding.py)
 KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
-CANCELLATION = 1e-4  # below this share of the parts' own norms, a Gram norm has lost too many digits
 
 
 @dataclass
@@ -80,10 +81,10 @@ class ParameterUses:
     sources: list[Source]
     written: Tensor | None = None  # (B, *shape), if kept
 
-    def squared_norms(self, users: int, room: int) -> Tensor:
-        """(B,) ‖g_b‖² of this parameter; written-out gradients are kept if they are at most `room` numbers."""
+    def squared_norms(self, users: int, room: int) -> Squares:
+        """‖g_b‖² of this parameter; written-out gradients are kept if they are at most `room` numbers."""
         if len(self.sources) == 1 and isinstance(self.sources[0], Dense):
-            return torch.linalg.vector_norm(self.sources[0].grad.reshape(users, -1), dim=1).square()
+            return squared_lengths(self.sources[0].grad.reshape(users, -1))
         made = sum(getattr(s, "numbers_each", 0) for s in self.sources)
         each = made + self.parameter.numel()
         kept = users * each <= room
@@ -93,24 +94,28 @@ class ParameterUses:
                 return gram
         step = users if kept else max(1, KEEP // max(1, each))
         pieces = [self._squared(a, min(a + step, users), kept) for a in range(0, users, step)]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat([square for square, _ in pieces]), torch.cat([upper for _, upper in pieces])
 
     def _uses(self, a: int, b: int) -> list[Use]:
         return joined([s.part(a, b) for s in self.sources])
 
     @staticmethod
-    def _gram(uses: list[Use], kept: bool) -> Tensor | None:
+    def _gram(uses: list[Use], kept: bool) -> Squares | None:
         return _squared_by_gram(uses) if gram_cost(uses) < dense_cost(uses, kept) else None
 
-    def _squared(self, a: int, b: int, kept: bool) -> Tensor:
+    def _squared(self, a: int, b: int, kept: bool) -> Squares:
         uses = self._uses(a, b)
         gram = self._gram(uses, kept)
         if gram is not None:
             return gram
         written = written_out(uses)
+        square, upper = squared_lengths(written.reshape(b - a, -1))
         if kept:
             self.written, self.sources = written, []
-        return torch.linalg.vector_norm(written.reshape(b - a, -1), dim=1).square()
+            return square, upper
+        return square, (upper.sqrt() + written_error(uses, lengths_of_rows(uses))).square()
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
         """out += Σ_b c_b g_b."""
@@ -156,17 +161,16 @@ def written_out(uses: Sequence[Use]) -> Tensor:
     return total
 
 
-def _squared_by_gram(uses: Sequence[Use]) -> Tensor | None:
+def _squared_by_gram(uses: Sequence[Use]) -> Squares | None:
     """Σ over pairs of ⟨g⁽ᵃ⁾, g⁽ᵃ'⟩; None where large parts cancel and too few digits would be left."""
-    own = [squared(u) for u in uses]
-    total = torch.stack([whole for whole, _ in own]).sum(0)
-    parts = total + torch.stack([rows for _, rows in own]).sum(0)
+    total = torch.stack([squared(use) for use in uses]).sum(0)
     for i, one in enumerate(uses):
         for other in uses[i + 1 :]:
             total = total + 2 * inner(one, other)
-    if bool((total < CANCELLATION * parts).any()):
+    error = gram_error(uses, lengths_of_rows(uses))
+    if bool((error > LOOSE * total).any()):
         return None
-    return total
+    return total, total + error
 
 
 def by_parameter(pairs: Iterable[tuple[Tensor, Source]], trainable: set[int]) -> list[ParameterUses]:

@@ -19,7 +19,7 @@ from dpformer.clipping.uses.cost import dense_cost, gram_cost
 from dpformer.clipping.uses.dense import Dense
 from dpformer.clipping.uses.lookup import Lookup
 from dpformer.clipping.uses.outer import Outer
-from dpformer.clipping.uses.pairs import Use, inner, squared
+from dpformer.clipping.uses.pairs import BLOCK, Use, inner, squared
 from dpformer.clipping.uses.ragged import Ragged
 
-__all__ = ["Dense", "Lookup", "Outer", "Ragged", "Use", "dense_cost", "gram_cost", "inner", "squared"]
+__all__ = ["BLOCK", "Dense", "Lookup", "Outer", "Ragged", "Use", "dense_cost", "gram_cost", "inner", "squared"]

@@ -17,6 +17,7 @@ from dpformer.clipping.uses.outer import Outer
 from dpformer.clipping.uses.ragged import Ragged
 
 Use = Outer | Ragged | Lookup | Dense
+BLOCK = 256  # numbers multiplied and added up at once
 
 
 def inner(one: Use, other: Use) -> Tensor:
@@ -27,11 +28,8 @@ def inner(one: Use, other: Use) -> Tensor:
     return PAIRS[type(other), type(one)](other, one)
 
 
-def squared(use: Use) -> tuple[Tensor, Tensor]:
-    """(B,) ‖g_b‖² without writing g_b out, and Σ_t ‖g_bt‖²: its size if no two rows overlapped.
-
-    The second is the scale against which rounding counts: where the first is much smaller, rows have cancelled.
-    """
+def squared(use: Use) -> Tensor:
+    """(B,) ‖g_b‖² without writing g_b out."""
     return SQUARED[type(use)](use)
 
 
@@ -40,7 +38,27 @@ def squared(use: Use) -> tuple[Tensor, Tensor]:
 
 def outer_outer(one: Outer, other: Outer) -> Tensor:
     """Σ_{t,u} ⟨left_t, left'_u⟩ ⟨right_t, right'_u⟩."""
-    return (torch.bmm(one.left, other.left.mT) * torch.bmm(one.right, other.right.mT)).sum((1, 2))
+    return _total(products(one.left, other.left).mul_(products(one.right, other.right)))
+
+
+def products(one: Tensor, other: Tensor) -> Tensor:
+    """(B, T, n), (B, U, n) → (B, T, U): inner products of all rows, over stretches of n that are added up afterwards.
+
+    A sum of sums is off by less than one long sum (rounding.py counts on it).
+    """
+    if one.shape[-1] <= BLOCK:
+        return torch.bmm(one, other.mT)
+    parts = zip(one.split(BLOCK, -1), other.split(BLOCK, -1), strict=True)
+    a, b = next(parts)
+    total = torch.bmm(a, b.mT)
+    for a, b in parts:
+        total += torch.bmm(a, b.mT)
+    return total
+
+
+def _total(gram: Tensor) -> Tensor:
+    """(B, T, U) → (B,): rows first, for the same reason."""
+    return gram.sum((1, 2)) if gram.shape[1] * gram.shape[2] <= BLOCK else gram.sum(2).sum(1)
 
 
 def outer_lookup(outer: Outer, lookup: Lookup) -> Tensor:
@@ -49,7 +67,7 @@ def outer_lookup(outer: Outer, lookup: Lookup) -> Tensor:
     if width != lookup.shape[0]:  # the table was reshaped between the two uses: only the dense form is common
         return (lookup.dense() * outer.dense()).flatten(1).sum(1)
     index = lookup.ids[:, None, :].expand(users, outer.left.shape[1], lookup.ids.shape[1])
-    return (outer.left.gather(2, index) * torch.bmm(outer.right, lookup.grad.mT)).sum((1, 2))
+    return _total(outer.left.gather(2, index) * products(outer.right, lookup.grad))
 
 
 def ragged_other(ragged: Ragged, other: Outer | Lookup) -> Tensor:
@@ -68,28 +86,25 @@ PAIRS: dict[tuple[type, type], Callable[[Any, Any], Tensor]] = {
 # -- a use with itself ------------------------------------------------------------------------------------------------
 
 
-def outer_squared(use: Outer) -> tuple[Tensor, Tensor]:
+def outer_squared(use: Outer) -> Tensor:
     """Ghost norm (Goodfellow 2015; Li et al. 2022)."""
-    gram = torch.bmm(use.left, use.left.mT).mul_(torch.bmm(use.right, use.right.mT))
-    return gram.sum((1, 2)), gram.diagonal(dim1=1, dim2=2).sum(1)
+    return outer_outer(use, use)
 
 
-def ragged_squared(use: Ragged) -> tuple[Tensor, Tensor]:
-    blocks = [outer_squared(Outer(left, right, use.shape)) for _, _, left, right in use.blocks()]
-    return torch.cat([whole for whole, _ in blocks]), torch.cat([rows for _, rows in blocks])
+def ragged_squared(use: Ragged) -> Tensor:
+    return torch.cat([outer_squared(Outer(left, right, use.shape)) for _, _, left, right in use.blocks()])
 
 
-def lookup_squared(use: Lookup) -> tuple[Tensor, Tensor]:
+def lookup_squared(use: Lookup) -> Tensor:
     """Σ_{t,u} 1[id_t = id_u] ⟨grad_t, grad_u⟩, by summing the rows that read the same entry first."""
     users, rows = use.ids.shape[0], use.shape[0]
     offset = torch.arange(users, device=use.ids.device)[:, None] * rows
     entries, place = torch.unique((use.ids + offset).flatten(), return_inverse=True)
     sums = use.grad.new_zeros(len(entries), use.grad.shape[-1]).index_add_(0, place, use.grad.flatten(0, 1))
-    whole = sums.new_zeros(users).index_add_(0, entries // rows, sums.square().sum(1))
-    return whole, use.grad.square().sum((1, 2))
+    return sums.new_zeros(users).index_add_(0, entries // rows, sums.square().sum(1))
 
 
-SQUARED: dict[type, Callable[[Any], tuple[Tensor, Tensor]]] = {
+SQUARED: dict[type, Callable[[Any], Tensor]] = {
     Outer: outer_squared,
     Ragged: ragged_squared,
     Lookup: lookup_squared,

@@ -1,0 +1,179 @@
+"""A clip factor is never too large, however rounding falls; and the constants that nothing else pins."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dpformer as dp
+from dpformer.clipping import norms as norms_module
+from dpformer.clipping import rounding
+from dpformer.clipping.uses import pairs
+from tests.clipping.naive import engine, norms_of, one_at_a_time, sums
+
+
+class Weighted(nn.Module):
+    """Gradient of a user: Σ_t left_t ⊗ right_t, with both in our hands."""
+
+    def __init__(self, out: int, wide: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(out, wide))
+
+    def forward(self, right: Tensor, left: Tensor) -> Tensor:
+        return (F.linear(right, self.w) * left).sum((1, 2))
+
+
+def length_in_the_sum(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction) -> float:
+    """What one user adds, in float64."""
+    engine(model, batch, clip, proof=False)
+    return float(torch.stack([g.double().square().sum() for g in sums(model)]).sum().sqrt())
+
+
+def cancelling(rows: int, out: int, wide: int, size: float, seed: int) -> tuple[Tensor, Tensor]:
+    """One user whose rows come in pairs that nearly cancel: large parts, a gradient of length about 2."""
+    generator = torch.Generator().manual_seed(seed)
+    left, right = torch.randn(1, rows, out, generator=generator), torch.randn(1, rows, wide, generator=generator)
+    left, right = left / out**0.5 * size, right / wide**0.5 * size
+    half = rows // 2
+    left[:, half:], right[:, half:] = -left[:, :half], right[:, :half]
+    right[:, 0] += 2 / size / wide**0.5
+    return right, left
+
+
+@pytest.mark.parametrize("size", [3.0, 10.0, 30.0, 100.0])
+@pytest.mark.parametrize("shape", [(64, 96, 384), (12, 40, 50), (200, 300, 40)])
+def test_rows_that_cancel(shape: tuple[int, int, int], size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Gram form the norm came out as 1.5 for 2.0, and the user contributed 4/3 of C."""
+    monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: float("inf"))  # Gram wherever it is allowed
+    for seed in range(3):
+        right, left = cancelling(*shape, size, seed)
+        model = Weighted(shape[1], shape[2])
+        truth = float(norms_of(one_at_a_time(model.double(), (right.double(), left.double())))[0])
+        length = length_in_the_sum(model.float(), right, left, clip=dp.clip(1.0))
+        assert length <= 1 + 1e-6, f"{length} of a gradient of length {truth}"
+        assert length >= 0.9 * min(1.0, truth) or size > 30  # and hardly less than it may be
+
+
+def test_without_the_guard_the_factor_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is needed: with it switched off the same users contribute more than C."""
+    monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: float("inf"))
+    monkeypatch.setattr(norms_module, "gram_error", lambda uses, sizes: 0 * sizes)
+    longest = 0.0
+    for seed in range(6):
+        right, left = cancelling(200, 300, 40, 100.0, seed)
+        longest = max(longest, length_in_the_sum(Weighted(300, 40), right, left, clip=dp.clip(1.0)))
+    assert longest > 1.001
+
+
+@pytest.mark.parametrize("kind", ["gram", "written"])
+def test_upper_bounds_hold_against_float64(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = float("inf") if kind == "gram" else -1.0
+    monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: cost)
+    monkeypatch.setattr(rounding, "LOOSE", float("inf"))
+    monkeypatch.setattr(norms_module, "LOOSE", float("inf"))
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        left = torch.randn(3, 50, 700, generator=generator) * 10 ** torch.randn(3, 50, 1, generator=generator)
+        right = torch.randn(3, 50, 30, generator=generator)
+        use = pairs.Outer(left, right, (700, 30))
+        group = norms_module.ParameterUses(torch.zeros(700, 30), [use])
+        square, upper = group.squared_norms(3, 0)  # nothing is kept
+        exact = torch.bmm(left.double().mT, right.double()).square().sum((1, 2))
+        assert bool((upper.double() >= exact).all()) and bool((upper <= 1.05 * square).all())
+
+
+def test_long_inner_products_are_sums_of_sums() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 5, 1000, generator=generator), torch.randn(2, 7, 1000, generator=generator)
+    exact = torch.bmm(a.double(), b.double().mT)
+    torch.testing.assert_close(pairs.products(a, b).double(), exact, rtol=0, atol=1e-4)
+    u, v = torch.ones(1, 1, 700), torch.ones(1, 1, 700)
+    assert float(pairs.products(u, v)) == 700
+
+
+def test_a_table_is_squared_piece_by_piece() -> None:
+    rows = torch.full((2, 3 * rounding._PIECE + 5), 0.1)
+    square, upper = rounding.squared_lengths(rows)
+    exact = rows.double().square().sum(1)
+    torch.testing.assert_close(square.double(), exact, rtol=5e-4, atol=0)
+    assert bool((upper.double() >= exact).all())
+
+
+def test_short_products_are_not_used_for_norms() -> None:
+    """TF32 and bfloat16 inside matrix products are for the model, not for what bounds it."""
+    seen = []
+    real = torch.bmm
+
+    class Watched(nn.Linear):
+        pass
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                torch, "bmm", lambda *a, **k: (seen.append(torch.get_float32_matmul_precision()), real(*a, **k))[1]
+            )
+            engine(_Losses(Watched(6, 7)), (torch.randn(4, 3, 6),), dp.clip(1.0))
+        assert seen and set(seen) == {"highest"}
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+class _Losses(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).square().flatten(1).sum(1)
+
+
+def test_backward_inside_autocast_has_norms_in_float32() -> None:
+    torch.manual_seed(0)
+    model, x = _Losses(nn.Linear(40, 30)), torch.randn(4, 3, 40)
+    clipping = dp.PhantomClipping(model, proof=False)
+    with clipping:
+        losses = model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        norms = clipping.backward(losses, dp.clip(1.0))
+    truth = norms_of(one_at_a_time(model, (x,)))
+    torch.testing.assert_close(norms, truth, rtol=1e-2, atol=0)
+
+
+# Constants that a mutation could change unseen.
+
+
+@pytest.mark.parametrize("norm", [1e-3, 0.5, 1.0, 7.0, 1e4])
+def test_the_formulas_of_the_factors(norm: float) -> None:
+    n = torch.tensor([norm], dtype=torch.float64)
+    assert float(dp.normalize(2.0)(n)) == pytest.approx(2.0 / (norm + 0.01), rel=1e-12)
+    assert float(dp.normalize(2.0, gamma=0.5)(n)) == pytest.approx(2.0 / (norm + 0.5), rel=1e-12)
+    assert float(dp.clip(2.0)(n)) == pytest.approx(min(1.0, 2.0 / norm), rel=1e-12)
+
+
+@pytest.mark.parametrize("clip", [dp.clip(1.0), dp.normalize(1.0)], ids=["clip", "normalize"])
+def test_a_long_gradient_comes_out_at_the_bound(clip: dp.clipping.ClipFunction) -> None:
+    """Neither above C nor far below: C/(n + 0.5) would leave 0.87 of this one."""
+    right, left = torch.ones(1, 1, 2), torch.full((1, 1, 2), 1.6)
+    assert 0.99 < length_in_the_sum(Weighted(2, 2), right, left, clip=clip) <= 1.0
+
+
+@pytest.mark.parametrize("excess", [1.001, 1.5, 1.99])
+def test_a_promise_broken_by_a_little(excess: float) -> None:
+    class Broken(dp.clip):
+        def __call__(self, norms: Tensor) -> Tensor:
+            return excess * super().__call__(norms)
+
+    with pytest.raises(ValueError, match="promises norms up to"):
+        engine(_Losses(nn.Linear(6, 7)), (10 * torch.ones(4, 3, 6),), Broken(1.0))
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), -5.0])
+def test_factors_that_are_no_factors(factor: float) -> None:
+    class Broken(dp.clip):
+        def __call__(self, norms: Tensor) -> Tensor:
+            return torch.full_like(norms, factor)
+
+    with pytest.raises(ValueError, match="promises norms up to"):
+        engine(_Losses(nn.Linear(6, 7)), (torch.ones(4, 3, 6),), Broken(1.0))
