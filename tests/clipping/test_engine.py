@@ -390,8 +390,7 @@ def test_a_missing_cross_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_wrong_lookup_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeated items taken for different ones."""
     monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: float("inf"))
-    apart = lambda use: (use.grad.square().sum((1, 2)),) * 2  # noqa: E731
-    monkeypatch.setitem(pairs.SQUARED, pairs.Lookup, apart)
+    monkeypatch.setitem(pairs.SQUARED, pairs.Lookup, lambda use: use.grad.square().sum((1, 2)))
     model, _ = small()
     with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
         engine(model, (torch.full((B, T), 3),), dp.normalize(1.0))

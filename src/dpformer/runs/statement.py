@@ -15,6 +15,7 @@ from dpformer.privacy.accounting import epsilon_of
 from dpformer.privacy.events import METRICS, BandedGaussian, Event, PoissonGaussian, banded_rate
 from dpformer.privacy.numbers import one_in, plain, power_of_e, round_up
 from dpformer.privacy.units import USER, UnitOfPrivacy, unit_of
+from dpformer.training.optimizer import ASSUMED
 
 FORMAT = 2
 DATA_HASH = "data (salted; the salt is in checkpoint/)"
@@ -152,6 +153,8 @@ def words(facts: dict[str, Any]) -> list[str]:
         )
     if facts["steps"]:
         sentences.append(_steps(facts, unit))
+    if any(ASSUMED in event["label"] for event in facts["events"]):
+        sentences.append(f"All of this rests on an assumption: {ASSUMED}.")
     for event in facts["events"]:
         if event["label"] == METRICS and "metrics" in facts:
             sentences.append(_accuracy(facts["metrics"], event))
