@@ -296,3 +296,14 @@ def test_noise_is_added_to_the_wide_sum() -> None:
         clipping.backward(losses, dp.clip(1.0))
     optimizer.step()
     assert float(model.weight.grad) == 1.0  # type: ignore[arg-type]
+
+
+def test_the_statement_says_what_was_assumed() -> None:
+    from dpformer.privacy.events import ASSUMED
+    from dpformer.runs.statement import words
+
+    facts = {
+        "epsilon": 1.0, "delta": 1e-5, "unit": "user", "steps": 0, "private": True,
+        "events": [{"label": f"training ({ASSUMED})", "kind": "poisson_gaussian"}],
+    }  # fmt: skip
+    assert any("assumed, not checked" in sentence for sentence in words(facts))

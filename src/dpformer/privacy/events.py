@@ -13,6 +13,7 @@ from dpformer.privacy.arguments import bands_of, delta_of, not_negative, sample_
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+ASSUMED = "that each user was clipped is assumed, not checked"  # in the label of training on the caller's word
 METRICS = "metrics"  # the label of accuracy that was released with noise
 
 

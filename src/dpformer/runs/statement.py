@@ -12,10 +12,9 @@ from importlib.metadata import version
 from typing import Any
 
 from dpformer.privacy.accounting import epsilon_of
-from dpformer.privacy.events import METRICS, BandedGaussian, Event, PoissonGaussian, banded_rate
+from dpformer.privacy.events import ASSUMED, METRICS, BandedGaussian, Event, PoissonGaussian, banded_rate
 from dpformer.privacy.numbers import one_in, plain, power_of_e, round_up
 from dpformer.privacy.units import USER, UnitOfPrivacy, unit_of
-from dpformer.training.optimizer import ASSUMED
 
 FORMAT = 2
 DATA_HASH = "data (salted; the salt is in checkpoint/)"

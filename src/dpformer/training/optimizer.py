@@ -11,12 +11,11 @@ from torch import Tensor
 from dpformer.clipping.bounded import joint_bound, sum_of
 from dpformer.privacy.arguments import bands_of, not_negative, positive, sample_rate_of, whole
 from dpformer.privacy.banded import coefficients
-from dpformer.privacy.events import PoissonGaussian, training_event
+from dpformer.privacy.events import ASSUMED, PoissonGaussian, training_event
 from dpformer.privacy.fingerprint import Fingerprint
 from dpformer.privacy.noise import AHEAD, NoiseAhead, Numbers, SecureRandom, release_sum
 from dpformer.privacy.sampling import PoissonBatches
 
-ASSUMED = "that each user was clipped is assumed, not checked"
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
 
 
