@@ -95,7 +95,7 @@ def test_a_table_is_squared_piece_by_piece() -> None:
     rows = torch.full((2, 3 * rounding._PIECE + 5), 0.1)
     square, upper = rounding.squared_lengths(rows)
     exact = rows.double().square().sum(1)
-    torch.testing.assert_close(square.double(), exact, rtol=5e-4, atol=0)
+    torch.testing.assert_close(square.double(), exact, rtol=4e-3, atol=0)
     assert bool((upper.double() >= exact).all())
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from dpformer.clipping.uses import BLOCK, Dense, Lookup, Outer, Ragged, Use
 
 LOOSE = 0.04  # a Gram norm whose square may be off by a larger share is computed the other way
-_PIECE = 1 << 13  # numbers squared and added up at once
+_PIECE = 1 << 16  # numbers squared and added up at once
 _MARGIN = 1.01  # for the rounding of the bounds themselves
 
 
