@@ -7,7 +7,7 @@ Every use of a parameter sees a tensor whose first dimension counts rows. Three 
 - packed: an explicit index names the user of each row (`PhantomClipping.packed`). A layer that flattens what is inside
   each row (as Hugging Face's Conv1D does) sees k times as many rows, of the same users in the same order.
 
-Anything else is refused, and so are rows that were picked by a mask or an index, unless they are packed (selected.py).
+Anything else is refused; rows picked by a mask or an index keep their users (picked.py).
 A layout that only looks like one of these (time first with T = B, say) is caught by the proof against autograd
 (proof.py), which runs whenever a new layout is seen, and always where two of them are possible.
 """
