@@ -80,7 +80,7 @@ def follow(
     """
     if isinstance(out, Tensor) and from_users:
         index = _index_of(func, args)
-        if index is not None:
+        if index is not None and not _picks_batch(args[0], index):
             return _mark_picked(args[0], out, index, packed)
     sources = [t for t in tensors if picked(t) is not None]
     if sources and func in _JOINS and out.shape[0] == sum(len(t) for t in args[0]):
@@ -89,6 +89,11 @@ def follow(
         if func in _INTO_FIRST:
             sources = [t for t in args[:1] if picked(t) is not None]
         _carry(func, args, sources, out)
+
+
+def _picks_batch(source: Tensor, index: Tensor) -> bool:
+    """`model(data[users])`: raw samples picked one by one are the batch itself, whatever they were picked from."""
+    return index.ndim == 1 and not source.requires_grad and picked(source) is None
 
 
 def _index_of(func: Any, args: Sequence[Any]) -> Tensor | None:
