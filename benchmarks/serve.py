@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from dpformer.serving.shapes import RecommendRequest
+
 CONNECTIONS = 16
 LENGTH, K = 20, 10
 
@@ -45,7 +47,6 @@ def serve_popularity(run: str, core: int, ready: Any) -> None:
 
     from dpformer.cli.serve import listening, settings
     from dpformer.runs import load_release
-    from dpformer.serving.shapes import RecommendRequest
 
     os.sched_setaffinity(0, {core})
     release = load_release(Path(run) / "model.safetensors")

@@ -2,9 +2,11 @@
 
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 
+from dpformer import __version__
 from dpformer.cli.audit import audit
 from dpformer.cli.calibrate import calibrate
 from dpformer.cli.data import CHOICES, data
@@ -12,6 +14,7 @@ from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
 from dpformer.cli.export import export
 from dpformer.cli.generate import generate
+from dpformer.cli.ledger import ledger
 from dpformer.cli.moments import moments
 from dpformer.cli.recommend import recommend
 from dpformer.cli.report import report
@@ -29,7 +32,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.callback()(lambda: None)  # also with one subcommand, its name has to be given
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dpformer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command()(calibrate)
 app.command()(with_choices(data, CHOICES))
 app.command()(with_choices(train))
@@ -39,6 +58,7 @@ app.command()(serve)
 app.command()(generate)
 app.command()(export)
 app.command()(report)
+app.command()(ledger)
 app.command()(moments)
 app.command()(audit)
 app.command()(verify)

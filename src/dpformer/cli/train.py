@@ -25,6 +25,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run folder to make.", rich_help_panel="Run")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of choices.", rich_help_panel="Run")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.", rich_help_panel="Run")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="One budget over many runs: see dpformer ledger.", rich_help_panel="Run")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan; no private data is touched.", rich_help_panel="Run")
     ] = False,
@@ -46,7 +49,7 @@ def train(
     """
     given = {name: value for name, value in choices.items() if value is not None}
     moved = given.pop("file", None) if resume is not None else None
-    if resume is not None and (given or config or out or dry_run):
+    if resume is not None and (given or config or out or dry_run or ledger):
         raise DpformerError(
             "--resume goes on with a run as it was started: give no other options beside it, but for the file if it "
             "has moved"
@@ -59,7 +62,7 @@ def train(
     if resume is None:
         made = Config.make(config, **given)
         say_model(made, given)
-        run = run_or_exit(made, out, key=sign)
+        run = run_or_exit(made, out, key=sign, ledger=ledger)
     else:
         run = run_or_exit(resume, file=moved, key=sign)
     typer.echo(json.dumps(run.statement, indent=2, ensure_ascii=False) if as_json else _summary(run))
@@ -72,7 +75,13 @@ def say_model(config: Config, given: dict[str, Any]) -> None:
         typer.echo(f"model: {config.model}, because --{causes[0].replace('_', '-')} was given", err=True)
 
 
-def run_or_exit(what: Config | Path, out: Path | None = None, file: Path | None = None, key: Path | None = None) -> Any:
+def run_or_exit(
+    what: Config | Path,
+    out: Path | None = None,
+    file: Path | None = None,
+    key: Path | None = None,
+    ledger: Path | None = None,
+) -> Any:
     """Trains by a config, or goes on with a run folder; stopped by Ctrl-C, it says so and exits with 130."""
     quiet_threads()
     from dpformer import runs as training
@@ -92,7 +101,7 @@ def run_or_exit(what: Config | Path, out: Path | None = None, file: Path | None 
     try:
         if isinstance(what, Path):
             return training.resume(what, team, file=file, key=key)
-        return training.train(what, out or default_out(what), team, key=key)
+        return training.train(what, out or default_out(what), team, key=key, ledger=ledger)
     except training.Interrupted as stopped:
         typer.echo(f"dpformer: {stopped}", err=True)
     except KeyboardInterrupt:

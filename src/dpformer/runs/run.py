@@ -34,6 +34,7 @@ from dpformer.runs.checkpoint import check_data, load_checkpoint, save_checkpoin
 from dpformer.runs.config import Config
 from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.runs.keys import load_keys, save_keys
+from dpformer.runs.ledger_file import notes, reserve
 from dpformer.runs.model_file import Release, load_release, save_release, sha256_of
 from dpformer.runs.network import (
     Released,
@@ -80,11 +81,14 @@ class Run:
         return load_release(self.folder / "model.safetensors")
 
 
-def train(config: Config, out: str | Path, team: Team | None = None, *, key: Path | None = None) -> Run:
+def train(
+    config: Config, out: str | Path, team: Team | None = None, *, key: Path | None = None, ledger: Path | None = None
+) -> Run:
     """Trains a model and writes the run folder `out`, which must not be there yet.
 
     With a `team` of processes, this one leads it; the others are to call `team.follow()`. With a private `key` (PEM,
-    Ed25519) the statement is signed.
+    Ed25519) the statement is signed. A `ledger` file keeps one budget over many runs (`ledger_file`): this one is written
+    down there before anything is released, or refused.
     """
     RunFolder(out).refuse_existing()
     signer = None if key is None else private_key(key)
@@ -95,6 +99,13 @@ def train(config: Config, out: str | Path, team: Team | None = None, *, key: Pat
             Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
         config = config.resolve(users=dataset.num_users, threads=threads)
         plan = make_plan(config, dataset.num_users)
+        budget = config.delta if config.private and config.seed is None and config.file is not None else None
+        for said in notes(out, dataset.hash, budget, dataset.num_users, ledger is not None):
+            Console(stderr=True).print(f"note: {said}", markup=False, highlight=False, soft_wrap=True)
+        if ledger is not None:
+            if not plan.private:
+                raise DpformerError("a run without noise, or with noise of a seed, cannot be counted in a ledger")
+            reserve(ledger, out, plan.events)
         folder = RunFolder.create(out, config.to_toml())
         with folder.lock():
             mark_as_own(folder)

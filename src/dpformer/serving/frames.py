@@ -16,7 +16,11 @@ from dpformer.data.catalog import ID_NAMES
 from dpformer.data.interactions import Interactions
 from dpformer.errors import DpformerError
 
-KINDS = ("pandas", "polars", "pyarrow")  # of an answer to what was no frame, the first that is installed
+KINDS: tuple[Any, ...] = (
+    "pandas",
+    "polars",
+    "pyarrow",
+)  # of an answer to what was no frame, the first that is installed
 
 
 class Frame:
@@ -53,7 +57,7 @@ def any_frame(columns: Mapping[str, Sequence[Any]]) -> Any:
     """A frame of whatever library is here; without one, the columns themselves."""
     for kind in KINDS:
         if importlib.util.find_spec(kind) is not None:
-            return nw.from_dict(dict(columns), backend=nw.Implementation.from_string(kind)).to_native()
+            return nw.from_dict(dict(columns), backend=kind).to_native()
     return dict(columns)
 
 

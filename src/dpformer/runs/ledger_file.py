@@ -1,0 +1,153 @@
+"""One budget for a data set over many runs, in a file: `dpformer train --ledger FILE`.
+
+    {"format": 1, "epsilon": 10.0, "delta": 1e-06, "runs": [{"run": …, "started": …, "events": […]}, …]}
+
+A run is written down with all it plans to do to the data *before* it releases anything, so a crash can only leave the
+ledger saying too much. Processes take turns by a lock, and the file is replaced in one step. What is counted is every
+event of every run together, at the ledger's own δ; a run that would go beyond ε is refused, and nothing is released.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from dpformer.errors import DpformerError
+from dpformer.files import write_text
+from dpformer.privacy.accounting import epsilon_of
+from dpformer.privacy.events import Event
+from dpformer.privacy.numbers import plain, round_up
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a ledger file holds."""
+
+    epsilon: float
+    delta: float
+    runs: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def events(self) -> list[Event]:
+        return [Event.from_dict(event) for run in self.runs for event in run["events"]]
+
+    @property
+    def spent(self) -> float:
+        """ε of all runs together, at the ledger's δ."""
+        return epsilon_of(self.events, self.delta) if self.runs else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, "epsilon": self.epsilon, "delta": self.delta, "runs": list(self.runs)}
+
+
+def create(path: str | Path, epsilon: float, delta: float) -> Budget:
+    """A new file with a budget; one that is there is refused."""
+    path = Path(path)
+    if not (epsilon > 0 and math.isfinite(epsilon) and 0 < delta < 1):
+        raise DpformerError(f"the budget is ε = {epsilon:g}, δ = {delta:g}; ε must be above 0, δ between 0 and 1")
+    with _locked(path):
+        if path.exists():
+            raise DpformerError(f"{path} is already there, and a budget is set once")
+        budget = Budget(float(epsilon), float(delta))
+        _write(path, budget)
+    return budget
+
+
+def read(path: str | Path) -> Budget:
+    """The budget in a file; anything that cannot be believed is refused."""
+    path = Path(path)
+    if not path.is_file():
+        raise DpformerError(f"{path} is no ledger: make one with dpformer ledger {path} --epsilon 10 --delta 1e-6")
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts.pop("format") != FORMAT or set(facts) != {"epsilon", "delta", "runs"}:
+            raise ValueError("its keys are others")
+        budget = Budget(float(facts["epsilon"]), float(facts["delta"]), tuple(facts["runs"]))
+        if not (0 < budget.epsilon < math.inf and 0 < budget.delta < 1 and all(budget.events)):
+            raise ValueError("its budget is no budget")
+        return budget
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DpformerError(f"{path} is not a ledger that can be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def reserve(path: str | Path, run: str | Path, events: Sequence[Event]) -> Budget:
+    """Writes down what a run will do, or refuses it; to be called before anything is released."""
+    path = Path(path)
+    with _locked(path):
+        budget = read(path)
+        entry = {
+            "run": str(Path(run).resolve()),
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "events": [event.to_dict() for event in events],
+        }
+        after = Budget(budget.epsilon, budget.delta, (*budget.runs, entry))
+        if not events or not after.spent <= budget.epsilon:
+            total = "∞" if not events else round_up(after.spent)
+            raise DpformerError(
+                f"{path} has a budget of ε = {plain(budget.epsilon)} at δ = {budget.delta:g}, of which "
+                f"{round_up(budget.spent)} is spent by {len(budget.runs)} runs; with this one it would be {total}: "
+                "lower --epsilon; nothing was released"
+            )
+        _write(path, after)
+        return after
+
+
+def notes(out: str | Path, data: str, delta: float | None, users: int, ledger: bool) -> list[str]:
+    """What whoever starts a run should hear: of a large δ, and of runs beside it on the same data, if none counts them.
+
+    Args:
+        out: the run folder to be; its neighbours are looked at.
+        data: hash of the data.
+        delta: δ, None without privacy.
+        users: N.
+        ledger: whether a ledger counts all runs.
+    """
+    said = []
+    if delta is not None and delta > 1.000001 / users:
+        said.append(
+            f"δ = {plain(delta, 3, up=True)} is above 1 / {users:,} users: a mechanism that gives one user's history "
+            "away whole would satisfy it; give a smaller --delta"
+        )
+    elif delta is not None and delta > 0.1000001 / users:
+        said.append(f"δ is above 1 / (10 · {users:,} users); NIST SP 800-226 advises a far smaller one: --delta")
+    others = [] if ledger else [path.parents[1] for path in Path(out).parent.glob("*/checkpoint/data.json")]
+    same = [path for path in sorted(others) if _hash(path) == data]
+    if same and delta is not None:
+        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+        said.append(
+            f"{same[0]}{more} saw the same data: the budgets of all runs that anybody sees add up; count them with "
+            "--ledger FILE"
+        )
+    return said
+
+
+def _hash(run: Path) -> str | None:
+    try:
+        return str(json.loads((run / "checkpoint" / "data.json").read_text(encoding="utf-8"))["hash"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, budget: Budget) -> None:
+    write_text(path, json.dumps(budget.to_dict(), indent=2) + "\n")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; the system lets go of it when the process ends, however it ends."""
+    try:
+        file = path.with_name(f".{path.name}.lock").open("w")
+    except OSError as error:
+        raise DpformerError(f"{path} cannot be written: {error.strerror}") from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,81 @@
+"""One budget over many runs: refused when it is spent, right after crashes and with several processes."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from dpformer.errors import DpformerError
+from dpformer.privacy import Ledger
+from dpformer.privacy.events import Gaussian
+from dpformer.runs import ledger_file
+from tests.runs import invoke, printed, refused
+from tests.training.logs import write_log
+from tests.training.memo import accountant_remembers  # noqa: F401
+
+EVENT = Gaussian(noise_multiplier=2.0, label="counts")
+
+
+def test_runs_are_counted_together_until_the_budget_is_spent(tmp_path: Path) -> None:
+    path = tmp_path / "budget.json"
+    two, three = (Ledger([Gaussian(noise_multiplier=2.0, count=n)]).epsilon(1e-5) for n in (2, 3))
+    ledger_file.create(path, (two + three) / 2, 1e-5)
+    for run in "ab":
+        ledger_file.reserve(path, tmp_path / run, [EVENT])
+    assert ledger_file.read(path).spent == pytest.approx(two, rel=1e-6)
+    before = path.read_bytes()
+    with pytest.raises(DpformerError, match="nothing was released"):
+        ledger_file.reserve(path, tmp_path / "c", [EVENT])
+    assert path.read_bytes() == before
+    with pytest.raises(DpformerError, match="set once"):
+        ledger_file.create(path, 100, 1e-5)
+
+
+def spend(path: Path, number: int) -> bool:
+    try:
+        ledger_file.reserve(path, f"run-{number}", [EVENT])
+    except DpformerError:
+        return False
+    return True
+
+
+def test_two_processes_never_spend_the_same_budget(tmp_path: Path) -> None:
+    path = tmp_path / "budget.json"
+    ledger_file.create(path, 1.01 * Ledger([Gaussian(noise_multiplier=2.0, count=3)]).epsilon(1e-5), 1e-5)
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        done = pool.starmap(spend, [(path, number) for number in range(8)])
+    assert sum(done) == 3 == len(ledger_file.read(path).runs)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": 1, "epsilon": 1, "delta": 2, "runs": []}'])
+def test_what_cannot_be_believed_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "budget.json"
+    path.write_text(content)
+    with pytest.raises(DpformerError, match="not a ledger"):
+        ledger_file.reserve(path, "run", [EVENT])
+    assert path.read_text() == content
+
+
+def test_training_with_a_ledger(tmp_path: Path) -> None:
+    log, path = write_log(tmp_path / "log.csv"), tmp_path / "budget.json"
+    assert "make one with dpformer ledger" in refused("train", log, "--ledger", path, "--out", tmp_path / "a")
+    assert "ε 0 of 5" in printed("ledger", path, "--epsilon", 5, "--delta", 0.001)
+    arguments = ("--epsilon", 4, "--delta", 0.001, "--ledger", path)
+    printed("train", log, *arguments, "--out", tmp_path / "a")
+    facts = json.loads(printed("ledger", path, "--json"))
+    assert 0 < facts["spent"] <= 4 and facts["runs"][0]["run"] == str(tmp_path / "a")
+    assert "nothing was released" in refused("train", log, *arguments, "--out", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    assert "cannot be counted" in refused("train", log, *arguments, "--seed", 1, "--out", tmp_path / "c")
+    assert "both --epsilon and --delta" in refused("ledger", path, "--epsilon", 3)
+
+
+def test_without_a_ledger_a_second_run_and_a_large_delta_are_noted(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.csv")
+    first = invoke("train", log, "--out", tmp_path / "a", "--delta", 0.1)
+    assert "is above 1 / 60 users" in first.stderr and "same data" not in first.stderr
+    second = invoke("train", log, "--out", tmp_path / "b")
+    assert "saw the same data" in second.stderr and "1 / (10" in second.stderr
+    third = invoke("train", log, "--out", tmp_path / "elsewhere" / "c", "--delta", 0.001)
+    assert "note:" not in third.stderr
