@@ -9,7 +9,7 @@ import pytest
 import dpformer as dp
 from dpformer.errors import DpformerError
 from dpformer.runs import Config, train
-from tests.runs import printed
+from tests.runs import printed, write_catalog
 from tests.training.logs import write_log
 from tests.training.memo import accountant_remembers  # noqa: F401
 
@@ -67,9 +67,9 @@ def test_frames_of_every_library(kind: str) -> None:
 
 
 def test_the_same_model_as_the_command_line(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.csv")
-    by_command = train(Config.make(file=log, epsilon=8.0, seed=5, threads=1), tmp_path / "a")
-    rec = dp.Recommender(epsilon=8.0, seed=5, threads=1).fit(log, out=tmp_path / "b")
+    log, items = write_log(tmp_path / "log.csv"), write_catalog(tmp_path / "items.csv")
+    by_command = train(Config.make(file=log, catalog=items, epsilon=8.0, seed=5, threads=1), tmp_path / "a")
+    rec = dp.Recommender(epsilon=8.0, seed=5, threads=1).fit(log, items, out=tmp_path / "b")
     one, other = by_command.release.model.state_dict(), rec.release.model.state_dict()
     assert all(bool((one[name] == other[name]).all()) for name in one)
     assert printed("recommend", tmp_path / "b", "--history", "i1", "--json")
@@ -99,16 +99,16 @@ def test_accuracy_with_noise_or_said_to_be_not_covered(fitted: dp.Recommender) -
 
 
 def test_a_second_fit_is_refused_or_counted(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.csv")
-    rec = dp.Recommender(epsilon=4.0).fit(log)
+    log, items = write_log(tmp_path / "log.csv"), write_catalog(tmp_path / "items.csv")
+    rec = dp.Recommender(epsilon=4.0).fit(log, items)
     with pytest.raises(DpformerError, match="fitted already"):
-        rec.fit(log)
+        rec.fit(log, items)
     ledger = dp.Ledger()
     rec = dp.Recommender(epsilon=4.0, ledger=ledger)
-    one = rec.fit(log).statement
+    one = rec.fit(log, items).statement
     before = ledger.epsilon(one["delta"])
     assert before == pytest.approx(one["epsilon"], rel=1e-6)
-    rec.fit(log)
+    rec.fit(log, items)
     assert 1.3 * before < ledger.epsilon(one["delta"]) < 2 * before
 
 

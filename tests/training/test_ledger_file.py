@@ -10,7 +10,7 @@ from dpformer.errors import DpformerError
 from dpformer.privacy import Ledger
 from dpformer.privacy.events import Gaussian
 from dpformer.runs import ledger_file
-from tests.runs import invoke, printed, refused
+from tests.runs import invoke, printed, refused, write_catalog
 from tests.training.logs import write_log
 from tests.training.memo import accountant_remembers  # noqa: F401
 
@@ -59,9 +59,10 @@ def test_what_cannot_be_believed_is_refused(content: str, tmp_path: Path) -> Non
 
 def test_training_with_a_ledger(tmp_path: Path) -> None:
     log, path = write_log(tmp_path / "log.csv"), tmp_path / "budget.json"
-    assert "make one with dpformer ledger" in refused("train", log, "--ledger", path, "--out", tmp_path / "a")
+    catalog = ("--catalog", write_catalog(tmp_path / "items.csv"))
+    assert "make one with dpformer ledger" in refused("train", log, "--ledger", path, *catalog, "--out", tmp_path / "a")
     assert "ε 0 of 5" in printed("ledger", path, "--epsilon", 5, "--delta", 0.001)
-    arguments = ("--epsilon", 4, "--delta", 0.001, "--ledger", path)
+    arguments = ("--epsilon", 4, "--delta", 0.001, "--ledger", path, *catalog)
     printed("train", log, *arguments, "--out", tmp_path / "a")
     facts = json.loads(printed("ledger", path, "--json"))
     assert 0 < facts["spent"] <= 4 and facts["runs"][0]["run"] == str(tmp_path / "a")
@@ -73,9 +74,10 @@ def test_training_with_a_ledger(tmp_path: Path) -> None:
 
 def test_without_a_ledger_a_second_run_and_a_large_delta_are_noted(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.csv")
-    first = invoke("train", log, "--out", tmp_path / "a", "--delta", 0.1)
+    catalog = ("--catalog", write_catalog(tmp_path / "items.csv"))
+    first = invoke("train", log, *catalog, "--out", tmp_path / "a", "--delta", 0.1)
     assert "is above 1 / 60 users" in first.stderr and "same data" not in first.stderr
-    second = invoke("train", log, "--out", tmp_path / "b")
+    second = invoke("train", log, *catalog, "--out", tmp_path / "b")
     assert "saw the same data" in second.stderr and "1 / (10" in second.stderr
-    third = invoke("train", log, "--out", tmp_path / "elsewhere" / "c", "--delta", 0.001)
+    third = invoke("train", log, *catalog, "--out", tmp_path / "elsewhere" / "c", "--delta", 0.001)
     assert "note:" not in third.stderr

@@ -87,8 +87,8 @@ def train(
     """Trains a model and writes the run folder `out`, which must not be there yet.
 
     With a `team` of processes, this one leads it; the others are to call `team.follow()`. With a private `key` (PEM,
-    Ed25519) the statement is signed. A `ledger` file keeps one budget over many runs (`ledger_file`): this one is written
-    down there before anything is released, or refused.
+    Ed25519) the statement is signed. A `ledger` file keeps one budget over many runs (`ledger_file`): this one
+    is written down there before anything is released, or refused.
     """
     RunFolder(out).refuse_existing()
     signer = None if key is None else private_key(key)
