@@ -17,6 +17,7 @@ PAGES: dict[str, list[str] | None] = {
     "bring-your-own-model.md": ["transformers", "peft"],
     "coming-from-opacus.md": [],
     "language-models.md": [],
+    "trainers.md": ["transformers", "accelerate", "lightning"],
     "several-machines.md": None,  # its blocks need several processes: tests/integrations runs them
 }
 

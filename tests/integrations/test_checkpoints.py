@@ -103,6 +103,21 @@ def test_train_evaluate_generate_export(name: str, lora: int, tmp_path: Path) ->
     assert moved and (not lora or all("c_" in key for key in moved))  # adapters are in linear layers only
 
 
+def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.test_guides import commands
+
+    monkeypatch.chdir(tmp_path)
+    checkpoint(tmp_path / "checkpoint", "gpt2-tied")
+    rows = [{"author": f"u{number % 40}", "text": "see us at nine"} for number in range(80)]
+    Path("messages.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    written = commands("trainers.md", "dpformer")
+    assert [command[0] for command in written] == ["train", "evaluate", "generate", "export"]
+    for command in written:
+        small = ["--epochs", 1, "--batch-size", 10] if command[0] == "train" else []
+        invoke(*command, *small, *(["--length", 3] if command[0] == "generate" else []))
+    assert (tmp_path / "model" / "privacy.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -190,6 +190,12 @@ def test_losses_of_ones_own(tmp_path: Path) -> None:
         trainer(tmp_path, compute_loss_func=lambda outputs, *_, **__: outputs.logits.mean()).train()
 
 
+def test_losses_divided_by_everybodys_tokens_are_seen(tmp_path: Path) -> None:
+    """Autograd and the engine agree on them, so only a user computed alone shows it."""
+    with pytest.raises(dp.UnsupportedUse, match="depend on that user only"):
+        trainer(tmp_path, train_dataset=rows(users=30), compute_loss_func=over_the_batch).train()
+
+
 def test_dropout_masks_are_not_from_a_public_seed(tmp_path: Path) -> None:
     """The attack: args.seed is 42 for everybody, so whose presence moves the masks of the others would be seen."""
     sums = []

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.errors import DpformerError, MissingExtra
-from dpformer.integrations.batches import Collate, LogicalBatch, StepsLeft, only
+from dpformer.integrations.batches import Collate, LogicalBatch, Part, StepsLeft, only
 from dpformer.integrations.session import PrivateSession
 from dpformer.integrations.users import Users
 
@@ -52,6 +52,10 @@ class PrivateLoop:
     def recording(self) -> Any:
         """The forward pass of one part: uses of parameters are recorded, dropout masks are secret."""
         return self.session.recording(self.accelerator.device)
+
+    def check(self, losses_of: Callable[[Part], Tensor], part: Part) -> None:
+        """Stops if the loss of a user depends on who else is in the part; call it with every part."""
+        self.session.check(losses_of, part, rough=self.accelerator.mixed_precision == "bf16")
 
     def backward(self, losses: Tensor) -> None:
         """Adds the clipped sum of the users' gradients to `p.grad`. `losses` has one number per user."""

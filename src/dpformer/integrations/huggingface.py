@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,7 @@ class PrivateTrainer(Trainer):
         total = torch.zeros((), device=self.args.device)
         for part in self.session.due(inputs):
             part = part.to(self.args.device)
+            self.session.check(partial(self.user_losses, model), part, rough=bool(self.args.bf16))
             with self.session.recording(self.args.device), self.compute_loss_context_manager():
                 losses = self.user_losses(model, part)
             self.session.backward(losses)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dpformer.clipping import PhantomClipping, normalize
 from dpformer.clipping.factors import ClipFunction, clip
 from dpformer.errors import DpformerError
+from dpformer.integrations.alone import AloneCheck
 from dpformer.integrations.batches import Collate, LogicalBatch, LogicalBatches, drawing_from
 from dpformer.integrations.users import Users
 from dpformer.integrations.vault import Vault, VaultOptimizer
@@ -82,7 +83,7 @@ class PrivateSession:
         self.unit, self.data, self.seed, self.keys = unit_of(unit), list(data), seed, keys
         self.sample_rate = batch_size / len(users)
         self.noise_multiplier = calibrate(epsilon=epsilon, delta=self.delta, sample_rate=self.sample_rate, steps=steps)
-        self.clipping = PhantomClipping(model)
+        self.clipping, self.check = PhantomClipping(model), AloneCheck(model)
         self.batches = PoissonBatches(len(users), self.sample_rate, steps, seed=seed)
         self._masks: dict[str, Any] = SecureRandom("masks", seed=seed).state_dict()
         self.optimizer: VaultOptimizer | None = None
