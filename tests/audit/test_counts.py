@@ -37,6 +37,16 @@ def test_too_little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.epsilon_lower > 1.1 * result.epsilon_claimed
 
 
+def test_too_little_noise_on_the_items_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A twentieth of the budget: canaries cannot see it at a tenth of its noise, the check of that round does."""
+
+    def careless(this: Any, noise: float) -> float:
+        return deviation_of(this, noise) * (0.1 if this == counts_release.ITEMS else 1)
+
+    monkeypatch.setattr(counts_release, "deviation_of", careless)
+    assert accused(audit_counts(**CLAIM)) == {"noise: round of items"}
+
+
 def test_a_round_that_is_not_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every round with the noise of the whole, as if each had the budget for itself."""
     monkeypatch.setattr(counts_release, "deviation_of", lambda this, noise: noise)

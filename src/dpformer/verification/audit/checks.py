@@ -90,6 +90,15 @@ def distribution_checks(x: np.ndarray, sigma: float) -> Iterator[Check]:
     )  # fmt: skip
 
 
+def spread_check(name: str, x: np.ndarray) -> Check:
+    """Whether numbers have the spread of standard normal ones (χ²): the noise of a release over what is claimed."""
+    from scipy import stats
+
+    squares, n = float(np.square(x).sum()), len(x)
+    p = _two_sided(float(stats.chi2.cdf(squares, n)), squares, n)
+    return Check(name, f"{math.sqrt(squares / n):.4g}", "1", p)
+
+
 def inclusion_checks(seen: Observation) -> Iterator[Check]:
     """Inclusion a, (T, n): true with probability q, all independent."""
     from scipy import stats

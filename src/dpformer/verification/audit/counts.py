@@ -21,10 +21,16 @@ import numpy as np
 
 from dpformer.privacy.arguments import delta_of, positive
 from dpformer.privacy.events import PoissonGaussian
-from dpformer.releases.counts import ROUNDS, TransitionRelease, release_transitions
-from dpformer.releases.sums import WINDOW
+from dpformer.releases.counts import ITEMS, ROUNDS, TransitionRelease, release_transitions
+from dpformer.releases.sums import GRID, WINDOW, ArraySums
 from dpformer.verification.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
-from dpformer.verification.audit.checks import another_run, contribution_checks, distribution_checks, told_apart
+from dpformer.verification.audit.checks import (
+    another_run,
+    contribution_checks,
+    distribution_checks,
+    spread_check,
+    told_apart,
+)
 from dpformer.verification.audit.observation import Mechanism
 from dpformer.verification.audit.result import Audit
 
@@ -36,6 +42,7 @@ class Seen(NamedTuple):
 
     standard: np.ndarray  # (2, canaries): totals and differences over their deviations
     estimate: np.ndarray  # (canaries,): the two as one
+    popularity: np.ndarray  # (items,): noise of the round of items, over its deviation
 
 
 def audit_counts(
@@ -60,6 +67,7 @@ def audit_counts(
     around = float(np.square((added - 1) / deviation).sum())
     checks = [
         told_apart(guesses, claimed),
+        spread_check("noise: round of items", seen.popularity),
         *distribution_checks(seen.standard[:, ~member], sigma),
         *contribution_checks((float(added.mean()), deviation / math.sqrt(len(added))), (around, len(added))),
     ]
@@ -97,7 +105,9 @@ def _look(
         raise ArithmeticError("a pair of many users did not survive: the rounds do not do what they say")
     both = np.stack([release.total, release.difference]) - known
     weights = np.array(deviations) ** -2.0
-    return Seen(both / np.array(deviations)[:, None], weights @ both / weights.sum())
+    exact = ArraySums.packed(flat, np.concatenate([[0], np.cumsum(lengths)])).items(items) / GRID
+    popularity = (release.frequencies.counts - exact) / (sigma / math.sqrt(ITEMS.share))
+    return Seen(both / np.array(deviations)[:, None], weights @ both / weights.sum(), popularity)
 
 
 def _pairs(release: TransitionRelease) -> np.ndarray:
