@@ -1,5 +1,6 @@
 """`dp.Recommender` and `dp.LanguageModel`: frames of every library, the same model as the command line, one budget."""
 
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ def test_saved_and_loaded(fitted: dp.Recommender, tmp_path: Path) -> None:
     assert isinstance(again, dp.Recommender) and again.statement == fitted.statement
     assert list(again.recommend({"ann": [3]})["item_id"]) == list(fitted.recommend({"ann": [3]})["item_id"])
     assert "Privacy Facts" in fitted.report(tmp_path / "report.html").read_text(encoding="utf-8")
-    assert again.statement["headline"] in again._repr_html_() and again.statement["headline"] in repr(again.statement)
+    assert escape(again.statement["headline"]) in again._repr_html_()
+    assert again.statement["headline"] in repr(again.statement)
     with pytest.raises(DpformerError, match="already there"):
         fitted.save(path)
     with pytest.raises(DpformerError, match="not a run folder"):
