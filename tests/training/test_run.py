@@ -39,8 +39,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> run.Run:
 
 def test_what_a_run_leaves(done: run.Run) -> None:
     names = {path.name for path in done.folder.iterdir()}
-    assert names == {"config.toml", "metrics.jsonl", "privacy.json", "model.safetensors", "checkpoint", ".lock"}
-    assert [path.name for path in (done.folder / "checkpoint").iterdir()] == ["data.json"], "the keys are gone"
+    files = {"config.toml", "metrics.jsonl", "privacy.json", "model.safetensors", "releases.safetensors"}
+    assert names == files | {"checkpoint", ".lock"}
+    assert {path.name for path in (done.folder / "checkpoint").iterdir()} == {"data.json", "owner"}, "the keys are gone"
     assert stat.S_IMODE((done.folder / "checkpoint").stat().st_mode) == 0o700
     assert Config.make(done.folder / "config.toml") == done.config
     assert finished(done.folder).statement == done.statement
@@ -64,7 +65,7 @@ def test_metrics_have_a_line_a_step_and_say_what_is_not_covered(done: run.Run) -
 def test_the_statement_tells_all(done: run.Run) -> None:
     facts = done.statement
     assert facts["private"] is False and facts["headline"].startswith("NOT PRIVATE"), "it had a seed"
-    assert 3.9 < facts["epsilon"] <= 4 and facts["delta"] == 1 / 60
+    assert 3.9 < facts["epsilon"] <= 4 and facts["delta"] == 1 / 600
     assert (facts["steps"], facts["sample_rate"], facts["expected_batch_size"]) == (12, 20 / 60, 20)
     assert [event["label"] for event in facts["events"]] == ["frequencies", "training"]
     assert all(0 < event["epsilon_alone"] < facts["epsilon"] for event in facts["events"])
@@ -154,12 +155,12 @@ def test_a_warm_start_is_one_release_with_its_share_of_the_budget(tmp_path: Path
 def test_a_warm_start_with_other_noise_than_planned_is_never_trained_on(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = network.release_transitions
+    release = network.release_transition_sums
 
-    def careless(items: np.ndarray, offsets: np.ndarray, num_items: int, noise: float, **rest: Any) -> Any:
-        return release(items, offsets, num_items, noise / 2, **rest)
+    def careless(sums: Any, num_items: int, noise: float, **rest: Any) -> Any:
+        return release(sums, num_items, noise / 2, **rest)
 
-    monkeypatch.setattr(network, "release_transitions", careless)
+    monkeypatch.setattr(network, "release_transition_sums", careless)
     with pytest.raises(RuntimeError, match="not what was planned"):
         train(tiny_config(log, warm_start=0.4), tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()
