@@ -74,6 +74,18 @@ def test_only_the_winner_is_kept_and_states_the_whole_search(
     assert "runs" not in facts["tuning"], "how many runs there were is not told"
     result = verify(tmp_path / "run")
     assert result.passed, [finding for finding in result.findings if finding.ok is False]
+    for name, value in (
+        ("epsilon", 4.0),
+        ("delta", 0.5),
+        ("mean_runs", 1.01),
+        ("law", "fixed"),
+        ("scored_on", "test items"),
+        ("candidates", [{"learning_rate": 9.0}]),
+        ("events", [*facts["tuning"]["events"][:-1], {**facts["tuning"]["events"][-1], "noise_multiplier": 1e6}]),
+    ):
+        changed = {**facts, "tuning": {**facts["tuning"], name: value}}
+        (tmp_path / "run" / "privacy.json").write_text(json.dumps(changed))
+        assert not verify(tmp_path / "run").passed, name
     forged = {**facts, "epsilon": 4.0}
     (tmp_path / "run" / "privacy.json").write_text(json.dumps(forged))
     assert not verify(tmp_path / "run").passed

@@ -30,7 +30,7 @@ from dpformer.privacy.numbers import plain, round_up
 from dpformer.privacy.randomness import SecureRandom
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
-from dpformer.runs.model_file import load_release, save_release
+from dpformer.runs.model_file import load_release, save_release, sha256_of
 from dpformer.runs.planning import make_plan
 from dpformer.runs.statement import headline, words
 
@@ -56,6 +56,7 @@ class Tuning:
             "candidates": list(self.candidates),
             "mean_runs": self.mean_runs,
             "law": "logarithmic",
+            "scored_on": "validation items",
             "events": [event.to_dict() for event in self.events],
             "delta": self.delta,
             "epsilon": self.epsilon,
@@ -206,6 +207,7 @@ def _restate(run: Path, tuning: Tuning) -> dict[str, Any]:
         metadata=metadata,
         frequencies=release.frequencies,
     )
+    facts["hashes"]["model"] = sha256_of(folder.model)
     folder.write_json(folder.statement, facts)
     return facts
 

@@ -112,7 +112,7 @@ class StatementCheck:
         if list(events[:-1]) != self.events() or events[-1] != Gaussian(SCORE_NOISE, label="score"):
             raise ValueError("the repetitions of tuning are not this run and its score with the noise of a score")
         runs, candidates = tuning["mean_runs"], tuning["candidates"]
-        if type(runs) is not float or not 1 < runs <= MOST_RUNS:
+        if type(runs) not in (int, float) or not 1 < runs <= MOST_RUNS:
             raise ValueError(f"the search took {runs!r} runs on average; it must be a number above 1")
         names = [name for name, _ in candidates[0].items()] if candidates else []
         if not names or not set(names) <= set(TUNABLE) or any(list(one) != names for one in candidates):
