@@ -1,5 +1,6 @@
 """Small finished runs, made once a session, and the command line as a test calls it."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typer.testing import CliRunner, Result
 from dpformer.cli import app
 from dpformer.errors import DpformerError
 from dpformer.runs import Config, train
+from dpformer.runs.folder import RunFolder
+from dpformer.runs.owner import mark_as_own
 from tests.training.logs import TINY, tiny_choices, write_log
 from tests.training.memo import remember
 
@@ -27,7 +30,9 @@ def tiny_run(factory: pytest.TempPathFactory, **changes: Any) -> Path:
         log, catalog = write_log(folder / "log.csv"), write_catalog(folder / "catalog.csv")
         with pytest.MonkeyPatch.context() as patch:
             remember(patch.setattr)
-            train(Config.make(file=log, catalog=catalog, **tiny_choices(**{**CHOICES, **changes})), folder / "run")
+            choices = tiny_choices(**{"catalog": catalog, **CHOICES, **changes})
+            choices["assume_items_public"] = choices["catalog"] is None
+            train(Config.make(file=log, **choices), folder / "run")
         _made[key] = folder / "run"
     return _made[key]
 
@@ -36,6 +41,13 @@ def write_catalog(path: Path) -> Path:
     titles = [EVIL, *(f"Title {item}" for item in range(1, ITEMS))]
     path.write_text("item_id,title\n" + "".join(f"i{item},{title}\n" for item, title in enumerate(titles)))
     return path
+
+
+def point_at(run: Path, log: Path) -> None:
+    """The owner of a run moves its data: the folder is still one's own."""
+    config = run / "config.toml"
+    config.write_text(re.sub(r'file = ".*"', f'file = "{log}"', config.read_text()))
+    mark_as_own(RunFolder(run))
 
 
 def copied(run: Path, tmp_path: Path) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from dpformer.data import Dataset, prepare
 from dpformer.runs.model_file import load_release
-from tests.runs import copied, printed, refused, tiny_run
+from tests.runs import copied, point_at, printed, refused, tiny_run
 from tests.training.logs import write_log
 
 
@@ -96,6 +96,5 @@ def test_data_that_has_changed_is_refused(tmp_path_factory: pytest.TempPathFacto
     run = tiny_run(tmp_path_factory, catalog=None, seed=4)
     spoiled = copied(run, tmp_path)
     log = write_log(tmp_path / "log.csv", items=30)
-    config = spoiled / "config.toml"
-    config.write_text(re.sub(r'file = ".*"', f'file = "{log}"', config.read_text()))
+    point_at(spoiled, log)
     assert "has changed since training" in refused("evaluate", spoiled)

@@ -19,7 +19,7 @@ from dpformer.report.content import attack_bound, gather, popularity_group
 from dpformer.report.page import _percent
 from dpformer.runs import Config, finished, train
 from dpformer.runs.tuning import restated
-from tests.runs import CHOICES, EVIL, copied, tiny_run
+from tests.runs import CHOICES, EVIL, copied, point_at, tiny_run
 
 VOID = {"meta", "line", "rect", "circle", "polyline", "br"}
 
@@ -137,8 +137,7 @@ def test_histories_can_be_given_and_are_not_called_covered(run: Path, tmp_path: 
 
 def test_data_that_has_moved_costs_the_accuracy_alone(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     spoiled = copied(tiny_run(tmp_path_factory), tmp_path)
-    config = spoiled / "config.toml"
-    config.write_text(re.sub(r'file = ".*"', f'file = "{tmp_path / "gone.csv"}"', config.read_text()))
+    point_at(spoiled, tmp_path / "gone.csv")
     text = words(write_report(spoiled))
     assert "Not measured:" in text and "gone.csv does not exist" in text and "Training loss" in text
 
@@ -161,7 +160,7 @@ def test_models_without_attention(model: str, tmp_path_factory: pytest.TempPathF
 def test_transition_counts(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     run = tiny_run(tmp_path_factory, model="counts", evaluate_every=0)
     text = words(write_report(run, out=tmp_path / "page.html"))
-    assert "Transition counts" in text and "all is in one noisy release" in text and "NDCG@10" in text
+    assert "Transition counts" in text and "NDCG@10" in text
     assert "not private" not in text.lower() and "never from raw counts" in text
 
 
