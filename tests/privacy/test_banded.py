@@ -187,6 +187,7 @@ def test_what_is_refused() -> None:
     assert wide.grad is None and other.steps == 2, "nothing was released"
     with pytest.raises(ValueError, match="after 2 steps with bands=3, noise of 1 steps was saved"):
         optimizer(3)[1].load_state_dict({**state, "past": state["past"][:1]})
+    private.zero_grad()
     private.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
     with pytest.raises(ValueError, match="with bands=3 the same parameters must be trained in every step"):
         private.step()

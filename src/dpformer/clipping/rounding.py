@@ -57,7 +57,7 @@ def _lengths(use: Use) -> Tensor:
         return (norm(use.left, dim=-1) * norm(use.right, dim=-1)).sum(1)
     if isinstance(use, Ragged):
         each = norm(use.left, dim=-1) * norm(use.right, dim=-1)
-        counts = torch.tensor(use.counts, device=each.device)
+        counts = torch.tensor(use.counts).to(each.device)
         user = torch.arange(len(counts), device=each.device).repeat_interleave(counts)
         return each.new_zeros(len(counts)).index_add_(0, user, each)
     if isinstance(use, Lookup):
