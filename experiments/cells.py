@@ -36,6 +36,7 @@ TITLES = {
     "synthetic": "Synthetic data",
     "tinyshakespeare": "TinyShakespeare",
 }
+USERS = {"ml-1m": 6_040, "games": 31_013, "ml-100k": 943, "synthetic": 6_000}  # the paper's δ is 1 / users
 ITEMS = ("ml-1m", "games", "ml-100k", "synthetic")  # all but text
 MODELS: dict[str, dict[str, Any]] = {
     "gru": {"model": "gru"},
@@ -137,8 +138,14 @@ def paper_language(cell: Cell) -> Cell:
 
 
 def counts(data: str, epsilon: float, seed: int = 0) -> Cell:
-    """Transition counts: one release, no network, whole histories."""
-    return Cell(data, f"counts-eps{epsilon:g}", {"model": "counts", "epsilon": epsilon}, seed)
+    """Transition counts: one release, no network, whole histories; δ and the public list of items as in the paper.
+
+    The recipe would say both, and cut histories.
+    """
+    choices = {"model": "counts", "epsilon": epsilon, "delta": 1 / USERS[data]}
+    if data in FILES:  # the items of synthetic data are public anyway
+        choices["assume_items_public"] = True
+    return Cell(data, f"counts-eps{epsilon:g}", choices, seed)
 
 
 def floor(data: str) -> Cell:
@@ -151,7 +158,9 @@ def _flag(choice: tuple[str, Any]) -> str:
     flag = "re-attention" if name == "reattention" else name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {_short(value)}"
+    short = _short(value)
+    exact = isinstance(value, str) or float(short) == value
+    return f"--{flag} {short if exact else repr(value)}"
 
 
 def _short(value: Any) -> str:

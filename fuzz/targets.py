@@ -79,10 +79,13 @@ def _tokenizer(path: Path) -> None:
 
 def _histories(path: Path) -> None:
     from dpformer.cli.recommend import _read
+    from dpformer.serving.batch import Packed
 
-    for name, items in _read(path):
-        assert isinstance(name, str) and isinstance(items, list)
-        seeds_release().index(items)
+    found = _read(path)
+    packed = Packed.of(found, seeds_release())
+    assert len(packed) == len(found.user_ids) and packed.offsets[-1] == len(packed.items)
+    assert len(packed.items) + packed.unknown == len(found.codes)
+    assert not len(packed.items) or 0 <= packed.items.min() <= packed.items.max() < seeds.ITEMS
 
 
 @cache

@@ -101,10 +101,21 @@ def test_a_command_gives_the_config_of_its_cell(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("DPFORMER_DATA", "data")
     seen: list[Config] = []
     command = importlib.import_module("dpformer.cli.train")  # the package's `train` is the function in it
-    monkeypatch.setattr(command, "run_or_exit", lambda what, out: seen.append(what))
-    for cell in (cells.paper("games", "unshared", 8, 1), cells.ceiling("ml-1m"), cells.ablations()[0]):
+    monkeypatch.setattr(command, "run_or_exit", lambda what, out, **_: seen.append(what))
+    networks = cells.paper("games", "unshared", 8, 1), cells.ceiling("ml-1m"), cells.ablations()[0]
+    for cell in (*networks, *(cells.counts(data, 5) for data in cells.ITEMS)):
         invoke(*cell.command.split()[1:])
         assert seen[-1].but(file=None) == cell.config().but(file=None)
+    assert len(seen) == 7
+
+
+def test_delta_and_items_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPFORMER_DATA", "data")
+    for cell in cells.cells():
+        if cell.trains and cell.data in cells.ITEMS:
+            config, users = cell.config(), cells.USERS[cell.data]
+            assert config.resolve(users=users, threads=1).delta == 1 / users, cell.name
+            assert config.items_policy == ("catalog" if cell.data == "synthetic" else "assumed-public"), cell.name
 
 
 def test_attention_maps_of_no_models_are_not_drawn(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from tests.training.memo import remember
 
 NETWORK: dict[str, Any] = {
     "epsilon": 4.0, "model": "transformer", "reattention": False, "batch_size": 20, "epochs": 4, "dim": 8, "blocks": 1,
-    "max_length": 6, "evaluate_every": 2, "checkpoint_seconds": 0.0,
+    "max_length": 6, "evaluate_every": 2, "checkpoint_seconds": 0.0, "assume_items_public": True,
 }  # fmt: skip
+COUNTS: dict[str, Any] = {"model": "counts", "epsilon": 5.0, "assume_items_public": True}
 
 
 def place(folder: Path) -> None:
@@ -73,7 +74,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(folder: Path, monkeypatch
 
 
 def test_counts_and_popularity_have_one_point(folder: Path) -> None:
-    found = store.fill(Cell("tiny", "counts", {"model": "counts", "epsilon": 5.0}), 1)
+    found = store.fill(Cell("tiny", "counts", COUNTS), 1)
     assert found is not None and len(found["curve"]) == 1 and set(found["popularity"]) == {"masked", "unmasked"}
     assert "dim" not in found["config"], "counts have no choices of networks"
     floor = store.fill(Cell("tiny", "popularity"), 1)
@@ -83,7 +84,7 @@ def test_counts_and_popularity_have_one_point(folder: Path) -> None:
 
 
 def test_a_run_that_another_process_computes_is_left_to_it(folder: Path) -> None:
-    cell = Cell("tiny", "counts", {"model": "counts", "epsilon": 5.0})
+    cell = Cell("tiny", "counts", COUNTS)
     with store._locked(cell.name) as mine:
         assert mine and store.fill(cell, 1) is None
     assert store.fill(cell, 1) is not None
@@ -101,7 +102,7 @@ def _fill(folder: Path) -> None:
 
     store.train = told
     for seed in range(2):
-        store.fill(Cell("tiny", "counts", {"model": "counts", "epsilon": 5.0}, seed), 1)
+        store.fill(Cell("tiny", "counts", COUNTS, seed), 1)
 
 
 def test_two_processes_share_the_work(folder: Path) -> None:
