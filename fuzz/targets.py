@@ -172,14 +172,15 @@ def _statement(name: str, path: Path) -> None:
     from dpformer.report.content import gather
     from dpformer.report.page import render
     from dpformer.runs import finished
-    from dpformer.verification.verify import _same, verify
+    from dpformer.verification.statement_check import same
+    from dpformer.verification.verify import verify
 
     run = _copy_of_run(name)
     (run / "privacy.json").write_bytes(path.read_bytes())
     if verify(run).passed:
         said, true = json.loads(path.read_bytes()), json.loads(seeds.statement(name))
         said["data"] = true["data"]  # sentences on the data are compared where the data is read
-        assert _same(said, true, 1e-6), "a false statement passed"
+        assert same(said, true, 1e-6), "a false statement passed"
     render(gather(finished(run), public=True))
 
 
