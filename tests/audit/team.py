@@ -62,7 +62,9 @@ def _noise_of_every_rank(share: float) -> None:
 
     def silent(self: PrivateOptimizer, parameters: Any) -> Any:
         for stream, p in enumerate(parameters):
-            yield Numbers(self._random, self.steps, stream, p.numel(), ready=torch.zeros(p.numel(), dtype=torch.float64))
+            yield Numbers(
+                self._random, self.steps, stream, p.numel(), ready=torch.zeros(p.numel(), dtype=torch.float64)
+            )
 
     PrivateOptimizer._noise = silent  # type: ignore[method-assign]
 

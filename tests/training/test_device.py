@@ -29,6 +29,7 @@ needs_second = pytest.mark.skipif(not second_device.POSSIBLE, reason="this torch
 MAKE_TENSORS = {  # problems whose model makes tensors in `forward`, for any device that is the default
     "EmbeddingScaledInPlace", "PositionsOneDim", "PositionsTwoDim", "PositionsExpanded", "GeneratedBias",
     "RelativePositions", "MultiheadAttention", "EncoderLayer", "Encoder", "SASRec", "CellByHand",
+    "LearnedAttentionBias", "ByMask",
 }  # fmt: skip
 CHOICES: list[dict[str, Any]] = [
     {"evaluate_every": 1},
@@ -94,6 +95,8 @@ def engine_there() -> None:
     torch.__future__.set_swap_module_params_on_conversion(True)  # as on CUDA, `module.to` keeps ties
     second = second_device.SecondDevice()
     for problem in PROBLEMS:
+        if problem.name == "FilterInFrequencies":
+            continue  # the stand-in keeps no imaginary parts: not checked there
         model, batch = build(problem, torch.float64)
         norms = engine(model, batch, dp.clip(0.8), proof=False)
         gradients = [g.clone() for g in sums(model)]
