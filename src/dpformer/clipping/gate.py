@@ -186,6 +186,7 @@ class Gate(TorchFunctionMode):
         if public:
             self._marked(out)
         else:
+            picked.follow_raw(func, tensors, tensors_of(out))
             _follow_batch(func, args, tensors, out)
             if not writes_in_place(func):
                 from_users = bool(args) and not (isinstance(args[0], Tensor) and self.is_public(args[0]))
@@ -203,6 +204,8 @@ class Gate(TorchFunctionMode):
                     f"{label(func)} writes users' data into a buffer of the model, which would stay there outside "
                     f"the guarantee; keep no running statistics of users"
                 )
+            if self.is_public(t):  # made for it inside the context
+                picked.mark_computed(t)
             t._phantom_public = False  # type: ignore[attr-defined]
 
     def _refuse_strangers(self, func: Any, tensors: Iterable[Tensor]) -> None:

@@ -58,12 +58,31 @@ def mark(t: Tensor, how: Picked | None) -> None:
         t._phantom_picked = None if how is None or how.is_whole else how  # type: ignore[attr-defined]
 
 
+def is_computed(t: Tensor) -> bool:
+    """Whether a tensor was made inside the context; False for raw samples, which come from outside."""
+    return getattr(t, "_phantom_computed", False)
+
+
+def mark_computed(t: Tensor) -> None:
+    t._phantom_computed = True  # type: ignore[attr-defined]
+
+
+def follow_raw(func: Any, tensors: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+    """What is computed from tensors is computed; raw samples that are only picked or moved stay raw."""
+    if not tensors or (func in _STAY_RAW and not is_computed(tensors[0])):
+        return
+    for t in out:
+        if not any(t is given for given in tensors):
+            mark_computed(t)
+
+
 def _named(names: str) -> set[Any]:
     return {getattr(home, name) for home in (torch, Tensor) for name in names.split() if hasattr(home, name)}
 
 
 _SELECTS = _named("index_select")
 _MASKED = _named("masked_select")
+_STAY_RAW = _SELECTS | _named("__getitem__ to cpu cuda pin_memory clone contiguous")
 _JOINS = _named("cat concat concatenate")
 RESHAPES = _named("view reshape flatten unflatten squeeze unsqueeze")
 # Functions that write rows into their first argument, whose rows stay whose they are.
@@ -92,8 +111,12 @@ def follow(
 
 
 def _picks_batch(source: Tensor, index: Tensor) -> bool:
-    """`model(data[users])`: raw samples picked one by one are the batch itself, whatever they were picked from."""
-    return index.ndim == 1 and not source.requires_grad and picked(source) is None
+    """`model(data[users])`: raw samples picked one by one are the batch itself, whatever they were picked from.
+
+    What was computed inside the context is no longer raw, with or without gradient: its rows are users' rows already.
+    """
+    raw = not source.requires_grad and not is_computed(source)
+    return raw and index.ndim == 1 and picked(source) is None
 
 
 def _index_of(func: Any, args: Sequence[Any]) -> Tensor | None:

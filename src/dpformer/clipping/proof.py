@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from dpformer.clipping.tap import Tap
 EVERY = 128  # batches from one random proof to the next, on average: each costs about as much as a batch
 PATIENCE = 16  # batches in a row that prove nothing
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # half precision: 5e-2
+_REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32}
 _WHY = (
     "the loss of a user must depend on its own rows only, and the first dimension must be the batch in every layer; "
     "check for time-first layouts, for position ids made outside the forward pass, and for anything that mixes users"
@@ -55,7 +57,7 @@ def prove(
     """
     if not bool((torch.isfinite(norms) & torch.isfinite(losses)).all()):
         return False
-    tolerance = max((_TOLERANCE.get(tap.grad.dtype, 5e-2) for tap in taps if tap.grad is not None), default=1e-8)
+    tolerance = max(_TOLERANCE.get(dtype, 5e-2) for dtype in _precisions(losses, taps))
     weights = (factors * _signs(len(losses)).to(factors)).to(losses.dtype)
     truth = _autograd(weights, losses, taps, sink)
     weights = weights.to(norms.dtype)
@@ -74,6 +76,25 @@ def prove(
         )
     _prove_norms(norms, groups, tolerance)
     return True
+
+
+def _precisions(losses: Tensor, taps: Sequence[Tap]) -> set[torch.dtype]:
+    """Types of all gradients on the way from the losses back to the taps, and through expressions to parameters.
+
+    A model in float64 may compute its norms and rotations in float32, as Llama and T5 do: then the gradients of two
+    backward passes are rounded there, whatever the types at the taps.
+    """
+    found = {torch.float64} | {tap.grad.dtype for tap in taps if tap.grad is not None}
+    seen: set[Any] = set()
+    stack: list[Any] = [losses.grad_fn, *(managed.grad_fn for tap in taps for managed in tap.managed)]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen or hasattr(node, "variable"):  # leaves compute nothing
+            continue
+        seen.add(node)
+        found.update(given.dtype for given in node._input_metadata)
+        stack += [after for after, _ in node.next_functions]
+    return {_REAL.get(dtype, dtype) for dtype in found}
 
 
 def _signs(users: int) -> Tensor:

@@ -90,6 +90,8 @@ class Text:
 def tokens_of(config: Config) -> Tokens:
     """The public vocabulary of text."""
     if config.base is not None:
+        if not (config.base / "config.json").is_file():
+            raise DpformerError(f"{config.base} holds no config.json: give a folder with a Hugging Face checkpoint")
         return Tokens.of_file(config.base / "tokenizer.json")
     if config.tokenizer is not None:
         return Tokens.of_file(config.tokenizer)
