@@ -152,7 +152,8 @@ def test_the_same_key_gives_the_same_list_and_another_key_another() -> None:
     items, offsets = packed([[item for item in range(40) if (user + item) % 2] for user in range(400)])
 
     def released(key: int) -> tuple[int, ...]:
-        return tuple(release_items(items, offsets, 20.0, delta=0.4, random=SecureRandom(seed=key)).items.tolist())
+        random = SecureRandom(seed=key)
+        return tuple(release_items(items, offsets, 20.0, delta=0.4, random=random, max_items=20).items.tolist())
 
     assert released(1) == released(1) and len({released(key) for key in range(5)}) > 1
 

@@ -158,7 +158,7 @@ def test_privacy_facts(page: Any, server: Server) -> None:
     facts = server.get("/statement")
     until(page, "document.querySelector('#epsilon').textContent !== '…'")
     assert 0 <= float(page.inner_text("#epsilon")) - facts["epsilon"] < 0.001
-    assert page.inner_text("#delta") == "1 in 60" and "one user" in page.inner_text("#protects")
+    assert page.inner_text("#delta") == "1 in 600" and "one user" in page.inner_text("#protects")
     assert page.is_hidden("#not-private")
     page.locator("summary").first.click()
     assert facts["words"][0] in page.inner_text("#words")

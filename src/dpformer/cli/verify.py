@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from dpformer.cli.results import AsJson, conclude
+from dpformer.cli.terminal import visible
 from dpformer.errors import DpformerError
 
 
@@ -75,7 +76,7 @@ def _print(result: Any) -> None:
     table = Table("", "what", "found", title="Verification", title_justify="left")
     words = {True: "ok", False: "WRONG", None: "not checked"}
     for finding in result.findings:
-        table.add_row(words[finding.ok], finding.name, finding.detail)
+        table.add_row(words[finding.ok], visible(finding.name), visible(finding.detail))
     console.print(table, markup=False)
-    console.print(f"The run states: {result.headline}", highlight=False, markup=False)
+    console.print(f"The run states: {visible(result.headline)}", highlight=False, markup=False)
     console.print(result.verdict, highlight=False, markup=False, style="bold" if result.passed else "bold red")
