@@ -114,9 +114,9 @@ def _floor(cell: Cell) -> dict[str, Any]:
     }
 
 
-def metrics(score: Any, dataset: Dataset) -> dict[str, dict[str, float]]:
-    """policy → metric → value, on test items."""
-    found = evaluate(score, dataset)
+def metrics(score: Any, dataset: Dataset, users: np.ndarray | None = None) -> dict[str, dict[str, float]]:
+    """policy → metric → value, on test items, of all users or these."""
+    found = evaluate(score, dataset, users=users)
     return {
         policy: {"ndcg@10": float(ndcg(ranks, 10).mean()), "hit@10": float(hit(ranks, 10).mean())}
         for policy, ranks in (("masked", found.masked), ("unmasked", found.unmasked))

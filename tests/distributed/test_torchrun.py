@@ -43,5 +43,5 @@ def test_the_documented_command(log: Path, alone: Alone, tmp_path: Path) -> None
         command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )
     assert job.returncode == 0, job.stderr
-    assert job.stdout.count("privacy.json") == 1
+    assert job.stdout.count("privacy.json") == 1, job.stderr  # twice: it was started again
     assert_same(tmp_path / "run", alone(config))

@@ -1,7 +1,9 @@
 """The command line. One file a subcommand; each imports torch inside, so that --help is instant."""
 
+import os
 import sys
 import traceback
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -71,7 +73,14 @@ CRASHED = 3  # a fault of dpformer; 1 is "a check did not pass", 2 "bad input"
 
 def main() -> None:
     """Runs the command line; bad input is one sentence on stderr and exit code 2, a fault of ours exit code 3."""
-    sys.exit(run())
+    code = run()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # Seen once: a finished leader aborted while the interpreter was torn down around the network's threads, and
+        # torchrun started a finished job again. Everything is written; there is nothing left to tear down.
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run() -> int:
