@@ -43,6 +43,7 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
         "missing": missing,
         "commands": commands,
         "decisive pairs": tables.pairs,
+        "attention at length": tables.at_length,
     }
     for data in ("ml-1m", "games"):
         made[f"{data} accuracy"] = lambda d=data: _accuracy(d)  # type: ignore[misc]

@@ -1,5 +1,6 @@
 """Tables in Markdown, from the store alone: what is there is shown with its spread, what is not is a dash."""
 
+import json
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ from experiments.cells import (
     warm_in_bands,
 )
 from experiments.paper_numbers import ACTIVATIONS, NANOGPT, PAPER
-from experiments.store import load
+from experiments.store import ROOT, load
 
 from dpformer.cli.moments import DEVIATIONS, variances
 from dpformer.privacy.banded import sum_deviation
@@ -95,6 +96,28 @@ def pairs() -> str:
             ["gain in NDCG@10", f"{len(gains)}", *(spread(list(column)) for column in zip(*gains, strict=True))]
         )
     return markdown(["NDCG@10 / HIT@10, %", "seed", *(f"epoch {epoch}" for epoch in epochs)], rows)
+
+
+def at_length() -> str:
+    """What attention the trained models of the pairs pay to items by popularity, and what inference alone changes."""
+    file = ROOT / "docs" / "results" / "at-length.json"
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    rows = []
+    for seed in ALL_SEEDS:
+        for cell, model in zip(decisive(seed), ("vanilla", "Re-Attention"), strict=True):
+            looked = found.get(cell.name, {"accuracy": {}})
+            for how, accuracy in looked["accuracy"].items():
+                blocks = (" ".join(f"{x:.2f}" for x in block) for block in looked["attention by popularity"][how])
+                rows.append([model, str(seed), how, _percents({"masked": accuracy}), *blocks])
+    heads = [
+        "trained as",
+        "seed",
+        "at inference",
+        "NDCG@10 / HIT@10, %",
+        "attention in block 1, rare … popular",
+        "block 2",
+    ]
+    return markdown(heads, rows)
 
 
 def _names() -> list[str]:
