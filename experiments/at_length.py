@@ -1,4 +1,6 @@
-"""Re-Attention after 354 steps: where attention goes, and what the correction does: DPFORMER_DATA=FOLDER python -m experiments.at_length
+"""Re-Attention after 354 steps: where attention goes, and what the correction does.
+
+    DPFORMER_DATA=FOLDER python -m experiments.at_length
 
 Looks at the released models of the decisive pairs (kept under .experiments/): attention that items of each popularity
 draw, the variance of attention scores that Re-Attention assumes, and the accuracy of each model with the correction
