@@ -25,7 +25,7 @@ from experiments.cells import FILES, Cell, data_file
 
 from dpformer.data import Dataset
 from dpformer.evaluation import evaluate, hit, ndcg, popularity
-from dpformer.evaluation.evaluate import scorer
+from dpformer.evaluation.evaluate import ranker
 from dpformer.models.counts import TransitionCounts
 from dpformer.runs import resume, train
 from dpformer.runs.config import OF_NETWORKS, Config
@@ -91,7 +91,7 @@ def _curve(records: list[dict[str, Any]]) -> dict[str, Any]:
 def _released(run: Run) -> dict[str, Any]:
     """A model without steps: the release is its only iterate."""
     model, dataset = run.release.model, load_dataset(run.config)
-    found = {"curve": [{"step": 0, "epoch": 0, "split": "test", **metrics(scorer(model), dataset)}]}
+    found = {"curve": [{"step": 0, "epoch": 0, "split": "test", **metrics(ranker(model), dataset)}]}
     if isinstance(model, TransitionCounts):
         q = model.popularity
         found["popularity"] = metrics(lambda histories: q.expand(len(histories), -1), dataset)  # type: ignore[assignment]

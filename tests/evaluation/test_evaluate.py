@@ -9,7 +9,7 @@ import torch
 
 from dpformer.data import Dataset, prepare
 from dpformer.errors import DpformerError
-from dpformer.evaluation import NonFiniteScores, evaluate, hit, ndcg, popularity, ranks
+from dpformer.evaluation import NonFiniteScores, evaluate, hit, ndcg, popularity, rankers, ranks
 
 MODULE = import_module(evaluate.__module__)
 
@@ -29,7 +29,8 @@ def scorer(histories: list[np.ndarray]) -> torch.Tensor:
 def test_chunks_and_masks_against_ranks_one_user_at_a_time(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = some_data(validation=True)
     whole = evaluate(scorer, dataset, split=split)
-    monkeypatch.setattr(MODULE, "SCORES_AT_ONCE", 70)  # three users at a time
+    monkeypatch.setattr(MODULE, "USERS_AT_ONCE", 7)
+    monkeypatch.setattr(rankers, "SCORES_AT_ONCE", 70)  # three users at a time
     parts = evaluate(scorer, dataset, split=split)
     assert torch.equal(whole.masked, parts.masked) and torch.equal(whole.unmasked, parts.unmasked)
     users, items = dataset.held_out(split)
@@ -73,7 +74,7 @@ def test_bad_scores_are_refused() -> None:
 
 def test_popularity_counts_training_items_only() -> None:
     dataset = Dataset.from_histories([[0, 1, 5], [0, 2, 5], [0, 0]], 6)
-    assert popularity(dataset)([np.array([1])]).tolist() == [[4, 1, 1, 0, 0, 0]]
+    assert popularity(dataset).popularity.tolist() == [4, 1, 1, 0, 0, 0]
 
 
 def test_popularity_on_real_data(real_data: Path) -> None:

@@ -148,6 +148,12 @@ class Dataset:
         stops = self.held_out_rows(users, split)
         return [self.items[start:stop] for start, stop in zip(self.offsets[users], stops, strict=True)]
 
+    def packed_held_out(self, users: np.ndarray, split: str = "test") -> tuple[np.ndarray, np.ndarray]:
+        """The same in one array: items (n,) int64 and offsets (B + 1,)."""
+        lengths = self.held_out_rows(users, split) - self.offsets[users]
+        items = self.items[_ranges(self.offsets[users], lengths)].astype(np.int64)
+        return items, np.concatenate([[0], np.cumsum(lengths)])
+
     @property
     def test_users(self) -> np.ndarray:
         """Users with a test item."""

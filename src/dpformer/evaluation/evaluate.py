@@ -11,11 +11,23 @@ from torch import Tensor
 from dpformer.data.dataset import Dataset
 from dpformer.data.vocabulary import Vocabulary
 from dpformer.errors import DpformerError
-from dpformer.evaluation.ranking import bootstrap, hit, mrr, ndcg, ranks
+from dpformer.evaluation.rankers import (
+    TOKENS_AT_ONCE,
+    DenseRanker,
+    Histories,
+    KnownItems,
+    NetworkRanker,
+    Ranker,
+    ScoreFunction,
+    joined,
+)
+from dpformer.evaluation.ranking import bootstrap, hit, mrr, ndcg
+from dpformer.evaluation.sparse_ranker import SparseRanker
+from dpformer.models.counts import TransitionCounts
+from dpformer.models.evidence import Evidence
+from dpformer.models.sequence import SequenceModel
 
-ScoreFunction = Callable[[list[np.ndarray]], Tensor]  # histories of B users → scores (B, M)
-SCORES_AT_ONCE = 1 << 24
-TOKENS_AT_ONCE = 1 << 15
+USERS_AT_ONCE = 1 << 13
 POLICIES = {
     "masked": "items the user has met are not ranked, but for the target",
     "unmasked": "all items are ranked, those the user has met too",
@@ -61,12 +73,17 @@ class Evaluation:
 
 
 def evaluate(
-    score: ScoreFunction, dataset: Dataset, *, split: str = "test", users: np.ndarray | None = None
+    score: Ranker | ScoreFunction,
+    dataset: Dataset,
+    *,
+    split: str = "test",
+    users: np.ndarray | None = None,
 ) -> Evaluation:
     """Ranks the held-out item of each user given every earlier item of that user.
 
     Args:
-        score: gets the histories of some users, whole, and returns finite scores (B, num_items).
+        score: a ranker (`ranker` makes that of a model), or any function of the histories of some users, whole, that
+            returns finite scores (B, num_items).
         dataset: where the held-out items are.
         split: `test` or `validation`.
         users: only these; by default all that have something held out.
@@ -76,28 +93,36 @@ def evaluate(
     everyone, items = everyone[chosen], items[chosen]
     if not len(everyone):
         raise DpformerError("no user has a held-out item: histories of at least 3 items are needed")
-    chunk = max(1, SCORES_AT_ONCE // dataset.num_items)
-    masked, unmasked = [], []
-    for start in range(0, len(everyone), chunk):
-        part, target = everyone[start : start + chunk], torch.from_numpy(items[start : start + chunk])
-        histories = dataset.held_out_histories(part, split)
-        with torch.no_grad():
-            scores = score(histories).cpu()
-        if scores.shape != (len(part), dataset.num_items):
-            raise ValueError(f"scores have shape {tuple(scores.shape)}, not {(len(part), dataset.num_items)}")
-        unmasked.append(ranks(scores, target))
-        masked.append(unmasked[-1] - _seen_ahead(scores, target, histories))
-    return Evaluation(everyone, items, torch.cat(masked), torch.cat(unmasked), dataset.num_items, split)
+    placing = score if isinstance(score, Ranker) else DenseRanker(score, dataset.num_items)
+    parts = [
+        placing.place(Histories(*dataset.packed_held_out(everyone[part], split)), items[part])
+        for part in (slice(start, start + USERS_AT_ONCE) for start in range(0, len(everyone), USERS_AT_ONCE))
+    ]
+    placed = joined(parts, 0)
+    masked, unmasked = torch.from_numpy(placed.masked), torch.from_numpy(placed.unmasked)
+    return Evaluation(everyone, items, masked, unmasked, dataset.num_items, split)
 
 
-def scorer(model: Any, dataset: Dataset | None = None, vocabulary: Vocabulary | None = None) -> ScoreFunction:
-    """The scores of a model, computed for so many users at a time as fit into little memory.
+def ranker(model: Any, dataset: Dataset | None = None, vocabulary: Vocabulary | None = None) -> Ranker:
+    """The ranker of a model: counts through what is not zero, networks by blocks.
 
-    A model that has fewer items than the data, `vocabulary`, gets histories without the others, and scores these below
+    A model that has fewer items than the data, `vocabulary`, gets histories without the others, and these stand after
     all that it knows: what was not released cannot be recommended.
     """
+    found: Ranker
+    if isinstance(model, TransitionCounts):
+        found = SparseRanker.of_counts(Evidence(model))
+    elif isinstance(model, SequenceModel):
+        found = NetworkRanker(model)
+    else:
+        found = DenseRanker(scorer(model), model.num_items)
     if dataset is not None and vocabulary is not None and len(vocabulary) != dataset.num_items:
-        return _below_all_known(scorer(model), vocabulary.match(list(dataset.vocabulary.ids)))
+        return KnownItems(found, vocabulary.match(list(dataset.vocabulary.ids)))
+    return found
+
+
+def scorer(model: Any) -> ScoreFunction:
+    """The scores of a model, computed for so many users at a time as fit into little memory."""
 
     def score(histories: list[np.ndarray]) -> Tensor:
         size = max(1, TOKENS_AT_ONCE // getattr(model, "max_length", 200))
@@ -111,36 +136,13 @@ def scorer(model: Any, dataset: Dataset | None = None, vocabulary: Vocabulary | 
     return score
 
 
-def _below_all_known(score: ScoreFunction, numbers: np.ndarray) -> ScoreFunction:
-    """Scores of all items of the data from those of a model; `numbers` (items,) are the model's, -1 for none."""
-    known = torch.from_numpy(np.flatnonzero(numbers >= 0))
-
-    def wider(histories: list[np.ndarray]) -> Tensor:
-        mapped = [numbers[history] for history in histories]
-        found = score([history[history >= 0] for history in mapped])
-        scores = found.min(1, keepdim=True).values.expand(-1, len(numbers)) - 1
-        return scores.clone().index_copy_(1, known, found[:, torch.from_numpy(numbers[known.numpy()])])
-
-    return wider
-
-
 def masked_ranks(model: Any, dataset: Dataset, split: str = "test", vocabulary: Vocabulary | None = None) -> Tensor:
     """(U,) ranks of the held-out items, seen ones masked; (0,) where nobody has one. Not private."""
     if not len(dataset.held_out(split)[0]):
         return torch.zeros(0, dtype=torch.int64)
-    return evaluate(scorer(model, dataset, vocabulary), dataset, split=split).masked
+    return evaluate(ranker(model, dataset, vocabulary), dataset, split=split).masked
 
 
-def _seen_ahead(scores: Tensor, targets: Tensor, histories: list[np.ndarray]) -> Tensor:
-    """How many distinct items of each history stand before its target, (B,): rank minus this is the masked rank."""
-    rows = np.repeat(np.arange(len(histories)), [len(history) for history in histories])
-    pairs = np.unique(rows * scores.shape[1] + np.concatenate(histories))  # each (row, item) once
-    row, item = (torch.from_numpy(part) for part in np.divmod(pairs, scores.shape[1]))
-    ahead = (scores[row, item] >= scores[row, targets[row]]) & (item != targets[row])
-    return torch.bincount(row[ahead], minlength=len(histories))
-
-
-def popularity(dataset: Dataset) -> ScoreFunction:
+def popularity(dataset: Dataset) -> SparseRanker:
     """The baseline: items by how often they occur in training, the same for everybody. Not private."""
-    counts = torch.from_numpy(dataset.item_counts()).float()
-    return lambda histories: counts.expand(len(histories), -1)
+    return SparseRanker(dataset.item_counts().astype(np.float64))

@@ -29,12 +29,15 @@ class Evidence:
 
     def of(self, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """(B, M) float32, above 0, for the histories items[offsets[b]:offsets[b + 1]]."""
+        found = self.claims(items, offsets).toarray()
+        found += self.popularity
+        return found
+
+    def claims(self, items: np.ndarray, offsets: np.ndarray) -> sparse.csr_array:
+        """(B, M) float32: evidence without popularity, which most items have none of."""
         weights = _weights(items, offsets, len(self.popularity))
-        claims = (weights @ self.transitions).toarray()
-        if self.offered.nnz:
-            claims += ((weights @ self.reach) @ self.offered).toarray()
-        claims += self.popularity
-        return claims
+        claims = weights @ self.transitions
+        return claims + (weights @ self.reach) @ self.offered if self.offered.nnz else claims
 
     def parts(self, history: np.ndarray, items: np.ndarray) -> np.ndarray:
         """(L + 1, n): what each item of one history adds to the evidence for each of some items; at last popularity."""

@@ -72,18 +72,17 @@ class SequenceModel(nn.Module):
 
         A history without items gets the bias alone. Longer histories than the model takes keep their last items.
         """
+        return F.linear(self.final_state(histories), self.output_weight(), self.bias)
+
+    def final_state(self, histories: Batch | Sequence[ArrayLike]) -> Tensor:
+        """(B, d): the hidden state at the end of each history, zero for one without items. scores = h Eᵀ + bias."""
         if not isinstance(histories, Batch):
             histories = Batch.for_scores(histories, self.max_length).to(self.bias.device)
-        return self._score(self.hidden(histories), histories.lengths)
+        return _final(self.hidden(histories), histories.lengths)
 
     def next_scores(self, items: Tensor, lengths: Tensor) -> Tensor:
         """`scores` of plain tensors, without checks and without branches: what an export records."""
-        return self._score(self.encode(items, lengths), lengths)
-
-    def _score(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        h = hidden.gather(1, last)[:, 0] * (lengths > 0)[:, None]  # (B, d)
-        return F.linear(h, self.output_weight(), self.bias)
+        return F.linear(_final(self.encode(items, lengths), lengths), self.output_weight(), self.bias)
 
     def output_weight(self) -> Tensor:
         return self.items.weight if self.output is None else self.output
@@ -103,6 +102,11 @@ class SequenceModel(nn.Module):
             raise ValueError("all frequencies are 0; give at least one item a frequency")
         p = p.clamp(min=float(seen.min()) / 2)
         self.bias.copy_((p / p.sum()).log())
+
+
+def _final(hidden: Tensor, lengths: Tensor) -> Tensor:
+    last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
+    return hidden.gather(1, last)[:, 0] * (lengths > 0)[:, None]
 
 
 def constructor_arguments(scope: Mapping[str, Any]) -> dict[str, Any]:

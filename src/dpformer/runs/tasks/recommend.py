@@ -95,10 +95,10 @@ class Recommend:
 
     def evaluate(self, model: Any, dataset: Dataset, vocabulary: Vocabulary, config: Config) -> dict[str, Any]:
         from dpformer.evaluation import evaluate, hit, ndcg
-        from dpformer.evaluation.evaluate import scorer
+        from dpformer.evaluation.evaluate import ranker
 
         split = "validation" if config.validation else "test"
-        result = evaluate(scorer(model, dataset, vocabulary), dataset, split=split)
+        result = evaluate(ranker(model, dataset, vocabulary), dataset, split=split)
         record: dict[str, Any] = {"split": split}
         for policy, ranks in (("masked", result.masked), ("unmasked", result.unmasked)):
             record[policy] = {"ndcg@10": float(ndcg(ranks, 10)), "hit@10": float(hit(ranks, 10))}
@@ -115,13 +115,13 @@ class Recommend:
         self, config: Config, release: Release, data: Path | None = None, split: str = "test"
     ) -> RankingAccuracy:
         from dpformer.evaluation import evaluate, popularity
-        from dpformer.evaluation.evaluate import scorer
+        from dpformer.evaluation.evaluate import ranker
 
         dataset = held_out_data(config, release, other=data)
         if split == "validation" and not dataset.validation:
             raise DpformerError("the run held out no validation items; train it with --validation, or use --split test")
         return RankingAccuracy(
-            evaluate(scorer(release.model, dataset, vocabulary_of(release)), dataset, split=split),
+            evaluate(ranker(release.model, dataset, vocabulary_of(release)), dataset, split=split),
             evaluate(popularity(dataset), dataset, split=split),
             dataset,
         )

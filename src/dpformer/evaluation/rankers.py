@@ -1,0 +1,224 @@
+r"""Where held-out items stand, at the cost of what is not zero.
+
+A `Ranker` places the targets of some users among all items, and gives their first k items. Ties count against the
+target, as in `ranking.ranks`, the dense twin. With score s_b of item b and target t the rank is #{b : s_b ≥ s_t}:
+
+    any scores      every item is compared
+    networks        s = h·Eᵀ + bias, some users and all items at a time in one buffer that is used again
+    counts          through what is not zero: `sparse_ranker.SparseRanker`; popularity too
+
+Items of the data that a model does not have stand after all that it has, tied with one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpformer.evaluation.ranking import NonFiniteScores, ranks
+from dpformer.models.sequence import SequenceModel
+
+ScoreFunction = Callable[[list[np.ndarray]], Tensor]  # histories of B users → scores (B, M)
+SCORES_AT_ONCE = 1 << 22  # users × items that are looked at together: 16 MB
+TOKENS_AT_ONCE = 1 << 15  # items of histories that a network reads together
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Of B users: items[offsets[b]:offsets[b + 1]], whole and in the order of time."""
+
+    items: np.ndarray  # (n,)
+    offsets: np.ndarray  # (B + 1,) int64
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def rows(self) -> np.ndarray:  # (n,)
+        """The user of each item."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    def seen(self, num_items: int) -> tuple[np.ndarray, np.ndarray]:
+        """(user, item) of every item that a user has met, once."""
+        keys = np.unique(self.rows * num_items + self.items)
+        return keys // num_items, keys % num_items
+
+    def split(self) -> list[np.ndarray]:
+        """One array a user."""
+        return np.split(self.items, self.offsets[1:-1])
+
+    def some(self, first: int, last: int) -> Histories:
+        """Those of users first … last - 1."""
+        return Histories(
+            self.items[self.offsets[first] : self.offsets[last]], self.offsets[first : last + 1] - self.offsets[first]
+        )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Ranks of the targets of B users, from 1, and the first items of each."""
+
+    unmasked: np.ndarray  # (B,) int64, among all items
+    masked: np.ndarray  # (B,) int64, among those that the user has not met, and the target
+    first: np.ndarray  # (B, k) int64, the best first, ties by number; -1 where there are fewer
+
+
+@runtime_checkable
+class Ranker(Protocol):
+    """Places targets among `num_items` items."""
+
+    num_items: int
+
+    def place(self, histories: Histories, targets: np.ndarray, k: int = 0, *, allow_seen: bool = False) -> Placed:
+        """Ranks of `targets` (B,), and the first `k` items: without those of the history, unless `allow_seen`."""
+
+
+class DenseRanker:
+    """Any scores: every item of every user is compared. The naive twin of the others."""
+
+    def __init__(self, score: ScoreFunction, num_items: int) -> None:
+        self.score, self.num_items = score, num_items
+
+    def place(self, histories: Histories, targets: np.ndarray, k: int = 0, *, allow_seen: bool = False) -> Placed:
+        return in_blocks(self._block, histories, targets, self.num_items, k, allow_seen)
+
+    def _block(self, histories: Histories, targets: np.ndarray, k: int, allow_seen: bool) -> Placed:
+        with torch.no_grad():
+            scores = self.score(histories.split()).cpu()
+        if scores.shape != (len(targets), self.num_items):
+            raise ValueError(f"scores have shape {tuple(scores.shape)}, not {(len(targets), self.num_items)}")
+        unmasked = ranks(scores, torch.from_numpy(targets)).numpy()
+        return _placed(scores.numpy().copy() if k else scores.numpy(), unmasked, histories, targets, k, allow_seen)
+
+
+class NetworkRanker:
+    """A model whose scores are h Eᵀ + bias: hidden states of many users, then products into one buffer."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        self.model, self.num_items = model, model.num_items
+        self.weight = model.output_weight().detach()[: self.num_items]
+        self.bias = model.bias.detach()[: self.num_items]
+        self.largest = float(self.weight.abs().max()), float(self.bias.abs().max())
+        self.buffer = torch.empty(0)
+
+    def place(self, histories: Histories, targets: np.ndarray, k: int = 0, *, allow_seen: bool = False) -> Placed:
+        states = self._states(histories.split())  # (B, d)
+        at = 0
+
+        def block(part: Histories, of: np.ndarray, k: int, allow_seen: bool) -> Placed:
+            nonlocal at
+            at += len(part)
+            scores = self._scores(states[at - len(part) : at])
+            own = scores[np.arange(len(of)), of]
+            unmasked = np.array([np.count_nonzero(row >= least) for row, least in zip(scores, own, strict=True)])
+            return _placed(scores, unmasked, part, of, k, allow_seen)
+
+        return in_blocks(block, histories, targets, self.num_items, k, allow_seen)
+
+    def _states(self, histories: list[np.ndarray]) -> Tensor:
+        size = max(1, TOKENS_AT_ONCE // self.model.max_length)
+        order = np.argsort([len(history) for history in histories], kind="stable")  # less padding
+        states = torch.empty(len(histories), self.weight.shape[1], dtype=self.weight.dtype, device=self.weight.device)
+        with torch.no_grad():
+            for start in range(0, len(order), size):
+                rows = order[start : start + size]
+                states[torch.from_numpy(rows)] = self.model.final_state([histories[row] for row in rows])
+        # If no product can leave the range of floats, the scores need not be looked at once more for it.
+        bound = float(states.abs().max()) * self.largest[0] * states.shape[1] + self.largest[1] if len(states) else 0.0
+        if not bound < torch.finfo(torch.float32).max:
+            raise NonFiniteScores("the model's scores are not finite: it has diverged in training")
+        return states
+
+    def _scores(self, states: Tensor) -> np.ndarray:
+        if self.buffer.shape[:1] < states.shape[:1]:
+            self.buffer = states.new_empty(len(states), self.num_items)  # fresh memory costs more than the product
+        with torch.no_grad():
+            scores = torch.addmm(self.bias, states, self.weight.T, out=self.buffer[: len(states)])
+        return scores.cpu().numpy()
+
+
+class KnownItems:
+    """A ranker of a model that has other items than the data: what it lacks stands after all that it has, tied."""
+
+    def __init__(self, inner: Ranker, numbers: np.ndarray) -> None:
+        """`numbers` (items of the data,) are the model's, -1 for none."""
+        self.inner, self.numbers, self.num_items = inner, numbers, len(numbers)
+        self.back = np.full(inner.num_items, -1, dtype=np.int64)
+        self.back[numbers[numbers >= 0]] = np.flatnonzero(numbers >= 0)
+
+    def place(self, histories: Histories, targets: np.ndarray, k: int = 0, *, allow_seen: bool = False) -> Placed:
+        mapped, wanted = self.numbers[histories.items], self.numbers[targets]
+        known, has = mapped >= 0, wanted >= 0
+        lengths = np.bincount(histories.rows[known], minlength=len(histories))
+        inner = Histories(mapped[known], np.concatenate([[0], np.cumsum(lengths)]))
+        found = self.inner.place(inner, np.where(has, wanted, 0), k, allow_seen=allow_seen)
+        row, item = histories.seen(self.num_items)
+        others = np.bincount(row[item != targets[row]], minlength=len(targets))  # all of them stand before
+        first = np.where(found.first >= 0, self.back[found.first], -1)
+        return Placed(
+            np.where(has, found.unmasked, self.num_items), np.where(has, found.masked, self.num_items - others), first
+        )
+
+
+def in_blocks(
+    block: Callable[[Histories, np.ndarray, int, bool], Placed],
+    histories: Histories,
+    targets: np.ndarray,
+    num_items: int,
+    k: int,
+    allow_seen: bool,
+) -> Placed:
+    """`block` of some users after the other, so many that users × items stay few."""
+    size = max(1, SCORES_AT_ONCE // num_items)
+    parts = [
+        block(histories.some(start, min(start + size, len(targets))), targets[start : start + size], k, allow_seen)
+        for start in range(0, len(targets), size)
+    ]
+    return joined(parts, k)
+
+
+def joined(parts: list[Placed], k: int) -> Placed:
+    """The same users in one."""
+    nobody = np.zeros(0, np.int64)
+    return Placed(
+        np.concatenate([nobody, *(part.unmasked for part in parts)]),
+        np.concatenate([nobody, *(part.masked for part in parts)]),
+        np.concatenate([np.zeros((0, k), np.int64), *(part.first for part in parts)]),
+    )
+
+
+def _placed(
+    scores: np.ndarray, unmasked: np.ndarray, histories: Histories, targets: np.ndarray, k: int, allow_seen: bool
+) -> Placed:
+    """From all scores (B, M), which are overwritten where `k` is not 0."""
+    row, item = histories.seen(scores.shape[1])
+    of_target = scores[np.arange(len(targets)), targets]
+    ahead = (scores[row, item] >= of_target[row]) & (item != targets[row])
+    masked = unmasked - np.bincount(row[ahead], minlength=len(targets))
+    if not k:
+        return Placed(unmasked, masked, np.zeros((len(targets), 0), np.int64))
+    if not allow_seen:
+        scores[row, item] = -np.inf
+    return Placed(unmasked, masked, _first_items(scores, k))
+
+
+def _first_items(scores: np.ndarray, k: int) -> np.ndarray:
+    place = scores.shape[1] - min(k, scores.shape[1])
+    least = np.partition(scores, place, axis=1)[:, place]
+    row, item = np.nonzero((scores >= least[:, None]) & np.isfinite(scores))
+    return first_of(row, item, scores[row, item], len(scores), k)
+
+
+def first_of(row: np.ndarray, item: np.ndarray, score: np.ndarray, users: int, k: int) -> np.ndarray:
+    """(users, k): the best of some candidates, ties by number; -1 where there are fewer."""
+    order = np.lexsort((item, -score, row))
+    row, item = row[order], item[order]
+    place = np.arange(len(row)) - np.searchsorted(row, np.arange(users))[row]
+    found = np.full((users, k), -1, dtype=np.int64)
+    found[row[place < k], place[place < k]] = item[place < k]
+    return found

@@ -1,0 +1,112 @@
+r"""Ranking by scores that are popularity and, for few items, something on top of it: transition counts, or neither.
+
+    s_b = c_b + p_b,    c ≥ 0, zero for most items b
+
+Of the items that stand before a target of score s_t, those with p_b ≥ s_t are counted by one search among the sorted
+p, and those with p_b < s_t ≤ c_b + p_b are among the few with a claim c_b: the work is in proportion to the claims.
+Floating-point addition is monotonic, so the two are all. The numbers are those that recommendations are sorted by
+(`models.evidence`), compared as they are.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpformer.evaluation.rankers import SCORES_AT_ONCE, Histories, Placed, first_of, joined
+from dpformer.evaluation.ranking import NonFiniteScores
+from dpformer.models.evidence import Evidence
+
+Claims = Callable[[Histories], Any]  # → sparse matrix (B, M) by rows
+
+
+class SparseRanker:
+    """See above, and `rankers.Ranker`."""
+
+    def __init__(self, popularity: np.ndarray, claims: Claims | None = None) -> None:
+        """
+        Args:
+            popularity: p (M,), finite.
+            claims: c of some histories, of the same type as p; None: nothing on top of popularity.
+        """
+        if not np.isfinite(popularity).all():
+            raise NonFiniteScores("the popularity of an item is not finite")
+        self.popularity, self.claims, self.num_items = popularity, claims, len(popularity)
+        self.ascending = np.sort(popularity)
+        self.order = np.lexsort((np.arange(len(popularity)), -popularity))  # the most popular first
+
+    @classmethod
+    def of_counts(cls, evidence: Evidence) -> "SparseRanker":
+        return cls(evidence.popularity, lambda histories: evidence.claims(histories.items, histories.offsets))
+
+    def place(self, histories: Histories, targets: np.ndarray, k: int = 0, *, allow_seen: bool = False) -> Placed:
+        size = max(1, SCORES_AT_ONCE // self.num_items)
+        parts = [(start, min(start + size, len(targets))) for start in range(0, len(targets), size)]
+
+        def work(part: tuple[int, int]) -> Placed:
+            return _Block(self, histories.some(*part), targets[slice(*part)]).place(k, allow_seen)
+
+        threads = min(torch.get_num_threads(), len(parts))
+        if threads <= 1:
+            return joined([work(part) for part in parts], k)
+        with ThreadPoolExecutor(threads) as pool:  # products run outside of Python's lock
+            return joined(list(pool.map(work, parts)), k)
+
+
+class _Block:
+    """Some users: the claims of their histories as (row, item, claim), and looked up."""
+
+    def __init__(self, ranker: SparseRanker, histories: Histories, targets: np.ndarray) -> None:
+        self.ranker, self.targets, self.size = ranker, targets, ranker.num_items
+        self.seen = histories.seen(self.size)
+        self.dense: np.ndarray | None = None
+        self.row = self.item = np.zeros(0, np.int64)
+        self.score = ranker.popularity[:0]
+        if ranker.claims is None:
+            return
+        found = ranker.claims(histories)
+        if not np.isfinite(found.data).all():
+            raise NonFiniteScores("what counts claim is not finite")
+        self.row, self.item = np.repeat(np.arange(len(targets)), np.diff(found.indptr)), found.indices
+        self.score = found.data + ranker.popularity[self.item]
+        self.dense = np.zeros((len(targets), self.size), dtype=found.data.dtype)  # pages without a claim stay untouched
+        self.dense[self.row, self.item] = found.data
+
+    def place(self, k: int, allow_seen: bool) -> Placed:
+        users = len(self.targets)
+        of_target = self._scores(np.arange(users), self.targets)
+        by_popularity = self.size - np.searchsorted(self.ranker.ascending, of_target, side="left")
+        threshold = of_target[self.row]
+        lifted = (self.score >= threshold) & (self.ranker.popularity[self.item] < threshold)
+        unmasked = by_popularity + np.bincount(self.row[lifted], minlength=users)
+        row, item = self.seen
+        ahead = (self._scores(row, item) >= of_target[row]) & (item != self.targets[row])
+        masked = unmasked - np.bincount(row[ahead], minlength=users)
+        return Placed(unmasked, masked, self._first(k, allow_seen) if k else np.zeros((users, 0), np.int64))
+
+    def _scores(self, row: np.ndarray, item: np.ndarray) -> np.ndarray:
+        of_popularity = self.ranker.popularity[item]
+        return of_popularity if self.dense is None else np.asarray(self.dense[row, item] + of_popularity)
+
+    def _first(self, k: int, allow_seen: bool) -> np.ndarray:
+        """The best are among the k most popular that may be named, and the claims that reach the last of these."""
+        users, (row, item) = len(self.targets), self.seen
+        left_out = np.zeros((users, self.size), dtype=bool)
+        if not allow_seen:
+            left_out[row, item] = True
+        most = min(self.size, k + (0 if allow_seen else int(np.bincount(row, minlength=1).max())))
+        popular = self.ranker.order[:most]  # k of them at least are left to everyone, if there are so many
+        rows, places = np.nonzero(~left_out[:, popular])
+        items = popular[places]
+        nth = np.arange(len(rows)) - np.searchsorted(rows, np.arange(users))[rows]
+        rows, items = rows[nth < k], items[nth < k]
+        least = np.full(users, -np.inf)  # what an item needs to be among the first k
+        full = np.bincount(rows, minlength=users) == k
+        last = np.searchsorted(rows, np.arange(users), side="right") - 1
+        least[full] = self.ranker.popularity[items[last[full]]]
+        chosen = (self.score >= least[self.row]) & ~left_out[self.row, self.item]
+        keys = np.unique(np.concatenate([rows * self.size + items, self.row[chosen] * self.size + self.item[chosen]]))
+        rows, items = keys // self.size, keys % self.size
+        return first_of(rows, items, self._scores(rows, items), users, k)
