@@ -28,7 +28,7 @@ from experiments.paper_numbers import ACTIVATIONS, NANOGPT, PAPER
 from experiments.store import ROOT, load
 
 from dpformer.cli.moments import DEVIATIONS, variances
-from dpformer.privacy.banded import sum_deviation
+from dpformer.privacy.mechanisms import noise_of
 
 ALL_SEEDS = range(5)
 ROWS = {
@@ -219,7 +219,7 @@ def signal(result: Result) -> float:
 
     √T is what is left of the noise in the sum of T steps, or less if it is correlated.
     """
-    steps, left = result["steps"], sum_deviation(result["config"].get("bands", 1), result["steps"])
+    steps, left = result["steps"], noise_of(result["config"]).sum_deviation(result["steps"])
     return float(result["sample_rate"] * steps / left / result["noise_multiplier"])
 
 

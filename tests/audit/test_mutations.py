@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping import PhantomClipping, UnsupportedUse, engine, normalize, norms
-from dpformer.privacy import PoissonBatches
-from dpformer.privacy.banded import coefficients
+from dpformer.privacy import Banded, Noise, PoissonBatches
+from dpformer.privacy.mechanisms import PastNoise
 from dpformer.privacy.noise import Numbers
 from dpformer.training import plan
 from dpformer.training.optimizer import PrivateOptimizer
@@ -181,7 +181,7 @@ def test_processes_that_draw_different_batches(monkeypatch: pytest.MonkeyPatch) 
 
 # Noise that is correlated over some steps.
 
-BANDED: dict[str, Any] = {"noise_multiplier": 2.0, "sample_rate": 0.1, "steps": 42, "bands": 4}
+BANDED: dict[str, Any] = {"noise_multiplier": 2.0, "sample_rate": 0.1, "steps": 42, "noise": Banded(4)}
 
 
 def test_correlated_noise_passes() -> None:
@@ -193,7 +193,13 @@ def test_correlated_noise_passes() -> None:
 
 def test_coefficients_of_a_norm_above_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """1, 1/2, 3/8, 5/16 as they are: nobody scaled them, and a user adds 1.2."""
-    monkeypatch.setattr("dpformer.training.optimizer.coefficients", lambda bands: coefficients(bands) * 1.22)
+    begin = PastNoise.__init__
+
+    def unscaled(self: PastNoise, noise: Noise) -> None:
+        begin(self, noise)
+        self._coefficients = (noise.coefficients() * 1.22).tolist()
+
+    monkeypatch.setattr(PastNoise, "__init__", unscaled)
     assert "noise: deviation" in {check.name for check in audited(**BANDED).checks if not check.passed}
 
 
@@ -202,7 +208,7 @@ def test_the_noise_of_past_steps_is_forgotten_on_resume(monkeypatch: pytest.Monk
 
     def forgetful(self: PrivateOptimizer, state: dict[str, Any]) -> None:
         load(self, state)
-        self._past.clear()
+        self._past._steps.clear()
 
     monkeypatch.setattr(PrivateOptimizer, "load_state_dict", forgetful)
     assert not audited(**{**BANDED, "steps": 16}).passed

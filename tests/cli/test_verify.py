@@ -347,7 +347,7 @@ def test_an_unfinished_run_with_correlated_noise(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         "dpformer.verification.verify.make_plan", lambda config, users: make_plan(config.but(bands=2), users)
     )
-    assert {"plan", "bands"} <= wrong(verify(tmp_path / "run"))
+    assert {"plan", "noise of the batches", "noise of the steps"} <= wrong(verify(tmp_path / "run"))
 
 
 def test_the_command(run: Path) -> None:

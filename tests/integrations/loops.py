@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 import dpformer as dp
 from dpformer.errors import DpformerError
 from dpformer.integrations.distributed import DistributedClipping, DistributedOptimizer, share
+from dpformer.privacy import Banded
 from dpformer.training.rendezvous import join_processes
 
 USERS, STEPS, CLIP = 30, 6, 0.7
@@ -194,7 +195,7 @@ def refused_models() -> None:
     clipping = DistributedClipping(fully_shard(nn.Linear(4, 2)))
     with pytest.raises(ValueError, match="correlated noise is not supported for sharded models"):
         inner = torch.optim.SGD(clipping.model.parameters(), lr=1.0)
-        DistributedOptimizer(clipping, inner, noise_multiplier=1, clip_norm=1, expected_batch_size=1, bands=2)
+        DistributedOptimizer(clipping, inner, noise_multiplier=1, clip_norm=1, expected_batch_size=1, noise=Banded(2))
 
 
 def guide(page: str) -> None:

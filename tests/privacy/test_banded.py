@@ -1,6 +1,5 @@
 """Banded noise: C·y is independent noise, users take part in turn, and ε is that of a round of steps."""
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.privacy import (
+    Banded,
     BandedGaussian,
     Event,
     Gaussian,
+    Independent,
     Ledger,
+    Noise,
     PoissonBatches,
     PoissonGaussian,
     SecureRandom,
     calibrate,
 )
-from dpformer.privacy.banded import coefficients, sum_deviation
+from dpformer.privacy.mechanisms import noise_of
 from dpformer.training.optimizer import PrivateOptimizer
 
 
@@ -28,7 +30,15 @@ def optimizer(bands: int, size: int = 4, **choices: Any) -> tuple[torch.nn.Param
     p = torch.nn.Parameter(torch.zeros(size, dtype=torch.float64))
     inner = torch.optim.SGD([p], lr=1.0)
     settings = {"noise_multiplier": 1.0, "clip_norm": 1.0, "expected_batch_size": 1.0, "seed": 0, **choices}
-    return p, PrivateOptimizer(inner, bands=bands, **settings)
+    return p, PrivateOptimizer(inner, noise=noise_over(bands), **settings)
+
+
+def noise_over(bands: int) -> Noise:
+    return noise_of({"bands": bands})
+
+
+def coefficients(bands: int) -> np.ndarray:
+    return noise_over(bands).coefficients()
 
 
 def released(p: torch.nn.Parameter, private: PrivateOptimizer, steps: int) -> np.ndarray:
@@ -85,13 +95,13 @@ def test_sums_of_steps_hold_less_of_it_and_no_combination_tells_more() -> None:
 @pytest.mark.parametrize(("bands", "steps"), [(1, 9), (2, 1), (4, 3), (5, 30)])
 def test_how_much_is_left_in_the_sum(bands: int, steps: int) -> None:
     exact = np.linalg.norm(np.linalg.inv(banded(bands, steps)).sum(0))
-    assert sum_deviation(bands, steps) == pytest.approx(exact, rel=1e-9)
-    assert sum_deviation(1, steps) == pytest.approx(steps**0.5)
+    assert noise_over(bands).sum_deviation(steps) == pytest.approx(exact, rel=1e-9)
+    assert Independent().sum_deviation(steps) == pytest.approx(steps**0.5)
 
 
 def test_users_take_turns() -> None:
     n, bands, rate, steps = 4000, 5, 0.1, 200
-    batches = PoissonBatches(n, rate, steps, bands=bands, seed=1)
+    batches = PoissonBatches(n, rate, steps, noise=Banded(bands), seed=1)
     groups = batches.groups(0, n)
     taken = np.zeros((steps, n), dtype=bool)
     for step, users in enumerate(batches):
@@ -107,13 +117,13 @@ def test_users_take_turns() -> None:
 
 
 def test_one_band_is_what_it_was() -> None:
-    one, plain = (PoissonBatches(500, 0.1, 3, seed=1, **bands) for bands in ({"bands": 1}, {}))
+    one, plain = (PoissonBatches(500, 0.1, 3, seed=1, **noise) for noise in ({"noise": noise_over(1)}, {}))
     assert all(np.array_equal(*pair) for pair in zip(one, plain, strict=True))
     assert one.state_dict() == plain.state_dict()
 
 
 def test_everybody_in_their_turn() -> None:
-    batches = PoissonBatches(100, 0.25, 8, bands=4, seed=0)
+    batches = PoissonBatches(100, 0.25, 8, noise=Banded(4), seed=0)
     assert sorted(np.concatenate([batches.batch(step) for step in range(4)])) == list(range(100))
 
 
@@ -131,7 +141,7 @@ def test_the_price_is_that_of_rounds(bands: int, steps: int, rate: float, sigma:
 def test_the_price_in_numbers() -> None:
     banded_price = Ledger([BandedGaussian(2.0, 0.1, 81, 4)]).epsilon(1e-3)
     assert banded_price == Ledger([PoissonGaussian(2.0, 0.4, 21)]).epsilon(1e-3)
-    sigma = calibrate(epsilon=10, delta=1 / 6040, sample_rate=512 / 6040, steps=236, bands=8)
+    sigma = calibrate(epsilon=10, delta=1 / 6040, sample_rate=512 / 6040, steps=236, noise=Banded(8))
     assert sigma == calibrate(epsilon=10, delta=1 / 6040, sample_rate=8 * (512 / 6040), steps=30)
     assert Ledger([BandedGaussian(sigma, 512 / 6040, 236, 8)]).epsilon(1 / 6040) <= 10
 
@@ -152,7 +162,7 @@ def test_a_resumed_optimizer_takes_back_what_the_other_added() -> None:
         again.copy_(p)
     other.load_state_dict(private.state_dict())
     np.testing.assert_array_equal(np.concatenate([first, released(again, other, 4)]), whole)
-    batches = PoissonBatches(100, 0.1, 10, bands=4)
+    batches = PoissonBatches(100, 0.1, 10, noise=Banded(4))
     assert other.event(batches) == BandedGaussian(1.0, 0.1, 9, 4, label="training", private=False)
 
 
@@ -160,16 +170,18 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"4 groups of users at sample rate 0\.3 are 1\.2 of all users a step"):
         BandedGaussian(1.0, 0.3, 10, 4)
     with pytest.raises(ValueError, match=r"4 groups of users at sample rate 0\.3"):
-        PoissonBatches(100, 0.3, 10, bands=4)
+        PoissonBatches(100, 0.3, 10, noise=Banded(4))
     with pytest.raises(ValueError, match=r"4 groups of users at sample rate 0\.3"):
-        calibrate(epsilon=5, delta=1e-3, sample_rate=0.3, steps=10, bands=4)
+        calibrate(epsilon=5, delta=1e-3, sample_rate=0.3, steps=10, noise=Banded(4))
     with pytest.raises(ValueError, match="bands is 2, and there is no noise"):
         optimizer(2, noise_multiplier=0.0)
-    for other in (0.1, PoissonBatches(100, 0.1, 10), PoissonBatches(100, 0.1, 10, bands=4)):
-        with pytest.raises(ValueError, match=r"noise is correlated over 3 steps, and users take turns in [14]: give"):
+    for other in (0.1, PoissonBatches(100, 0.1, 10), PoissonBatches(100, 0.1, 10, noise=Banded(4))):
+        with pytest.raises(
+            ValueError, match=r"have noise correlated over 3 steps, and users were drawn for (indep|noise corr)"
+        ):
             optimizer(3)[1].event(other)
-    with pytest.raises(ValueError, match="noise is correlated over 1 steps, and users take turns in 4"):
-        optimizer(1)[1].event(PoissonBatches(100, 0.1, 10, bands=4))
+    with pytest.raises(ValueError, match="have independent noise, and users were drawn for noise correlated over 4"):
+        optimizer(1)[1].event(PoissonBatches(100, 0.1, 10, noise=Banded(4)))
     p, private = optimizer(3)
     released(p, private, 2)
     state = private.state_dict()
@@ -182,44 +194,45 @@ def test_what_is_refused() -> None:
         optimizer(3)[1].load_state_dict({**state, "past": bad})
     wide, other = optimizer(3)
     other.load_state_dict({**state, "past": [state["past"][0], [torch.zeros(1)]]})
-    with pytest.raises(ValueError, match="with bands=3 the same parameters must be trained in every step"):
+    with pytest.raises(ValueError, match="with noise correlated over 3 steps the same parameters must be trained"):
         other.step()
     assert wide.grad is None and other.steps == 2, "nothing was released"
-    with pytest.raises(ValueError, match="after 2 steps with bands=3, noise of 1 steps was saved"):
+    with pytest.raises(ValueError, match="after 2 steps with noise correlated over 3 steps, noise of 1 steps"):
         optimizer(3)[1].load_state_dict({**state, "past": state["past"][:1]})
     private.zero_grad()
     private.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
-    with pytest.raises(ValueError, match="with bands=3 the same parameters must be trained in every step"):
+    with pytest.raises(ValueError, match="with noise correlated over 3 steps the same parameters must be trained"):
         private.step()
-    assert private.steps == 2 and isinstance(private._past, deque) and len(private._past) == 2
-    batches = PoissonBatches(100, 0.1, 10, bands=3)
+    assert private.steps == 2 and len(private._past) == 2
+    batches = PoissonBatches(100, 0.1, 10, noise=Banded(3))
     with pytest.raises(ValueError, match="bands was 3 when this state was saved, now it is 2"):
-        PoissonBatches(100, 0.1, 10, bands=2).load_state_dict(batches.state_dict())
+        PoissonBatches(100, 0.1, 10, noise=Banded(2)).load_state_dict(batches.state_dict())
 
 
 def test_every_step_is_a_batch_and_every_batch_a_step() -> None:
     """A sampler an epoch, or a batch that is skipped: then users of one group come closer than bands steps."""
     p, private = optimizer(3)
-    batches = PoissonBatches(100, 0.1, 4, bands=3)
+    batches = PoissonBatches(100, 0.1, 4, noise=Banded(3))
     for _ in batches:
         released(p, private, 1)
         assert private.event(batches).steps == batches.step
-    with pytest.raises(ValueError, match="4 steps were taken, and 1 of 4 batches given out: with bands each batch"):
-        again = PoissonBatches(100, 0.1, 4, bands=3)
+    with pytest.raises(ValueError, match="4 steps were taken, and 1 of 4 batches given out: with noise correlated"):
+        again = PoissonBatches(100, 0.1, 4, noise=Banded(3))
         next(iter(again))
         private.event(again)
     released(p, private, 1)
     with pytest.raises(ValueError, match="5 steps were taken, and 4 of 4 batches given out"):
         private.event(batches)
     with pytest.raises(ValueError, match="5 steps were taken, and 0 of 4 batches given out"):
-        private.event(PoissonBatches(100, 0.1, 4, bands=3))
+        private.event(PoissonBatches(100, 0.1, 4, noise=Banded(3)))
 
 
 def test_several_parameters_each_take_back_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """With noise made ahead on its thread, of all shapes: C·y is white for each of them, and for none another's."""
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((), (300, 4), (0, 3), (7,))]
     inner = torch.optim.SGD(parameters, lr=0.1)
-    private = PrivateOptimizer(inner, noise_multiplier=1.0, clip_norm=1.0, expected_batch_size=1.0, bands=4, seed=0)
+    sizes = {"noise_multiplier": 1.0, "clip_norm": 1.0, "expected_batch_size": 1.0}
+    private = PrivateOptimizer(inner, **sizes, noise=Banded(4), seed=0)
     rows = []
     for _ in range(30):
         private.zero_grad()

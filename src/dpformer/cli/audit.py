@@ -56,6 +56,7 @@ def audit(
 
 def settings_of(run: Path) -> dict[str, Any]:
     """The arguments of an audit of a finished run, as its statement claims them."""
+    from dpformer.privacy.mechanisms import noise_of
     from dpformer.runs.run import finished
 
     facts = finished(run).statement
@@ -66,7 +67,7 @@ def settings_of(run: Path) -> dict[str, Any]:
         raise DpformerError(f"{run} was trained without noise: there is no claim to audit")
     names = ("noise_multiplier", "sample_rate", "steps", "delta", "clipping", "clip_norm")
     try:
-        return {**{name: facts[name] for name in names}, "bands": facts.get("bands") or 1}
+        return {**{name: facts[name] for name in names}, "noise": noise_of(facts)}
     except KeyError as error:
         raise DpformerError(f"{run}/privacy.json has no {error}: look at it with dpformer verify {run}") from None
 
@@ -133,7 +134,7 @@ def _print(result: Any) -> None:
         mark = "ok" if check.passed else "FLAGGED"
         table.add_row(check.name, check.measured, check.expected, f"{check.p_value:.2g}", mark)
     console.print(table)
-    correlated = f", noise correlated over {m.bands}" if m.bands > 1 else ""
+    correlated = f", {m.noise.name}" if m.noise.correlated else ""
     steps = f"{m.steps:,} steps at sample rate {plain(m.sample_rate)}{correlated}, clip norm {plain(m.clip_norm)}"
     console.print(
         f"{steps if result.of == 'training' else 'One release'}, noise multiplier {plain(m.noise_multiplier)}; "

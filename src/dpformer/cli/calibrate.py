@@ -3,11 +3,14 @@
 import json
 import math
 from itertools import product
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpformer.errors import DpformerError
+
+if TYPE_CHECKING:
+    from dpformer.privacy import Noise
 
 
 def calibrate(
@@ -43,46 +46,46 @@ def calibrate(
     if delta is None:
         delta = 1 / _at_least_one("users", users)
     from dpformer.privacy import Gaussian
+    from dpformer.privacy.mechanisms import noise_of
 
     try:
         others = [] if frequency_noise is None else [Gaussian(frequency_noise, label="frequencies")]
+        noise = noise_of({"bands": bands})
         rates = [_rate_and_steps(rate, epochs, steps) for rate in _rates(users, batch, sample_rate)]
         budgets = [(value, None) for value in epsilon or []]
         noises = [(None, value) for value in noise_multiplier or []]
-        rows = [_row(*asked, *rate, bands, delta, others) for rate, asked in product(rates, [*budgets, *noises])]
+        rows = [_row(*asked, *rate, noise, delta, others) for rate, asked in product(rates, [*budgets, *noises])]
     except ValueError as error:
         raise DpformerError(str(error)) from None
     if as_json:
         facts = {
             "adjacency": "zero-out-one-user",
             "frequency_noise": frequency_noise,
-            "bands": bands,
+            **noise.settings(),
             "rows": rows,
         }
         typer.echo(json.dumps(facts, indent=2))
     else:
-        _print(rows, frequency_noise, bands)
+        _print(rows, frequency_noise, noise)
 
 
 def _row(
-    wanted: float | None, noise: float | None, rate: float, steps: int, bands: int, delta: float, others: list[Any]
+    wanted: float | None, sigma: float | None, rate: float, steps: int, noise: "Noise", delta: float, others: list[Any]
 ) -> dict[str, Any]:
     from dpformer.privacy import Ledger
     from dpformer.privacy import calibrate as least_noise
-    from dpformer.privacy.banded import sum_deviation
-    from dpformer.privacy.events import training_event
 
-    if noise is None:
+    if sigma is None:
         assert wanted is not None
-        noise = least_noise(epsilon=wanted, delta=delta, sample_rate=rate, steps=steps, others=others, bands=bands)
-    ledger = Ledger([*others, training_event(noise, rate, steps, bands, label="training")])
+        sigma = least_noise(epsilon=wanted, delta=delta, sample_rate=rate, steps=steps, others=others, noise=noise)
+    ledger = Ledger([*others, noise.event(sigma, rate, steps, label="training")])
     spent, renyi = ledger.epsilon(delta), ledger.epsilon(delta, "rdp")
     return {
         "sample_rate": rate,
         "steps": steps,
         "delta": delta,
-        "noise_multiplier": noise,
-        "sum_noise": noise * sum_deviation(bands, steps),  # of all steps, in clip norms
+        "noise_multiplier": sigma,
+        "sum_noise": sigma * noise.sum_deviation(steps),  # of all steps, in clip norms
         "epsilon": spent if math.isfinite(spent) else None,  # JSON has no infinity; None: no guarantee
         "epsilon_rdp": renyi if math.isfinite(renyi) else None,
     }
@@ -119,7 +122,7 @@ def _at_least_one(name: str, value: int | None) -> int:
     return value
 
 
-def _print(rows: list[dict[str, Any]], frequency_noise: float | None, bands: int) -> None:
+def _print(rows: list[dict[str, Any]], frequency_noise: float | None, noise: "Noise") -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -138,7 +141,7 @@ def _print(rows: list[dict[str, Any]], frequency_noise: float | None, bands: int
         )
     console = Console()
     console.print(table)
-    over = f" with noise correlated over {bands} steps" if bands > 1 else ""
+    over = f" with {noise.name}" if noise.correlated else ""
     with_ = f" and one release of frequencies with noise multiplier {frequency_noise:g}" if frequency_noise else ""
     console.print(
         f"One user's data or nothing in its place; Poisson-sampled training{over}{with_}; ε by privacy loss "

@@ -174,6 +174,8 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["epsilon"] is None:
         return [("NOT PRIVATE", "no clipping and no noise: epsilon is inf")]
+    from dpformer.privacy.mechanisms import noise_of
+    from dpformer.privacy.units import USER
     from dpformer.runs.statement import round_up
 
     rows = [
@@ -182,8 +184,7 @@ def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if facts["steps"]:
         rows.append(("noise multiplier σ", f"{facts['noise_multiplier']:g}"))
-        if facts["bands"] > 1:
-            rows.append(("noise correlated over", f"{facts['bands']} steps, for as many groups of users in turn"))
+        rows += noise_of(facts).rows(facts["sample_rate"], USER)
         rows.append(("clip norm C", f"{facts['clip_norm']:g}"))
     rows += [
         (f"for {event['label']}", f"noise multiplier {event['noise_multiplier']:g}") for event in facts["releases"]

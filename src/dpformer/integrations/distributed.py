@@ -106,9 +106,9 @@ class DistributedOptimizer(PrivateOptimizer):
     ) -> None:
         super().__init__(inner, key=shared_key() if key is None and seed is None else key, seed=seed, **options)
         self._gathering = clipping.gathering
-        if self._gathering is not None and self.bands > 1:
+        if self._gathering is not None and self.noise.correlated:
             raise ValueError(
-                f"bands is {self.bands}, and correlated noise is not supported for sharded models: leave it out"
+                f"{self.noise.choice}, and correlated noise is not supported for sharded models: leave it out"
             )
 
     @torch.no_grad()

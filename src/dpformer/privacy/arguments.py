@@ -3,8 +3,6 @@
 import math
 from numbers import Integral, Real
 
-MOST_BANDS = 2**20
-
 
 def _number(name: str, value: object, allowed: str) -> float:
     try:
@@ -12,7 +10,7 @@ def _number(name: str, value: object, allowed: str) -> float:
     except OverflowError:  # a whole number of hundreds of digits
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{name} must be {allowed}, not {_short(value)}")
+        raise ValueError(f"{name} must be {allowed}, not {number_text(value)}")
     return number
 
 
@@ -48,13 +46,6 @@ def sample_rate_of(value: object) -> float:
     return number
 
 
-def bands_of(value: object) -> int:
-    """Over how many steps noise is correlated: 1 (not at all) or more."""
-    if (bands := whole("bands", value, 1)) > MOST_BANDS:
-        raise ValueError(f"bands must be at most {MOST_BANDS:,}, not {_short(value)}")
-    return bands
-
-
 def whole(name: str, value: object, least: int) -> int:
     """A whole number of at least `least`; floats are refused, since rounding a count of steps changes the guarantee."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
@@ -62,6 +53,7 @@ def whole(name: str, value: object, least: int) -> int:
     return int(value)
 
 
-def _short(value: object) -> str:
+def number_text(value: object) -> str:
+    """The value as it was given, cut off if it has hundreds of digits."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 
 from dpformer.privacy.accounting import compose, epsilon_of, epsilon_on_grid, first_interval, quiet
 from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
-from dpformer.privacy.events import Event, training_event
+from dpformer.privacy.events import Event
+from dpformer.privacy.mechanisms import INDEPENDENT, Noise
 
 LEAST, MOST = 0.1, 1e7  # noise multipliers looked at
 TOLERANCE = 1e-4  # of ε in the search, relative; what it finds is certified afterwards
@@ -19,7 +20,7 @@ def calibrate(
     sample_rate: float,
     steps: int,
     others: Iterable[Event] = (),
-    bands: int = 1,
+    noise: Noise = INDEPENDENT,
 ) -> float:
     """The least noise multiplier σ such that `steps` Poisson-sampled noisy sums, and all `others`, are (ε, δ)-DP.
 
@@ -35,18 +36,18 @@ def calibrate(
         sample_rate: q, the probability that one user is in a batch: expected batch size / number of users.
         steps: T, the number of batches; ceil(epochs / q).
         others: events besides training (a `Ledger`, or a frequency release's event), composed jointly.
-        bands: over how many steps noise is correlated; see `BandedGaussian`.
+        noise: how the noise of steps is correlated, such as `Banded(8)`.
     """
     epsilon, delta = positive("epsilon", epsilon), delta_of(delta)
     sample_rate, steps = sample_rate_of(sample_rate), whole("steps", steps, 1)
-    once = training_event(1.0, sample_rate, steps, bands)
+    once = noise.event(1.0, sample_rate, steps)
     rate, times = once.rate, once.compositions
     others = list(others)
     if others and (spent := epsilon_of(others, delta)) >= epsilon:
         raise ValueError(f"the other events alone cost ε = {spent:.4g} of {epsilon:g}; give them more noise")
 
     def events(sigma: float) -> list[Event]:
-        return [*others, training_event(sigma, sample_rate, steps, bands)]
+        return [*others, noise.event(sigma, sample_rate, steps)]
 
     def spent_on(sigma: float) -> float:
         return epsilon_on_grid(compose(events(sigma)), left, interval)

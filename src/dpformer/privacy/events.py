@@ -1,20 +1,21 @@
 """Events: what touches the data, and how noisily. Each kind is one small frozen class.
 
 All are meant for zero-out adjacency: one user's data, or nothing in its place. A new kind is a dataclass with `kind`,
-the name of the field that counts its repetitions, and `once()`, the same thing in the words of dp-accounting; then it
-goes into `KINDS`.
+the name of the field that counts its repetitions, and `once()`, the same thing in the words of dp-accounting. Kinds of
+training are with their noise, in mechanisms/.
 """
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dpformer.privacy.arguments import bands_of, delta_of, not_negative, sample_rate_of, whole
+from dpformer.privacy.arguments import delta_of, not_negative, sample_rate_of, whole
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 ASSUMED = "that each user was clipped is assumed, not checked"  # in the label of training on the caller's word
 METRICS = "metrics"  # the label of accuracy that was released with noise
+KINDS: dict[str, "type[Event]"] = {}  # by name: what a ledger may hold
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Event:
     noise_multiplier: float
     label: str = field(default="", kw_only=True)
     private: bool = field(default=True, kw_only=True)
+
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.kind] = cls
 
     def __post_init__(self) -> None:
         self._set("noise_multiplier", not_negative("noise_multiplier", self.noise_multiplier))
@@ -130,55 +134,6 @@ class PoissonGaussian(Event):
     def rate(self) -> float:
         """The probability that a user takes part in one of the `compositions`."""
         return self.sample_rate
-
-
-@dataclass(frozen=True)
-class BandedGaussian(PoissonGaussian):
-    """The same with noise that is correlated over `bands` steps, for as many groups of users in turn (banded.py).
-
-    `sample_rate` is over all steps, expected batch size / users. A user takes part at most once in any `bands` steps,
-    with probability bands·sample_rate; so ⌈steps / bands⌉ sampled Gaussians at that rate are all it costs.
-    """
-
-    kind = "banded_gaussian"
-    adds_up = False  # two runs of one step each are two compositions, one run of two steps with two bands is one
-    bands: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set("bands", bands_of(self.bands))
-        banded_rate(self.sample_rate, self.bands)
-
-    @property
-    def compositions(self) -> int:
-        return -(-self.steps // self.bands)
-
-    @property
-    def rate(self) -> float:
-        return banded_rate(self.sample_rate, self.bands)
-
-
-def banded_rate(sample_rate: float, bands: int) -> float:
-    """bands·q: how likely a user takes part in the step of their group."""
-    rate = bands_of(bands) * sample_rate
-    if not 0 < rate <= 1 + 1e-12:
-        raise ValueError(
-            f"{bands} groups of users at sample rate {sample_rate:g} are {rate:.4g} of all users a step; it must be at "
-            "most 1: lower bands or the batch"
-        )
-    return min(1.0, rate)
-
-
-def training_event(
-    noise_multiplier: float, sample_rate: float, steps: int, bands: int = 1, *, label: str = "", private: bool = True
-) -> PoissonGaussian:
-    """Steps of training, with independent noise for one band."""
-    if bands_of(bands) == 1:
-        return PoissonGaussian(noise_multiplier, sample_rate, steps, label=label, private=private)
-    return BandedGaussian(noise_multiplier, sample_rate, steps, bands, label=label, private=private)
-
-
-KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in (Gaussian, PoissonGaussian, BandedGaussian)}
 
 
 def _gaussian(noise_multiplier: float) -> "DpEvent":

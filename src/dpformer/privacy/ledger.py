@@ -22,7 +22,7 @@ class Ledger:
 
     A ledger can hold what is planned, or what was done so far: record each step as it is taken (`steps=1`; equal events
     are counted together, so nothing grows), or ask a plan for its part, `ledger.after(100, "training")`. A single step
-    of correlated noise costs as much as a round of them (`BandedGaussian`): record all of them at once.
+    of correlated noise costs as much as a round of them (mechanisms/banded.py): record all of them at once.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:

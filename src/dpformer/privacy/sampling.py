@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.privacy.arguments import bands_of, sample_rate_of, whole
-from dpformer.privacy.events import banded_rate
+from dpformer.privacy.arguments import sample_rate_of, whole
+from dpformer.privacy.mechanisms import INDEPENDENT, Noise
 from dpformer.privacy.randomness import SecureRandom
 
 CHUNK = 2**18  # users drawn at a time
@@ -34,9 +34,9 @@ class PoissonBatches:
         n: number of users.
         sample_rate: q, the probability that a user is in a batch.
         steps: T, how many batches there are.
-        bands: with more than one, users are dealt at random into as many groups, which take turns: step t draws from
-            group t mod bands alone, at rate bands·q. For noise that is correlated over as many steps (banded.py):
-            then one sampler goes with one optimizer, and each batch, an empty one too, with one step of it.
+        noise: the noise that will be added to the batches' sums. Where it is correlated, users are dealt at random into
+            `noise.groups` groups, which take turns: step t draws from one of them alone, at rate groups·q; then one
+            sampler goes with one optimizer, and each batch, an empty one too, with one step of it.
         key: 32 secret bytes, to share between processes; by default new ones from the operating system.
         seed: for tests only: marks the batches as not private.
     """
@@ -47,7 +47,7 @@ class PoissonBatches:
         sample_rate: float,
         steps: int,
         *,
-        bands: int = 1,
+        noise: Noise = INDEPENDENT,
         seed: int | None = None,
         key: bytes | None = None,
     ) -> None:
@@ -55,9 +55,9 @@ class PoissonBatches:
         self.sample_rate = sample_rate_of(sample_rate)
         self.steps = whole("steps", steps, 1)
         self.step = 0  # batches given out so far
-        self.bands = bands_of(bands)
+        self.noise = noise
         self._random = SecureRandom(f"Poisson batches of {self.n} users at {self.sample_rate!r}", key=key, seed=seed)
-        self._threshold = int(Fraction(banded_rate(self.sample_rate, self.bands)) * 2**64)
+        self._threshold = int(Fraction(noise.step_rate(self.sample_rate)) * 2**64)
 
     @property
     def expected_batch_size(self) -> float:
@@ -72,7 +72,7 @@ class PoissonBatches:
     @property
     def description(self) -> str:
         """One sentence for privacy statements."""
-        turns = "" if self.bands == 1 else f" over all of {self.bands} groups that take turns"
+        turns = "" if self.noise.groups == 1 else f" over all of {self.noise.groups} groups that take turns"
         return f"Poisson sampling of users at rate {self.sample_rate:g}{turns}, {self._random.description}"
 
     def goes_with(self, steps: int) -> bool:
@@ -89,15 +89,15 @@ class PoissonBatches:
         for start in range(0, self.n, CHUNK):
             words = self._random.words(min(CHUNK, self.n - start), step=step, start=start)
             chosen = words < np.uint64(self._threshold) if self._threshold < 2**64 else np.ones(len(words), dtype=bool)
-            if self.bands > 1:
-                chosen &= self.groups(start, len(words)) == step % self.bands
+            if self.noise.groups > 1:
+                chosen &= self.groups(start, len(words)) == self.noise.turn(step)
             parts.append(np.flatnonzero(chosen) + start)
         return np.concatenate(parts).astype(np.int64, copy=False)
 
     def groups(self, start: int, count: int) -> np.ndarray:
         """(count,) int64: the groups of some users. A user's group depends on nobody else, as the guarantee needs."""
         words = self._random.within("groups").words(count, step=0, start=start)
-        return ((words >> np.uint64(32)) * np.uint64(self.bands) >> np.uint64(32)).astype(np.int64)
+        return ((words >> np.uint64(32)) * np.uint64(self.noise.groups) >> np.uint64(32)).astype(np.int64)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         while self.step < self.steps:
@@ -115,16 +115,17 @@ class PoissonBatches:
             "steps": self.steps,
             "step": self.step,
             "random": self._random.state_dict(),
-            **({"bands": self.bands} if self.bands > 1 else {}),
+            **self.noise.settings(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on exactly where the other left off; its n, q and T must be the same, since they are accounted for."""
         if set(state) != set(self.state_dict()):
             raise ValueError(f"a sampler's state has the keys {sorted(self.state_dict())}, not {sorted(state)}")
-        for name in ("n", "sample_rate", "steps", *(["bands"] if self.bands > 1 else [])):
-            if state[name] != getattr(self, name):
-                raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {getattr(self, name)}")
+        mine = {"n": self.n, "sample_rate": self.sample_rate, "steps": self.steps, **self.noise.settings()}
+        for name, value in mine.items():
+            if state[name] != value:
+                raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {value}")
         step = whole("step", state["step"], 0)
         if step > self.steps:
             raise ValueError(f"step must be at most {self.steps}, not {step}")

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import dpformer
 from dpformer.files import write_text
+from dpformer.privacy.mechanisms import noise_of
 from dpformer.privacy.numbers import one_in, plain, round_up
 from dpformer.report.content import Content, attack_bound, gather, words_of
 from dpformer.runs.config import OF_NETWORKS, Config, Section, fields_of
@@ -63,6 +64,7 @@ def render(content: Content) -> str:
         style=style,
         title=_title(run.config),
         words=words_of(run),
+        noise=noise_of(facts),
         model=_model(run.config),
         items=len(run.release.vocabulary),
         attack=attack_bound(facts["epsilon"], facts["delta"]) if facts["private"] else None,

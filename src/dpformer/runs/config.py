@@ -20,6 +20,7 @@ from dpformer.errors import DpformerError
 
 if TYPE_CHECKING:
     from dpformer.data import Columns, Reading
+    from dpformer.privacy import Noise
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -226,6 +227,13 @@ class Config(BaseModel):
         return math.isfinite(self.epsilon)
 
     @property
+    def noise(self) -> Noise:
+        """How the noise of steps is correlated."""
+        from dpformer.privacy.mechanisms import noise_of  # torch
+
+        return noise_of({name: getattr(self, name) for name in type(self).model_fields})
+
+    @property
     def default_length(self) -> int | None:
         """None: whole histories. Counts weigh a user as one, however long; and a cut costs them accuracy."""
         if self.model == "counts":
@@ -292,12 +300,12 @@ class Config(BaseModel):
             raise ValueError("warm_start needs a budget: give a finite epsilon, or leave it out")
         if self.warm_start and self.model == "counts":
             raise ValueError("warm_start is for networks, and model is counts: leave it out")
-        if self.bands > 1 and (not self.private or self.model == "counts"):
-            raise ValueError(f"bands is {self.bands}; it is for networks trained with noise: leave it out")
+        if self.noise.correlated and (not self.private or self.model == "counts"):
+            raise ValueError(f"{self.noise.choice}; it is for networks trained with noise: leave it out")
         asked = self.reattention or self.reattention_scale != 1 or self.reattention_error != "gradient"
-        if self.bands > 1 and asked and self.reattention is not False:
+        if self.noise.correlated and asked and self.reattention is not False:
             raise ValueError(
-                f"bands is {self.bands}, and Re-Attention knows the error of independent noise only: "
+                f"{self.noise.choice}, and Re-Attention knows the error of independent noise only: "
                 "leave one of them out"
             )
         first = "warm_start" if self.warm_start else "items_share" if self.releases_items else "frequency_share"
@@ -375,12 +383,13 @@ class Config(BaseModel):
         batch_size = self.batch_size or max(1, min(1024, users // 4))
         if batch_size > users:
             raise DpformerError(f"batch_size is {batch_size:,} and there are {users:,} users: give at most that")
-        if self.bands * batch_size > users:
+        groups = self.noise.groups
+        if groups * batch_size > users:
             raise DpformerError(
-                f"bands is {self.bands} and batch_size {batch_size:,}: a batch would need {self.bands * batch_size:,} "
-                f"users, and there are {users:,}; lower one of them"
+                f"{self.noise.choice} and batch_size {batch_size:,}: a batch would need {groups * batch_size:,} users, "
+                f"and there are {users:,}; lower one of them"
             )
-        default = self.model == "transformer" and self.bands == 1
+        default = self.model == "transformer" and not self.noise.correlated
         needed = default if self.reattention is None else self.reattention
         from dpformer.training.device import device_of  # torch
 

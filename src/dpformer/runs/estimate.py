@@ -74,7 +74,7 @@ def estimate(config: Config, plan: Plan, items: int) -> dict[str, Any]:
     return {
         "parameters": parameters,
         "seconds": per_user * plan.expected_batch_size * plan.steps,
-        "memory": _peak() + data + 8 * parameters * (plan.bands - 1),  # the noise of past steps
+        "memory": _peak() + data + 8 * parameters * (len(plan.noise.coefficients()) - 1),  # the noise of past steps
     }
 
 

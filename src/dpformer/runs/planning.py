@@ -39,7 +39,7 @@ def make_plan(config: Config, users: int) -> Plan:
         releases=others,
         clipping=config.clipping,
         private=config.private and config.seed is None,
-        bands=config.bands,
+        noise=config.noise,
     )
 
 
@@ -68,7 +68,7 @@ def _calibrate(
             sample_rate=sample_rate,
             steps=steps,
             others=others,
-            bands=config.bands,
+            noise=config.noise,
         )
     except ValueError as error:
         raise DpformerError(str(error)) from None

@@ -12,7 +12,8 @@ from importlib.metadata import version
 from typing import Any
 
 from dpformer.privacy.accounting import epsilon_of
-from dpformer.privacy.events import ASSUMED, METRICS, BandedGaussian, Event, PoissonGaussian, banded_rate
+from dpformer.privacy.events import ASSUMED, METRICS, Event, PoissonGaussian
+from dpformer.privacy.mechanisms import noise_of
 from dpformer.privacy.numbers import one_in, plain, power_of_e, round_up
 from dpformer.privacy.units import USER, UnitOfPrivacy, unit_of
 
@@ -80,6 +81,7 @@ def statement(
     if noisy and not epsilon <= target:
         raise ArithmeticError(f"the ledger has spent ε = {epsilon:.6g}, more than the {target:g} that was asked for")
     training = next((event for event in ledger if isinstance(event, PoissonGaussian)), None)
+    noise = None if training is None else noise_of(training.to_dict())
     facts: dict[str, Any] = {
         "format": FORMAT,
         "private": noisy and not seeded,
@@ -91,12 +93,12 @@ def statement(
         **({"given": GIVEN} if given and noisy else {}),
         "users": users,
         "accountant": "privacy loss distributions (dp-accounting), all events composed jointly" if noisy else None,
-        "sampler": _sampler(training),
+        "sampler": None if noise is None else noise.sampler,
         "sample_rate": getattr(training, "sample_rate", None),
         "steps": getattr(training, "steps", None),
         "expected_batch_size": expected_batch_size if training is not None else None,
         "noise_multiplier": getattr(training, "noise_multiplier", None),
-        **({"bands": training.bands} if isinstance(training, BandedGaussian) else {}),
+        **({} if noise is None else noise.settings()),
         "clipping": clipping if noisy and training is not None else None,
         "clip_norm": clip_norm if noisy and training is not None else None,
         "events": [_with_cost(event, delta) for event in ledger] if noisy else [],
@@ -108,12 +110,6 @@ def statement(
         "versions": {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()},
     }
     return {**facts, "headline": headline(facts), "words": words(facts)}
-
-
-def _sampler(training: PoissonGaussian | None) -> str | None:
-    if isinstance(training, BandedGaussian):
-        return "Poisson, within groups that take turns"
-    return None if training is None else "Poisson"
 
 
 def headline(facts: dict[str, Any]) -> str:
@@ -151,7 +147,7 @@ def words(facts: dict[str, Any]) -> list[str]:
             "the model says that somebody has it, and the ε above does not cover that."
         )
     if facts["steps"]:
-        sentences.append(_steps(facts, unit))
+        sentences.append(noise_of(facts).sentence(facts, unit))
     if any(ASSUMED in event["label"] for event in facts["events"]):
         sentences.append(f"All of this rests on an assumption: {ASSUMED}.")
     for event in facts["events"]:
@@ -162,24 +158,6 @@ def words(facts: dict[str, Any]) -> list[str]:
     if not facts["private"]:
         sentences.insert(0, "The random numbers of this run came from a seed, so none of this is promised.")
     return sentences
-
-
-def _steps(facts: dict[str, Any], unit: UnitOfPrivacy) -> str:
-    """How training touched the data."""
-    rate, noise = facts["sample_rate"], plain(facts["noise_multiplier"] * facts["clip_norm"])
-    bounded = f"what one {unit.name} could add was bounded by {plain(facts['clip_norm'])}"
-    if "bands" not in facts:
-        return (
-            f"Training took {facts['steps']:,} steps. In each, every {unit.name} took part independently with "
-            f"probability {plain(rate)}; {bounded}, and random noise of deviation {noise} was added to the sum."
-        )
-    bands = facts["bands"]
-    return (
-        f"Training took {facts['steps']:,} steps. By chance every {unit.name} fell into one of {bands} groups, which "
-        f"took turns, and took part in the steps of that group independently with probability "
-        f"{plain(banded_rate(rate, bands))}; {bounded}. The noise was correlated over {bands} steps, so that each time "
-        f"it hid a {unit.name} as well as random noise of deviation {noise} on one sum."
-    )
 
 
 def _touch(event: dict[str, Any], unit: UnitOfPrivacy) -> str:

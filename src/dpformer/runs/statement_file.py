@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpformer.errors import DpformerError
-from dpformer.privacy.arguments import MOST_BANDS
+from dpformer.privacy.mechanisms import noise_of
 
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=1e-300, le=1)]
@@ -48,7 +48,6 @@ class _Statement(_Part):
     sample_rate: Probability | None
     steps: Annotated[int, Field(ge=0)] | None
     noise_multiplier: Number | None
-    bands: Annotated[int, Field(ge=2, le=MOST_BANDS)] = 2  # only there with correlated noise, and never null
     clipping: str | None
     clip_norm: Number | None
     events: list[_Event]
@@ -72,6 +71,10 @@ def check_shape(facts: dict[str, Any], path: Path) -> dict[str, Any]:
         first = error.errors()[0]
         where, what = ".".join(map(str, first["loc"])), " ".join(first["msg"].split())
         raise DpformerError(f"{path} is no privacy statement: {where}: {what}") from None
+    try:
+        noise_of(facts)
+    except ValueError as error:
+        raise DpformerError(f"{path} is no privacy statement: {error}") from None
     needed = (found.epsilon, found.delta) if found.private or found.epsilon is not None else (0, 0)
     steps = (found.sample_rate, found.noise_multiplier, found.clip_norm) if found.steps and found.epsilon else ()
     tuned = (found.epsilon_one_run,) if found.tuning is not None else ()

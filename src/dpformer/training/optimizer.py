@@ -1,6 +1,5 @@
 """The noisy step: noise on the sum, once; divide by the expected batch size; then any torch optimizer."""
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,10 +8,10 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.bounded import joint_bound, sum_of
-from dpformer.privacy.arguments import bands_of, not_negative, positive, sample_rate_of, whole
-from dpformer.privacy.banded import coefficients
-from dpformer.privacy.events import ASSUMED, PoissonGaussian, training_event
+from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, whole
+from dpformer.privacy.events import ASSUMED, PoissonGaussian
 from dpformer.privacy.fingerprint import Fingerprint
+from dpformer.privacy.mechanisms import INDEPENDENT, Noise, PastNoise, noise_of
 from dpformer.privacy.noise import AHEAD, NoiseAhead, Numbers, SecureRandom, release_sum
 from dpformer.privacy.sampling import PoissonBatches
 
@@ -50,10 +49,10 @@ class PrivateOptimizer(torch.optim.Optimizer):
         expected_batch_size: B = q·n.
         assume_clipped: take gradients from anywhere, on the caller's word that each user is bounded by C. `event` and
             `description` say that it was assumed.
-        bands: with more than one, N(0, I) is not independent from step to step but correlated over as many (banded.py):
-            less noise in sums of steps. The batches must be those of one `PoissonBatches(bands=…)`, with as many, in
-            order, one step each, the empty ones too; save both states after a step. It keeps bands − 1 copies of the
-            parameters in float64.
+        noise: with `Banded(b)`, N(0, I) is not independent from step to step but correlated over b of them: less in
+            sums of steps. The batches must be those of one `PoissonBatches(noise=…)`, with the same noise, in order,
+            one step each, the empty ones too; save both states after a step. It keeps b − 1 copies of the parameters
+            in float64.
         context: names the data and the configuration, such as a hash: put in what a resumed run must agree on.
         key: 32 secret bytes, to share between processes that step alike; by default new ones.
         seed: for tests only: marks the noise as not private.
@@ -67,7 +66,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         clip_norm: float,
         expected_batch_size: float,
         assume_clipped: bool = False,
-        bands: int = 1,
+        noise: Noise = INDEPENDENT,
         context: str = "",
         key: bytes | None = None,
         seed: int | None = None,
@@ -80,20 +79,19 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.clip_norm = positive("clip_norm", clip_norm)
         self.expected_batch_size = positive("expected_batch_size", expected_batch_size)
         self.assume_clipped = assume_clipped
-        self.bands = bands_of(bands)
-        if self.bands > 1 and not self.noise_multiplier:
-            raise ValueError(f"bands is {bands}, and there is no noise that could be correlated: leave it out")
+        self.noise = noise
+        if noise.correlated and not self.noise_multiplier:
+            raise ValueError(f"{noise.choice}, and there is no noise that could be correlated: leave it out")
         self.steps = 0
         facts = [
             type(inner).__qualname__,
             repr(sorted(inner.defaults.items())),
-            *map(str, map(self.__dict__.get, self._saved)),
+            *map(str, self._settings().values()),
         ]
         self._random = SecureRandom("noise of the step", key=key, seed=seed).within(repr(facts)).within(context)
         self._fingerprint = Fingerprint(self._random)
         self._ahead = NoiseAhead()
-        self._weights = coefficients(self.bands).tolist()
-        self._past: deque[list[Tensor]] = deque(maxlen=self.bands - 1)  # the noise of the last steps, the latest first
+        self._past = PastNoise(noise)
 
     # The step.
 
@@ -106,13 +104,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
         for parameter in parameters:
             self._check(parameter)
         self._check_bounded(parameters)
-        self._check_past(parameters)
+        self._past.check([tuple(p.shape) for p in parameters])
         latest: list[Tensor] = []
         for parameter, numbers in zip(parameters, self._noise(parameters), strict=True):
             self._release(parameter, numbers)
-            if self.bands > 1 and numbers is not None:
+            if self.noise.correlated and numbers is not None:
                 latest.append(numbers.all().view(parameter.shape))
-        self._past.appendleft(latest)
+        self._past.add(latest)
         self.steps += 1  # what is released is counted, even if the inner step then fails
         self.inner.step()
         sizes = [p.numel() for p in parameters]
@@ -158,21 +156,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
             return
         taken = self._ahead.take(self._address(parameters), self.steps, [p.numel() for p in parameters])
         for place, numbers in enumerate(taken):
-            yield numbers if self.bands == 1 else replace(numbers, ready=self._correlated(numbers.all(), place))
-
-    def _correlated(self, noise: Tensor, place: int) -> Tensor:
-        """The noise of this step, from independent numbers and the noise of the steps before (banded.py)."""
-        for weight, past in zip(self._weights[1:], self._past, strict=False):  # in the first steps there are fewer
-            noise.sub_(past[place].view(-1), alpha=weight)
-        return noise.div_(self._weights[0])
-
-    def _check_past(self, parameters: list[Tensor]) -> None:
-        """Noise can be taken back only where it was added."""
-        shapes = [tuple(p.shape) for p in parameters]
-        if any([tuple(noise.shape) for noise in step] != shapes for step in self._past):
-            raise ValueError(
-                f"with bands={self.bands} the same parameters must be trained in every step, and they have changed"
-            )
+            if self.noise.correlated:
+                numbers = replace(numbers, ready=self._past.correlated(numbers.all(), place))
+            yield numbers
 
     def _address(self, parameters: list[Tensor]) -> SecureRandom:
         """The noise to be added at these weights."""
@@ -209,33 +195,34 @@ class PrivateOptimizer(torch.optim.Optimizer):
         if not self.noise_multiplier:
             return "no noise: NOT private"
         assumed = f" ({ASSUMED})" if self.assume_clipped else ""
-        over = "every sum" if self.bands == 1 else f"every sum, correlated over {self.bands} steps"
-        noise = f"Gaussian noise of {self.noise_multiplier:g} times the clip norm on {over}{assumed}"
+        kind = f" ({self.noise.name})" if self.noise.correlated else ""
+        noise = f"Gaussian noise of {self.noise_multiplier:g} times the clip norm on every sum{kind}{assumed}"
         return f"{noise}, {self._random.description}"
 
     def event(self, batches: PoissonBatches | float, label: str = "training") -> PoissonGaussian:
         """The steps taken so far, for a `Ledger`: of these batches, or of Poisson samples at this rate.
 
-        Correlated noise protects only users who take turns, so with bands it has to be shown the batches, and every
-        step must have been one of them.
+        Correlated noise protects only users who take turns, so with it the batches have to be shown, and every step
+        must have been one of them.
         """
         if not isinstance(batches, PoissonBatches):
-            rate, turns, private = sample_rate_of(batches), 1, self.private
+            rate, private, drawn_for = sample_rate_of(batches), self.private, noise_of({})
         else:
-            rate, turns, private = batches.sample_rate, batches.bands, self.private and batches.private
-        if turns != self.bands:
+            rate, private, drawn_for = batches.sample_rate, self.private and batches.private, batches.noise
+        if drawn_for != self.noise:
             raise ValueError(
-                f"noise is correlated over {self.bands} steps, and users take turns in {turns}: give PoissonBatches "
-                "and PrivateOptimizer the same bands, and the batches to event()"
+                f"the steps have {self.noise.name}, and users were drawn for {drawn_for.name}: give PoissonBatches and "
+                "PrivateOptimizer the same noise, and the batches to event()"
             )
-        if self.bands > 1 and isinstance(batches, PoissonBatches) and not batches.goes_with(self.steps):
+        if self.noise.groups > 1 and isinstance(batches, PoissonBatches) and not batches.goes_with(self.steps):
             raise ValueError(
-                f"{self.steps} steps were taken, and {batches.step} of {batches.steps} batches given out: with bands "
-                "each batch, an empty one too, is one step, and one PoissonBatches lasts for all of training"
+                f"{self.steps} steps were taken, and {batches.step} of {batches.steps} batches given out: with "
+                f"{self.noise.name} each batch, an empty one too, is one step, and one PoissonBatches lasts for all of "
+                "training"
             )
         if self.assume_clipped:
             label = f"{label} ({ASSUMED})"
-        return training_event(self.noise_multiplier, rate, self.steps, self.bands, label=label, private=private)
+        return self.noise.event(self.noise_multiplier, rate, self.steps, label=label, private=private)
 
     # An optimizer in all else: the inner one's groups, state and hooks.
 
@@ -263,7 +250,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         return getattr(self.inner, name)
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name}={getattr(self, name):g}" for name in self._saved)
+        values = ", ".join(f"{name}={value:g}" for name, value in self._settings().items())
         return f"PrivateOptimizer({values})\n{self.inner!r}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -273,30 +260,25 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The inner state, the count and the secret key: keep it private. For `torch.load(weights_only=True)`."""
-        saved: dict[str, Any] = {name: getattr(self, name) for name in self._saved}
-        if self.bands > 1:
-            saved["past"] = [list(step) for step in self._past]
-        return {"inner": self.inner.state_dict(), **saved, "steps": self.steps, "random": self._random.state_dict()}
+        past = {"past": self._past.state()} if self.noise.correlated else {}
+        counted = {"steps": self.steps, "random": self._random.state_dict()}
+        return {"inner": self.inner.state_dict(), **self._settings(), **past, **counted}
 
-    @property
-    def _saved(self) -> tuple[str, ...]:
-        return SAVED if self.bands == 1 else (*SAVED, "bands")
+    def _settings(self) -> dict[str, Any]:
+        """What the counted steps were taken with."""
+        return {**{name: getattr(self, name) for name in SAVED}, **self.noise.settings()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the other left off. σ, C, B and bands must be the same: counted steps were taken with them."""
-        expected = {"inner", "steps", "random", *self._saved, *(["past"] if self.bands > 1 else [])}
+        """Goes on where the other left off. σ, C, B and the mechanism must be those of the counted steps."""
+        expected = set(self.state_dict())
         if set(state) != expected:
             raise ValueError(f"a private optimizer's state has the keys {sorted(expected)}, not {sorted(state)}")
-        for name in self._saved:
-            if state[name] != getattr(self, name):
-                raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {getattr(self, name)}")
+        for name, value in self._settings().items():
+            if state[name] != value:
+                raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {value}")
         steps, random = whole("steps", state["steps"], 0), self._random.with_state(state["random"])
-        past = [[noise.to("cpu", torch.float64) for noise in step] for step in state.get("past", [])]
-        if not all(bool(noise.isfinite().all()) for step in past for noise in step):
-            raise ValueError("the noise of past steps that was saved is not finite")
-        if len(past) != min(steps, self.bands - 1):
-            raise ValueError(f"after {steps} steps with bands={self.bands}, noise of {len(past)} steps was saved")
+        past = PastNoise(self.noise)
+        past.load(state.get("past", []), steps)
         self.inner.load_state_dict(state["inner"])
-        self._past.clear()
-        self._past.extend(past)
+        self._past = past
         self.steps, self._random, self._fingerprint = steps, random, Fingerprint(random)

@@ -19,7 +19,8 @@ import torch
 from dpformer.clipping import ClipFunction, clip, normalize
 from dpformer.privacy import PoissonBatches
 from dpformer.privacy.accounting import epsilon_of, quiet
-from dpformer.privacy.events import Event, training_event
+from dpformer.privacy.events import Event
+from dpformer.privacy.mechanisms import INDEPENDENT, Noise, noise_of
 from dpformer.training.optimizer import PrivateOptimizer
 
 
@@ -36,14 +37,14 @@ class Plan:
     noise_multiplier: float  # of training, on the sum, in units of clip_norm; 0 without privacy
     releases: tuple[Event, ...]  # what touches the data besides training
     private: bool  # False without noise, and with a seed
-    bands: int = 1  # steps over which noise is correlated, and groups of users that take turns
+    noise: Noise = INDEPENDENT  # how the noise of steps is correlated, and which users take turns
     clipping: str = "normalize"  # or "clip"
 
     # The parts.
 
     def sampler(self, *, seed: int | None = None) -> PoissonBatches:
         """The batches."""
-        return PoissonBatches(self.users, self.sample_rate, self.steps, bands=self.bands, seed=seed)
+        return PoissonBatches(self.users, self.sample_rate, self.steps, noise=self.noise, seed=seed)
 
     @property
     def clip(self) -> ClipFunction | None:
@@ -61,7 +62,7 @@ class Plan:
             noise_multiplier=self.noise_multiplier,
             clip_norm=self.clip_norm,
             expected_batch_size=self.expected_batch_size,
-            bands=self.bands,
+            noise=self.noise,
             context=context,
             seed=seed,
         )
@@ -74,8 +75,8 @@ class Plan:
 
     @property
     def training(self) -> Event:
-        return training_event(
-            self.noise_multiplier, self.sample_rate, self.steps, self.bands, label="training", private=self.private
+        return self.noise.event(
+            self.noise_multiplier, self.sample_rate, self.steps, label="training", private=self.private
         )
 
     @property
@@ -119,7 +120,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: an infinite ε is None."""
-        facts = {field.name: getattr(self, field.name) for field in fields(self)}
+        facts = {name: getattr(self, name) for name in self._names()} | self.noise.settings()
         facts["epsilon_target"] = self.epsilon_target if self.noise_multiplier else None
         facts["releases"] = [event.to_dict() for event in self.releases]
         return facts
@@ -128,4 +129,9 @@ class Plan:
     def from_dict(cls, facts: dict[str, Any]) -> "Plan":
         target = math.inf if facts["epsilon_target"] is None else facts["epsilon_target"]
         releases = tuple(Event.from_dict(event) for event in facts["releases"])
-        return cls(**{**facts, "epsilon_target": target, "releases": releases})
+        values = {**facts, "epsilon_target": target, "releases": releases}
+        return cls(**{name: values[name] for name in cls._names()}, noise=noise_of(facts))
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [field.name for field in fields(cls) if field.name != "noise"]

@@ -22,6 +22,7 @@ from typing import Any
 
 from dpformer.data import Dataset, Vocabulary
 from dpformer.errors import DpformerError
+from dpformer.privacy.mechanisms import noise_of
 from dpformer.runs.checkpoint import load_checkpoint
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
@@ -190,7 +191,8 @@ def _of_checkpoint(headline: str, config: Config, state: dict[str, Any]) -> tupl
             "noise multiplier": (optimizer["noise_multiplier"], due.noise_multiplier),
             "clip norm": (optimizer["clip_norm"], due.clip_norm),
             "sample rate": (trainer["batches"]["sample_rate"], due.sample_rate),
-            "bands": ((trainer["batches"].get("bands", 1), optimizer.get("bands", 1)), (due.bands, due.bands)),
+            "noise of the batches": (noise_of(trainer["batches"]).settings(), due.noise.settings()),
+            "noise of the steps": (noise_of(optimizer).settings(), due.noise.settings()),
             "steps counted": (optimizer["steps"], trainer["step"]),
         }
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
-from dpformer.privacy.events import banded_rate
+from dpformer.privacy.mechanisms import INDEPENDENT, Noise
 from dpformer.verification.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
 from dpformer.verification.audit.checks import checks, told_apart
 from dpformer.verification.audit.observation import Mechanism, Watch, observe
@@ -28,7 +28,7 @@ def audit(
     delta: float,
     clip_norm: float = 1.0,
     clipping: str = "normalize",
-    bands: int = 1,
+    noise: Noise = INDEPENDENT,
     canaries: int = 10_000,
     confidence: float = 0.95,
     seed: int | None = None,
@@ -48,7 +48,7 @@ def audit(
         delta: δ at which ε is stated.
         clip_norm: C.
         clipping: "normalize" or "clip".
-        bands: over how many steps noise is correlated, as claimed.
+        noise: how the noise of steps is correlated, as claimed.
         canaries: how many; half of them, by the toss of coins, take part. 10⁴ show about 93% of ε, 10⁵ about 98%.
         confidence: of the lower bound.
         seed: to repeat an audit.
@@ -56,21 +56,21 @@ def audit(
         team: several processes, of which this one leads; see `observe`.
     """
     began = time.monotonic()
-    mechanism = _mechanism(noise_multiplier, sample_rate, steps, clip_norm, clipping, bands)
+    mechanism = _mechanism(noise_multiplier, sample_rate, steps, clip_norm, clipping, noise)
     check_size(canaries, confidence)
     delta = delta_of(delta)
     with torch.random.fork_rng(devices=[]):
         seen = observe(mechanism, canaries, seed=seed, watch=watch, team=team)
     claimed = mechanism.event
     guesses = guess(seen.scores, seen.member, confidence)
-    noise = effective_noise(guesses.error_at_most, claimed)
+    effective = effective_noise(guesses.error_at_most, claimed)
     return Audit(
         mechanism=mechanism,
         delta=delta,
         epsilon_claimed=epsilon_at(mechanism.noise_multiplier, claimed, delta),
-        epsilon_lower=epsilon_at(noise, claimed, delta),
+        epsilon_lower=epsilon_at(effective, claimed, delta),
         epsilon_lower_any=assumption_free(guesses.error_at_most, delta),
-        effective_noise=noise,
+        effective_noise=effective,
         confidence=confidence,
         guesses=guesses,
         checks=(told_apart(guesses, claimed), *checks(seen)),
@@ -81,23 +81,23 @@ def audit(
 
 
 def _mechanism(
-    noise_multiplier: float, sample_rate: float, steps: int, clip_norm: float, clipping: str, bands: int
+    noise_multiplier: float, sample_rate: float, steps: int, clip_norm: float, clipping: str, noise: Noise
 ) -> Mechanism:
     if clipping not in ("normalize", "clip"):
         raise ValueError(f"clipping is {clipping!r}; it must be normalize or clip")
-    bands, sample_rate = whole("bands", bands, 1), sample_rate_of(sample_rate)
-    banded_rate(sample_rate, bands)
+    sample_rate = sample_rate_of(sample_rate)
+    noise.step_rate(sample_rate)
     return Mechanism(
         noise_multiplier=positive("noise_multiplier", noise_multiplier),
         sample_rate=sample_rate,
-        steps=_enough(steps, bands),
-        bands=bands,
+        steps=_enough(steps, noise),
+        noise=noise,
         clip_norm=positive("clip_norm", clip_norm),
         clipping=clipping,
     )
 
 
-def _enough(steps: int, bands: int) -> int:
-    if bands > 1 and whole("steps", steps, 1) < LEAST_STEPS * bands:
-        raise ValueError(f"steps is {steps}; an audit of noise correlated over {bands} needs {LEAST_STEPS * bands}")
+def _enough(steps: int, noise: Noise) -> int:
+    if whole("steps", steps, 1) < (least := LEAST_STEPS * noise.groups) and noise.groups > 1:
+        raise ValueError(f"steps is {steps}; an audit of {noise.name} needs {least}")
     return whole("steps", steps, LEAST_STEPS)

@@ -112,8 +112,8 @@ def inclusion_checks(seen: Observation) -> Iterator[Check]:
         "inclusion: two processes with one key agree", "yes" if seen.same_batches else "no", "yes",
         float(seen.same_batches),
     )  # fmt: skip
-    if seen.mechanism.bands > 1:
-        name = f"inclusion: at most once in {seen.mechanism.bands} steps"
+    if (groups := seen.mechanism.noise.groups) > 1:
+        name = f"inclusion: at most once in {groups} steps"
         yield Check(name, "yes" if seen.in_turn else "no", "yes", float(seen.in_turn))
     if q == 1:
         return

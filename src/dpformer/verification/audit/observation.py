@@ -10,9 +10,9 @@ up (canaries.py). What is watched is `p.grad` as Adam receives it: all that trai
 with σ not as claimed but as seen at spare coordinates, since an attacker would look: less noise than claimed is then
 used to the full. Spare coordinates are nobody's, so this costs the statistics nothing.
 
-Noise that is correlated over b steps (privacy/banded.py) is first made independent again, w = C·o. What canary j adds
+Noise that is correlated over b steps (privacy/mechanisms) is first made independent again, w = C·o. What canary j adds
 in step t is then spread over w_t … w_{t+b−1}, and collected from there: Σ_k c_k·w_{t+k} takes the place of o_t, and the
-ratio that of a round of b steps: j's group has one step in it, and q is b·q. The attacker knows everybody's group.
+ratio that of a round: each of the g ≥ b groups has one step in it, and q is g·q. The attacker knows everybody's group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -30,8 +30,8 @@ import torch
 
 from dpformer.data import Dataset
 from dpformer.privacy import SecureRandom
-from dpformer.privacy.banded import coefficients
-from dpformer.privacy.events import PoissonGaussian, training_event
+from dpformer.privacy.events import PoissonGaussian
+from dpformer.privacy.mechanisms import INDEPENDENT, Noise
 from dpformer.runs.checkpoint import load_checkpoint, save_checkpoint
 from dpformer.training.gradient_sum import GradientSum
 from dpformer.training.plan import Plan
@@ -55,13 +55,17 @@ class Mechanism:
     steps: int
     clip_norm: float = 1.0
     clipping: str = "normalize"
-    bands: int = 1
+    noise: Noise = INDEPENDENT
 
     @property
     def event(self) -> PoissonGaussian:
-        """What it costs, as steps with independent noise: `bands` of them are one."""
-        planned = training_event(self.noise_multiplier, self.sample_rate, self.steps, self.bands)
+        """What it costs, as steps with independent noise: a round of all groups is one."""
+        planned = self.noise.event(self.noise_multiplier, self.sample_rate, self.steps)
         return PoissonGaussian(self.noise_multiplier, planned.rate, planned.compositions)
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "noise"}
+        return facts | self.noise.settings()
 
 
 @dataclass
@@ -72,8 +76,10 @@ class Observation:
     member: np.ndarray  # (canaries,) bool
     scores: np.ndarray  # (canaries,) L_j
     noise: np.ndarray  # (T, some) float32: w_tj at canaries that never take part, in deviations of the claimed noise
-    inclusion: np.ndarray  # (T, some) bool: which members were in which batch; with bands, in which whole round of them
-    in_turn: bool  # nobody was twice in any `bands` steps in a row
+    inclusion: (
+        np.ndarray
+    )  # (T, some) bool: which members were in which batch; with groups, in which whole round of them
+    in_turn: bool  # nobody was twice in a round of all groups, wherever it begins
     contribution: tuple[float, float]  # mean of o_tj where j was in batch t, and its standard error
     unevenness: tuple[float, int]  # Σ ((o_tj − 1)/σ)² over the same, and how many they are
     same_batches: bool  # a second process with the same key draws the same batches
@@ -103,10 +109,11 @@ class _Observer:
         self.noise: list[np.ndarray] = []
         self.inclusion: list[np.ndarray] = []
         self.of_included = [0.0, 0.0, 0]  # sum, sum of squares around 1, count
-        self.weights = coefficients(mechanism.bands)
-        self.past: deque[np.ndarray] = deque(maxlen=mechanism.bands - 1)  # o, the latest first
-        self.recent: deque[np.ndarray] = deque(maxlen=mechanism.bands)  # w, the earliest first
-        self.batches: deque[np.ndarray] = deque(maxlen=mechanism.bands)  # their users
+        self.coefficients = mechanism.noise.coefficients()
+        bands = len(self.coefficients)
+        self.past: deque[np.ndarray] = deque(maxlen=bands - 1)  # o, the latest first
+        self.recent: deque[np.ndarray] = deque(maxlen=bands)  # w, the earliest first
+        self.batches: deque[np.ndarray] = deque(maxlen=bands)  # their users
 
     def run(self, watch: Watch) -> Observation:
         m = self.mechanism
@@ -120,7 +127,9 @@ class _Observer:
                 other_data = self._noise_with_another_user(saved)
                 same = self._same_batches(trainer)
             self._look(step, self._advance(trainer), trainer.batches.batch(step), groups)
-        for step in range(m.steps, m.steps + m.bands - 1):  # what the last steps added is cut off by the end
+        for step in range(
+            m.steps, m.steps + len(self.coefficients) - 1
+        ):  # what the last steps added is cut off by the end
             self._collect(step, np.zeros_like(self.recent[0]), np.zeros(0, dtype=np.int64), groups)
         assert same is not None and other_data is not None
         total, squares, count = self.of_included
@@ -153,7 +162,7 @@ class _Observer:
             noise_multiplier=m.noise_multiplier,
             releases=(),
             private=self.seed is None,
-            bands=m.bands,
+            noise=m.noise,
             clipping=m.clipping,
         )
 
@@ -228,8 +237,8 @@ class _Observer:
     def _groups(self, trainer: Trainer) -> np.ndarray:
         """(canaries,) the group of each; those that never take part have one by chance."""
         chance = np.random.default_rng(None if self.seed is None else [self.seed, 1])
-        groups = chance.integers(0, self.mechanism.bands, len(self.member))
-        if self.mechanism.bands > 1:
+        groups = chance.integers(0, self.mechanism.noise.groups, len(self.member))
+        if self.mechanism.noise.groups > 1:
             groups[self.members] = trainer.batches.groups(0, len(self.members))
         return groups
 
@@ -245,10 +254,11 @@ class _Observer:
         """Records the step whose last trace this one holds."""
         self.recent.append(whitened)
         self.batches.append(batch)
-        if len(self.recent) == self.mechanism.bands:
+        if len(self.recent) == len(self.coefficients):
             whole = step < self.mechanism.steps
-            total = sum(c * w for c, w in zip(self.weights, self.recent, strict=True))
-            self._record(cast(np.ndarray, total), self.batches[0], groups == (step + 1) % self.mechanism.bands, whole)
+            total = sum(c * w for c, w in zip(self.coefficients, self.recent, strict=True))
+            turn = groups == self.mechanism.noise.turn(step + 1 - len(self.coefficients))
+            self._record(cast(np.ndarray, total), self.batches[0], turn, whole)
 
     def _record(self, seen: np.ndarray, batch: np.ndarray, turn: np.ndarray, whole: bool) -> None:
         m, count = self.mechanism, len(self.member)
@@ -264,8 +274,8 @@ class _Observer:
 
     def _whitened(self, released: np.ndarray) -> np.ndarray:
         """Row t of C·o: its noise is independent of all other rows'."""
-        whitened = self.weights[0] * released
-        for c, past in zip(self.weights[1:], self.past, strict=False):
+        whitened = self.coefficients[0] * released
+        for c, past in zip(self.coefficients[1:], self.past, strict=False):
             whitened = whitened + c * past
         return cast(np.ndarray, whitened)
 
@@ -274,16 +284,16 @@ class _Observer:
         return (self._whitened(released)[some] / self.mechanism.noise_multiplier).astype(np.float32)
 
     def _rounds(self) -> np.ndarray:
-        """(⌊T / bands⌋, some): who took part in which round."""
-        bands = self.mechanism.bands
-        steps = np.stack(self.inclusion[: self.mechanism.steps // bands * bands])
-        return np.logical_or.reduce(steps.reshape(-1, bands, steps.shape[1]), axis=1)
+        """(⌊T / groups⌋, some): who took part in which round."""
+        groups = self.mechanism.noise.groups
+        steps = np.stack(self.inclusion[: self.mechanism.steps // groups * groups])
+        return np.logical_or.reduce(steps.reshape(-1, groups, steps.shape[1]), axis=1)
 
     def _in_turn(self) -> bool:
         steps, users = np.stack(self.inclusion).nonzero()
         order = np.lexsort((steps, users))
         apart, same = np.diff(steps[order]), np.diff(users[order]) == 0
-        return bool((apart[same] >= self.mechanism.bands).all())
+        return bool((apart[same] >= self.mechanism.noise.groups).all())
 
 
 def _log_ratio(released: np.ndarray, q: float, sigma: float) -> np.ndarray:

@@ -57,7 +57,7 @@ class Audit:
             "passed": self.passed,
             "verdict": self.verdict,
             "of": self.of,
-            "mechanism": asdict(self.mechanism),
+            "mechanism": self.mechanism.to_dict(),
             "delta": self.delta,
             "epsilon_claimed": self.epsilon_claimed,
             "epsilon_lower": self.epsilon_lower,
