@@ -60,7 +60,7 @@ def test_a_function_whose_result_depends_on_who_else_is_there() -> None:
 
 
 def test_what_a_rule_read_is_changed_in_place() -> None:
-    """Plain autograd would refuse this too: here only the tap keeps the input of the layer."""
+    """Plain autograd would refuse this too: here only the recorded call keeps the input of the layer."""
 
     def forward(m: Holder, x: Tensor) -> Tensor:
         h = torch.sin(m.table(x))

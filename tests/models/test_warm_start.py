@@ -58,11 +58,11 @@ def test_a_model_starts_from_them_where_they_know_something(shared: bool) -> Non
     factors[3] = 0
     model = Transformer(12, 5, dim=8, shared=shared)
     before = [table.clone() for table in (model.items.weight, model.output_weight())]
-    model.start_items(factors)
+    model.initialise_items(factors)
     for table, old in zip((model.items.weight, model.output_weight()), before, strict=True):
         assert torch.equal(table[3], old[3]) and torch.equal(table[:3], factors[:3])
         assert torch.equal(table[4:], factors[4:])
-    GRU(12, 5, dim=8).start_items(factors)
+    GRU(12, 5, dim=8).initialise_items(factors)
 
 
 def test_items_that_follow_one_another_start_alike() -> None:

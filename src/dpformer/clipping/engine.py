@@ -11,18 +11,18 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.arrivals import Arrivals
 from dpformer.clipping.bounded import add_bounded
 from dpformer.clipping.checkpointing import passed_over
+from dpformer.clipping.clip_functions import ClipFunction
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.factors import ClipFunction
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.norms import ParameterUses
+from dpformer.clipping.per_user_norms import PerUserNorms
 from dpformer.clipping.proof import PATIENCE, due, prove
 from dpformer.clipping.rounding import full_precision, raised
-from dpformer.clipping.rows import Packed
 from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
+from dpformer.clipping.user_rows import Packed
 
 # What is saved for the backward pass must be what was there: hooks may run layers again, without the gate.
 _CHECKPOINTING = (
@@ -80,7 +80,7 @@ class PhantomClipping:
         self._checkpointing.__exit__(None, None, None)
         self._no_hooks.__exit__(None, None, None)
         if kind is not None:
-            self._gate.taps.clear()
+            self._gate.calls.clear()
         state, self._state = self._state, None
         if kind is None and state is not None:
             self._compare(state)
@@ -91,7 +91,7 @@ class PhantomClipping:
         try:
             state.compare(self.model, self._gate.is_public)
         except UnsupportedUse:
-            self._gate.taps.clear()
+            self._gate.calls.clear()
             raise
 
     @contextmanager
@@ -108,7 +108,7 @@ class PhantomClipping:
         try:
             return self._backward(losses, clip)
         finally:
-            self._gate.taps.clear()
+            self._gate.calls.clear()
 
     def _backward(self, losses: Tensor, clip: ClipFunction) -> Tensor:
         if losses.ndim != 1:
@@ -120,27 +120,27 @@ class PhantomClipping:
         users = len(losses)
         if users == 0:
             return torch.zeros(0, dtype=losses.dtype, device=losses.device)
-        layout = frozenset(tap.layout(users) for tap in self._gate.taps)
+        layout = frozenset(call.layout(users) for call in self._gate.calls)
         possible = self.proof and losses.requires_grad
-        new = possible and (layout not in self._proven or any(tap.doubtful(users) for tap in self._gate.taps))
+        new = possible and (layout not in self._proven or any(call.doubtful(users) for call in self._gate.calls))
         proving = new or (possible and self._due())
-        arrivals = Arrivals(self._gate.taps, set(self._gate.names), losses, forget=not proving)
-        self._collect(losses, arrivals, retain_graph=proving)
-        norms = arrivals.squared.sqrt()
+        collected = PerUserNorms(self._gate.calls, set(self._gate.names), losses, forget=not proving)
+        self._collect(losses, collected, retain_graph=proving)
+        norms = collected.squared.sqrt()
         finite = torch.isfinite(norms) & torch.isfinite(losses.detach())
-        upper = raised(arrivals.upper, norms.dtype)
+        upper = raised(collected.upper, norms.dtype)
         factors = self._factors(torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
         if proving:
-            self._prove(losses, norms, factors, arrivals.groups, layout if new else None)
+            self._prove(losses, norms, factors, collected.groups, layout if new else None)
         with full_precision(norms.device.type):
-            self._add_clipped_sum(arrivals.groups, finite, torch.where(finite, factors, 0), clip)
+            self._add_clipped_sum(collected.groups, finite, torch.where(finite, factors, 0), clip)
         return norms
 
     def _prove(
         self, losses: Tensor, norms: Tensor, factors: Tensor, groups: list[ParameterUses], layout: object
     ) -> None:
         """Raises if the engine and autograd disagree, or if too many batches in a row could not be compared."""
-        if prove(losses, norms, factors, self._gate.taps, groups, self._gate.sink):
+        if prove(losses, norms, factors, self._gate.calls, groups, self._gate.sink):
             self._proven.add(layout)
             self._put_off = 0
         elif layout is not None:
@@ -151,8 +151,8 @@ class PhantomClipping:
                     f"could be proven about the model; look at the losses, or lower the learning rate"
                 )
 
-    def _collect(self, losses: Tensor, arrivals: Arrivals, retain_graph: bool) -> None:
-        """The one backward pass: brings the gradient of Σ losses to every tap."""
+    def _collect(self, losses: Tensor, collected: PerUserNorms, retain_graph: bool) -> None:
+        """The one backward pass: brings the gradient of Σ losses to every recorded call."""
         if not losses.requires_grad:
             if self._gate.names:
                 raise UnsupportedUse(
@@ -160,14 +160,14 @@ class PhantomClipping:
                 )
             return
         guards = [p.register_hook(self._outside) for p in self._gate.trainable]
-        self._gate.sink.append(arrivals)
+        self._gate.sink.append(collected)
         try:
             torch.autograd.backward(losses.sum(), retain_graph=retain_graph)
         finally:
             self._gate.sink.pop()
             for guard in guards:
                 guard.remove()
-        arrivals.finish()
+        collected.finish()
 
     @staticmethod
     def _outside(_: Tensor) -> None:

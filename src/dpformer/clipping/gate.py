@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping import picked
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.rows import Packed, Rows
-from dpformer.clipping.tap import Build, Paired, Tap
+from dpformer.clipping.recorded_call import Build, Paired, RecordedCall
+from dpformer.clipping.user_rows import Packed, UserRows
 
 
 def _named(names: str, *homes: Any) -> set[Any]:
@@ -51,7 +51,7 @@ Rule = Callable[["Gate", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Gate(TorchFunctionMode):
-    """Runs each torch function by its rule and keeps the taps of one forward pass."""
+    """Runs each torch function by its rule and records the calls of one forward pass that use parameters."""
 
     def __init__(self, rules: dict[Any, Rule], otherwise: Rule) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class Gate(TorchFunctionMode):
         self.frozen: set[int] = set()  # parameters without gradient
         self.buffers: set[int] = set()
         self.constants: dict[int, tuple[Tensor, int]] = {}  # with their count of writes
-        self.taps: list[Tap] = []
-        self.sink: list[Callable[[Tap, Tensor], None]] = []
+        self.calls: list[RecordedCall] = []
+        self.sink: list[Callable[[RecordedCall, Tensor], None]] = []
         self.packed: Packed | None = None
         self.token = torch.zeros((), requires_grad=True)
 
@@ -251,7 +251,7 @@ class Gate(TorchFunctionMode):
         rows: Tensor,
         reads: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Puts a tap on `out`.
+        """Records a call with its output `out`.
 
         Args:
             rows: the tensor whose first dimension counts the rows.
@@ -267,15 +267,15 @@ class Gate(TorchFunctionMode):
         if torch.is_autocast_enabled(rows.device.type):
             paired = _under_autocast(paired, rows.device.type)
         build = self._unchanged(build, [*reads, *managed], managed[0], func)
-        tap = Tap(func, names, managed, paired, build, tuple(rows.shape), self.packed, self.sink)
-        self.taps.append(tap)
-        return tap.watch(out, self.token)
+        call = RecordedCall(func, names, managed, paired, build, tuple(rows.shape), self.packed, self.sink)
+        self.calls.append(call)
+        return call.watch(out, self.token)
 
     def _unchanged(self, build: Build, reads: Sequence[Tensor], parameter: Tensor, func: Any) -> Build:
-        """Autograd's own check does not see what only the taps have kept."""
+        """Autograd's own check does not see what only the recorded calls have kept."""
         kept = [(t.detach(), t._version) for t in reads]  # it shares the count of writes
 
-        def checked(grad: Tensor, rows: Rows) -> Any:
+        def checked(grad: Tensor, rows: UserRows) -> Any:
             if any(t._version != version for t, version in kept):
                 fix = "a tensor that it read was changed in place afterwards: build a new tensor instead"
                 raise self.refusal(parameter, func, fix)

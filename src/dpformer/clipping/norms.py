@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.gate import leaves
+from dpformer.clipping.recorded_call import Source
 from dpformer.clipping.rounding import LOOSE, gram_error, lengths_of_rows, squared_lengths, written_error
-from dpformer.clipping.tap import Source
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner, squared
 
 Squares = tuple[Tensor, Tensor]  # (B,) ‖g_b‖² as computed, and what it is at most (rounding.py)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.rows import Packed, Rows
+from dpformer.clipping.user_rows import Packed, UserRows
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Picked:
     total: int
     packed: Packed | None
 
-    def user_of_row(self, rows: Rows) -> Tensor:
+    def user_of_row(self, rows: UserRows) -> Tensor:
         """(N,) the user of each row."""
         assert self.index is not None
-        base = Rows(rows.users, self.packed, rows.where)
+        base = UserRows(rows.users, self.packed, rows.where)
         return base.user_of_row(self.total, self.index.device)[self.index]
 
     def at(self, index: Any) -> Picked:
@@ -196,10 +196,10 @@ def _reshaped(how: Picked | None, before: int, after: int) -> Picked | None:
     return how.lost
 
 
-def by_user(build: Callable[[Tensor, Rows], Any], how: Picked) -> Callable[[Tensor, Rows], Any]:
+def by_user(build: Callable[[Tensor, UserRows], Any], how: Picked) -> Callable[[Tensor, UserRows], Any]:
     """A builder of uses that knows the user of each picked row."""
 
-    def built(grad: Tensor, rows: Rows) -> Any:
-        return build(grad, Rows(rows.users, Packed.of(how.user_of_row(rows)), rows.where))
+    def built(grad: Tensor, rows: UserRows) -> Any:
+        return build(grad, UserRows(rows.users, Packed.of(how.user_of_row(rows)), rows.where))
 
     return built

@@ -1,11 +1,11 @@
 """The engine proves itself: the gradients of all users, in random proportions, against plain autograd.
 
-For random weights w, a backward pass from Σ_b w_b·loss_b brings to every tap the gradient that these losses send there,
-and plain autograd turns it into gradients of the parameters, function by function, without any idea of rows or users:
-it is Σ_b w_b·∇loss_b, whatever the model does. The engine says Σ_b w_b·g_b. If one row were given to the wrong user, or
-the loss of one user depended on rows of another, the two would differ, except for weights of probability zero. Weights
-are in proportion to the clip factors, so what is compared is what is released, in units of C, and a user with a small
-gradient counts as much as any. The norms of some users are compared with the lengths of their gradients.
+For random weights w, a backward pass from Σ_b w_b·loss_b brings to every recorded call the gradient that these losses
+send there, and plain autograd turns it into gradients of the parameters, function by function, without any idea of rows
+or users: it is Σ_b w_b·∇loss_b, whatever the model does. The engine says Σ_b w_b·g_b. If one row were given to the
+wrong user, or the loss of one user depended on rows of another, the two would differ, except for weights of probability
+zero. Weights are in proportion to the clip factors, so what is compared is what is released, in units of C, and a user
+with a small gradient counts as much as any. The norms of some users are compared with the lengths of their gradients.
 
 It runs on the first batch, whenever a layout appears that was not seen before (a size that happens to equal the number
 of users, say), and at random later: a model that begins to mix users in its second epoch is found, if not at once. The
@@ -26,7 +26,7 @@ from torch import Tensor
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import ParameterUses
-from dpformer.clipping.tap import Tap
+from dpformer.clipping.recorded_call import RecordedCall
 
 EVERY = 128  # batches from one random proof to the next, on average: each costs about as much as a batch
 PATIENCE = 16  # batches in a row that prove nothing
@@ -47,9 +47,9 @@ def prove(
     losses: Tensor,
     norms: Tensor,
     factors: Tensor,
-    taps: Sequence[Tap],
+    calls: Sequence[RecordedCall],
     groups: Sequence[ParameterUses],
-    sink: list[Callable[[Tap, Tensor], None]],
+    sink: list[Callable[[RecordedCall, Tensor], None]],
 ) -> bool:
     """Raises if users' gradients disagree with autograd. The graph of `losses` must still be there.
 
@@ -57,9 +57,9 @@ def prove(
     """
     if not bool((torch.isfinite(norms) & torch.isfinite(losses)).all()):
         return False
-    tolerance = max(_TOLERANCE.get(dtype, 5e-2) for dtype in _precisions(losses, taps))
+    tolerance = max(_TOLERANCE.get(dtype, 5e-2) for dtype in _precisions(losses, calls))
     weights = (factors * _signs(len(losses)).to(factors)).to(losses.dtype)
-    truth = _autograd(weights, losses, taps, sink)
+    truth = _autograd(weights, losses, calls, sink)
     weights = weights.to(norms.dtype)
     length = sum(_squared(g) for g in truth.values()) ** 0.5
     error = 0.0
@@ -78,15 +78,15 @@ def prove(
     return True
 
 
-def _precisions(losses: Tensor, taps: Sequence[Tap]) -> set[torch.dtype]:
-    """Types of all gradients on the way from the losses back to the taps, and through expressions to parameters.
+def _precisions(losses: Tensor, calls: Sequence[RecordedCall]) -> set[torch.dtype]:
+    """Types of all gradients on the way from the losses back to the calls, and through expressions to parameters.
 
     A model in float64 may compute its norms and rotations in float32, as Llama and T5 do: then the gradients of two
-    backward passes are rounded there, whatever the types at the taps.
+    backward passes are rounded there, whatever the types at the calls.
     """
-    found = {torch.float64} | {tap.grad.dtype for tap in taps if tap.grad is not None}
+    found = {torch.float64} | {call.grad.dtype for call in calls if call.grad is not None}
     seen: set[Any] = set()
-    stack: list[Any] = [losses.grad_fn, *(managed.grad_fn for tap in taps for managed in tap.managed)]
+    stack: list[Any] = [losses.grad_fn, *(managed.grad_fn for call in calls for managed in call.managed)]
     while stack:
         node = stack.pop()
         if node is None or node in seen or hasattr(node, "variable"):  # leaves compute nothing
@@ -105,16 +105,16 @@ def _signs(users: int) -> Tensor:
 
 
 def _autograd(
-    weights: Tensor, losses: Tensor, taps: Sequence[Tap], sink: list[Callable[[Tap, Tensor], None]]
+    weights: Tensor, losses: Tensor, calls: Sequence[RecordedCall], sink: list[Callable[[RecordedCall, Tensor], None]]
 ) -> dict[int, Tensor]:
     """Σ_b w_b·∇loss_b by plain autograd, for each parameter by its identity."""
     arrived: dict[int, Tensor] = {}
-    sink.append(lambda tap, grad: arrived.__setitem__(id(tap), grad))
+    sink.append(lambda call, grad: arrived.__setitem__(id(call), grad))
     try:
         torch.autograd.backward(losses, weights, retain_graph=True)
     finally:
         sink.pop()
-    return autograd_gradients(taps, arrived)
+    return autograd_gradients(calls, arrived)
 
 
 def _prove_norms(norms: Tensor, groups: Sequence[ParameterUses], tolerance: float) -> None:
@@ -136,20 +136,20 @@ def _squared(t: Tensor) -> float:
     return float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2
 
 
-def autograd_gradients(taps: Sequence[Tap], arrived: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Gradients of the parameters from the gradients at the taps, by autograd alone."""
+def autograd_gradients(calls: Sequence[RecordedCall], arrived: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Gradients of the parameters from the gradients at the calls, by autograd alone."""
     out: dict[int, Tensor] = {}
-    for tap in taps:
-        grad = arrived.get(id(tap))
+    for call in calls:
+        grad = arrived.get(id(call))
         if grad is None:
             continue
         with torch.enable_grad():
-            fresh = [m.detach().requires_grad_() for m in tap.managed]
-            value = tap.paired(grad, *fresh)
+            fresh = [m.detach().requires_grad_() for m in call.managed]
+            value = call.paired(grad, *fresh)
         if not value.requires_grad:  # nobody's loss came this way
             continue
         grads = torch.autograd.grad(value, fresh, allow_unused=True)
-        for managed, g in zip(tap.managed, grads, strict=True):
+        for managed, g in zip(call.managed, grads, strict=True):
             if g is None:
                 continue
             if managed.grad_fn is None:

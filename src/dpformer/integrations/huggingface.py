@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.factors import ClipFunction
+from dpformer.clipping.clip_functions import ClipFunction
 from dpformer.errors import DpformerError, MissingExtra
 from dpformer.integrations.batches import LogicalBatch, LogicalBatches, Part, only
 from dpformer.integrations.card import write_card

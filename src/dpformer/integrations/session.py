@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import PhantomClipping, normalize
-from dpformer.clipping.factors import ClipFunction, clip
+from dpformer.clipping.clip_functions import ClipFunction, clip
 from dpformer.errors import DpformerError
 from dpformer.integrations.alone import AloneCheck
 from dpformer.integrations.batches import Collate, LogicalBatch, LogicalBatches, drawing_from

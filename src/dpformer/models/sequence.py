@@ -42,8 +42,8 @@ class SequenceModel(nn.Module):
         self.register_buffer("bias", torch.zeros(num_items))
 
     @torch.no_grad()
-    def start_items(self, factors: Tensor) -> None:
-        """Starts the rows of E from factors (M, d), such as `low_rank_items` makes; rows of zeros say nothing."""
+    def initialise_items(self, factors: Tensor) -> None:
+        """Initialises the rows of E by factors (M, d), such as `low_rank_items` makes; rows of zeros say nothing."""
         known = factors.any(1)
         for table in (self.items.weight, self.output):
             if table is not None:

@@ -250,7 +250,7 @@ class _Session:
             raise RuntimeError("what was released is not what was planned and σ calibrated for: nothing is trained")
         model = build_model(self.config, self.plan, self.users.num_items, self.released.p, self.random)
         if self.released.transitions is not None:
-            model.start_items(
+            model.initialise_items(
                 low_rank_items(
                     TransitionCounts.from_release(self.released.transitions, self.vocabulary.attributes), model.dim
                 )

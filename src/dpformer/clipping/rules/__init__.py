@@ -1,4 +1,4 @@
-"""One exact rule for each function that a parameter may be used in. A rule runs the function and leaves a tap."""
+"""One exact rule for each function that a parameter may be used in. A rule runs the function and records the call."""
 
 from dpformer.clipping.rules import (  # noqa: F401  (importing a file registers its rules)
     attention,

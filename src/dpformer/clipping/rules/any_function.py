@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate, is_turned, map_tensors, tensors_of, writes_in_place
-from dpformer.clipping.rows import Rows
-from dpformer.clipping.tap import paired
+from dpformer.clipping.recorded_call import paired
+from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense
 
 ROW_BY_ROW = "give it tensors of users' data whose first dimension is the batch, and let every row be computed alone"
@@ -27,7 +27,7 @@ _TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-3, 
 
 
 def any_function(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs `func` and leaves a tap on each of its outputs."""
+    """Runs `func` and records the call on each of its outputs."""
     managed = [t for t in tensors_of(args, kwargs) if gate.is_managed(t)]
     if writes_in_place(func) or kwargs.get("out") is not None:
         raise gate.refusal(managed[0], func, "build a new tensor instead of writing into one")
@@ -63,7 +63,7 @@ def _watch(
     def replay(*fresh: Tensor) -> Tensor:
         return call(dict(zip(map(id, distinct), fresh, strict=True)), {}, output)
 
-    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         delta = grad.transpose(0, call.batch)
         return [(p, UserByUser(call, output, p, delta, rows, seen, gate.refusal)) for p in distinct]
 
@@ -131,7 +131,7 @@ class UserByUser:
     output: int | None
     parameter: Tensor
     delta: Tensor  # (rows, …) gradient at the output, rows first
-    rows: Rows
+    rows: UserRows
     seen: tuple[Tensor, Tensor]  # (rows,) fingerprint of the output
     refusal: Callable[[Any, Any, str], Exception]
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate, tensors_of
-from dpformer.clipping.rows import Rows
+from dpformer.clipping.recorded_call import paired
 from dpformer.clipping.rules.registry import rule
-from dpformer.clipping.tap import paired
+from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense
 
 
@@ -54,19 +54,19 @@ class Blocks:
 
 
 def per_row(gate: Gate, func: Any, parameter: Tensor, shape: Sequence[int], data: Tensor) -> Tensor:
-    """A copy of the parameter for every row of a result of this shape, with a tap on it."""
+    """A copy of the parameter for every row of a result of this shape, whose use is recorded."""
     if not shape or data.ndim != len(shape) or data.shape[0] != shape[0]:
         raise gate.refusal(parameter, func, "give it a tensor of users' data whose first dimension is the batch")
     padded = parameter.detach().reshape(*[1] * (len(shape) - parameter.ndim), *parameter.shape)
     if padded.shape[0] == shape[0] != 1:
 
-        def blocks(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+        def blocks(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
             return [(parameter, Blocks(grad, rows.user_of_row(grad.shape[0], grad.device)))]
 
         return gate.record(func, [parameter], paired(lambda p: p), blocks, parameter.detach().clone(), rows=data)
     target = (shape[0], *padded.shape[1:])
 
-    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         return [(parameter, Dense(rows.total(grad).reshape(rows.users, *parameter.shape)))]
 
     def copies(p: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate
-from dpformer.clipping.rows import Rows
+from dpformer.clipping.recorded_call import paired
 from dpformer.clipping.rules.registry import rule
-from dpformer.clipping.tap import paired
+from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense, Outer
 
 
@@ -48,7 +48,7 @@ def convolution(
         w, b = gate.fill(fresh, weight, bias)
         return run(source, w, b)
 
-    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         delta = rows.spread(grad.flatten(2).mT)  # (B, rows a user, places, O)
         delta = delta.reshape(rows.users, -1, delta.shape[-1])
         uses: list[tuple[Tensor, Any]] = []

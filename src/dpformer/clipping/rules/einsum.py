@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate, is_turned
-from dpformer.clipping.rows import Rows
+from dpformer.clipping.recorded_call import paired
 from dpformer.clipping.rules.any_function import any_function
 from dpformer.clipping.rules.registry import rule
-from dpformer.clipping.tap import paired
+from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Outer
 
 
@@ -77,7 +77,7 @@ def _linear(gate: Gate, func: Any, data: str, weight: str, result: str, x: Tenso
     contracted = [k for k in weight if k in data]
     new = [k for k in weight if k not in data]
 
-    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         sides = {
             weight[0] in data: _rows(rows, source.to(grad.dtype), data, places, contracted),
             weight[0] not in data: _rows(rows, grad, result, places, new),
@@ -91,7 +91,7 @@ def _linear(gate: Gate, func: Any, data: str, weight: str, result: str, x: Tenso
     return gate.record(func, [w], paired(replay), build, out, rows=x, reads=[source])
 
 
-def _rows(rows: Rows, t: Tensor, letters: str, places: Sequence[str], last: Sequence[str]) -> Tensor:
+def _rows(rows: UserRows, t: Tensor, letters: str, places: Sequence[str], last: Sequence[str]) -> Tensor:
     """(B, T, Q): all places as positions, all of `last` as width."""
     ordered = t.permute([letters.index(k) for k in (*places, *last)])
     spread = rows.spread(ordered)

@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate
-from dpformer.clipping.rows import Rows
+from dpformer.clipping.recorded_call import paired
 from dpformer.clipping.rules.any_function import any_function
 from dpformer.clipping.rules.broadcast import per_row
 from dpformer.clipping.rules.registry import rule
-from dpformer.clipping.tap import paired
+from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense, Outer
 
 
-def flat(rows: Rows, t: Tensor) -> Tensor:
+def flat(rows: UserRows, t: Tensor) -> Tensor:
     """(rows, …, d) → (B, T, d) with everything between first and last dimension taken as positions."""
     t = rows.spread(t)
     return t.reshape(t.shape[0], -1, t.shape[-1])
@@ -47,7 +47,7 @@ def linear(gate: Gate, func: Any, input: Tensor, weight: Tensor, bias: Tensor | 
         w, b = gate.fill(fresh, weight, bias)
         return F.linear(source, w, b)
 
-    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         delta = flat(rows, grad)
         uses: list[tuple[Tensor, Any]] = []
         if gate.is_managed(weight):
@@ -94,7 +94,7 @@ def matrix_product(gate: Gate, func: Any, input: Tensor, mat2: Tensor, *, out: T
 def _times_weight(gate: Gate, func: Any, x: Tensor, weight: Tensor) -> Tensor:
     source = x.detach()
 
-    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         return [outer(weight, flat(rows, source.to(grad.dtype)), flat(rows, grad))]
 
     out = torch.matmul(x, weight.detach())

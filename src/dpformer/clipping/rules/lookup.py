@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate
-from dpformer.clipping.rows import Rows
+from dpformer.clipping.recorded_call import paired
 from dpformer.clipping.rules.registry import rule
-from dpformer.clipping.tap import paired
+from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Lookup
 
 
@@ -98,7 +98,7 @@ def _read(gate: Gate, func: Any, ids: Tensor, table: Tensor, padding: int | None
             return F.embedding(ids, weight, padding)
         return weight[ids]
 
-    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         delta = grad.reshape(*ids.shape, width)
         if padding is not None:
             delta = delta.masked_fill((ids == padding)[..., None], 0)

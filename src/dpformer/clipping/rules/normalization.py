@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.gate import FREEZE_BATCH_NORM, Gate
-from dpformer.clipping.rows import Rows
+from dpformer.clipping.recorded_call import paired
 from dpformer.clipping.rules.registry import rule
-from dpformer.clipping.tap import paired
+from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense
 
 
@@ -141,7 +141,7 @@ def _affine(
         w, b = gate.fill(fresh, weight, bias)
         return norm(source, w, b)
 
-    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         last = grad.ndim if channels else grad.ndim - normalized_dims
         between = tuple(range(2 if channels else 1, last))
 

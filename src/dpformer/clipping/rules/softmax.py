@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dpformer.clipping.gate import Gate
-from dpformer.clipping.rows import Rows
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.softmax_head import HeadRows, HeadUse, _SoftmaxLoss, softmax_loss
+from dpformer.clipping.user_rows import UserRows
 
 AT_ONCE = 1 << 24  # logits in the proof
 
@@ -57,7 +57,7 @@ def softmax_head(
         )
         return sum(parts, grad.new_zeros(()))
 
-    def build(grad: Tensor, rows: Rows) -> list[tuple[Tensor, Any]]:
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         rows.one_each(hidden.shape[0])
         uses: list[tuple[Tensor, Any]] = []
         if gate.is_managed(weight):

@@ -62,7 +62,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Rows:
+class UserRows:
     """The rows of one use, resolved to `users` users."""
 
     users: int

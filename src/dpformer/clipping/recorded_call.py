@@ -1,7 +1,7 @@
-"""A tap sits where a parameter is used and keeps the gradient that passes there in the one backward pass.
+"""A recorded call: where a parameter was used, and the gradient that reached its output in the one backward pass.
 
 The parameter itself is cut out of the graph (the function runs on `parameter.detach()`), so autograd never computes
-its summed gradient: what each user contributes is read off the tap instead, once, by the engine.
+its summed gradient: what each user contributes is computed from the recorded call instead, once, by the engine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.rows import Packed, Rows
+from dpformer.clipping.user_rows import Packed, UserRows
 from dpformer.clipping.uses import Use
 
 
 class Source(Protocol):
-    """What a tap tells of one parameter: the use itself, or something that writes a use out for a few users."""
+    """What a recorded call tells of one parameter: the use itself, or what writes a use out for a few users."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -28,8 +28,8 @@ class Source(Protocol):
     def keep(self, users: Tensor) -> None: ...
 
 
-Paired = Callable[..., Tensor]  # (gradient at the tap, *parameters) → number
-Build = Callable[[Tensor, Rows], Sequence[tuple[Tensor, Source]]]
+Paired = Callable[..., Tensor]  # (gradient of the output, *parameters) → number
+Build = Callable[[Tensor, UserRows], Sequence[tuple[Tensor, Source]]]
 
 
 def paired(function: Callable[..., Tensor]) -> Paired:
@@ -43,17 +43,17 @@ def paired(function: Callable[..., Tensor]) -> Paired:
 
 
 @dataclass
-class Tap:
+class RecordedCall:
     """One call of a function with parameters among its arguments."""
 
     func: Any
     names: tuple[str, ...]  # of the parameters
     managed: list[Tensor]  # the parameters (or expressions of parameters) used here
     paired: Paired  # ⟨the function of `managed`, a gradient⟩: what plain autograd differentiates in the proof
-    build: Build  # gradient at the tap → uses, once the number of users is known
+    build: Build  # gradient of the output → uses, once the number of users is known
     shape: tuple[int, ...]  # of the tensor whose first dimension counts the rows
     packed: Packed | None  # the index that was given, whether or not it is about these rows
-    sink: list[Callable[[Tap, Tensor], None]]  # shared with the engine: the last one takes the gradients
+    sink: list[Callable[[RecordedCall, Tensor], None]]  # shared with the engine: the last one takes the gradients
     grad: Tensor | None = field(default=None)
 
     def layout(self, users: int) -> tuple[Any, ...]:
@@ -77,7 +77,7 @@ class Tap:
         for managed in self.managed:  # a float64 parameter in a layer that computes in float32, say
             dtype = torch.promote_types(dtype, managed.real.dtype if managed.is_complex() else managed.dtype)
         grad = self.grad.to(dtype)
-        return self.build(grad, Rows(users, self.packed, self.where))
+        return self.build(grad, UserRows(users, self.packed, self.where))
 
     @property
     def where(self) -> str:
@@ -100,7 +100,7 @@ class Tap:
         self.build = self.paired = _forgotten
 
     def watch(self, out: Tensor, token: Tensor) -> Tensor:
-        """Returns `out` with the tap on it."""
+        """Returns `out`, whose gradient will be brought here."""
         if out.requires_grad:
             out.register_hook(self.receive)
             return out
@@ -108,18 +108,18 @@ class Tap:
 
 
 def _forgotten(*_: Any) -> Any:
-    raise AssertionError("this tap has been settled")
+    raise AssertionError("the norms of this call have been computed")
 
 
 class _Begin(torch.autograd.Function):
     """Starts the graph at an output that nothing before it made differentiable (an embedding, the first layer)."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, tap: Tap, out: list[Tensor]) -> Tensor:
-        ctx.tap = tap
+    def forward(ctx: Any, token: Tensor, call: RecordedCall, out: list[Tensor]) -> Tensor:
+        ctx.call = call
         return out.pop()  # in a list, for a tensor argument returned as it came could not be changed in place later
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        ctx.tap.receive(grads[0])
+        ctx.call.receive(grads[0])
         return None, None, None
