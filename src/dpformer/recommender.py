@@ -25,7 +25,7 @@ from dpformer.runs.run import Run, finished, train
 from dpformer.runs.tasks import task_of
 from dpformer.serving.batch import Packed, histories_of
 from dpformer.serving.frames import Frame, any_frame, write_catalog, write_log
-from dpformer.serving.notebook import Facts, Statement, Table
+from dpformer.serving.notebook import Card, Facts, Statement, Table
 from dpformer.serving.ranking import Ranker
 
 
@@ -105,6 +105,34 @@ class _Model:
         from dpformer.report import write_report
 
         return write_report(self._fitted.folder, out=path, public=public)
+
+    def card(
+        self,
+        path: str | Path | None = None,
+        *,
+        opendp: bool = False,
+        deployment: Mapping[str, Any] | None = None,
+        ledger: str | Path | None = None,
+    ) -> Card:
+        """The model card for the Hugging Face hub, or an entry for OpenDP's registry of deployments.
+
+        Args:
+            path: where to write it, if anywhere.
+            opendp: the entry of the registry, YAML, instead of the card.
+            deployment: what only you can say: name, curator, description, intended_use, …; see docs/guide/cards.md. By
+                default what was given as `Recommender(deployment={…})`.
+            ledger: the ledger file that counts this run, for the budget that is left.
+        """
+        from dpformer.cards import CardSource, model_card, registry_entry
+        from dpformer.files import write_text
+        from dpformer.runs.deployment import Deployment
+
+        said = None if deployment is None else Deployment.of(dict(deployment))
+        source = CardSource.of(self._fitted, said, ledger)
+        text = Card(registry_entry(source) if opendp else model_card(source))
+        if path is not None:
+            write_text(Path(path), text)
+        return text
 
     def save(self, path: str | Path) -> Path:
         """Copies the run folder, all of it: `config.toml` and `metrics.jsonl` are as private as the data."""

@@ -11,6 +11,7 @@ import typer
 from dpformer import __version__
 from dpformer.cli.audit import audit
 from dpformer.cli.calibrate import calibrate
+from dpformer.cli.card import card
 from dpformer.cli.data import CHOICES, data
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
@@ -60,6 +61,7 @@ app.command()(serve)
 app.command()(generate)
 app.command()(export)
 app.command()(report)
+app.command()(card)
 app.command()(ledger)
 app.command()(moments)
 app.command()(audit)

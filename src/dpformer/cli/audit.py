@@ -31,8 +31,9 @@ def audit(
     """Audit: train on made-up users with the settings of a run, and see how well they can be told apart.
 
     The real sampler, clipping, noise and optimizer are used; no private data is touched. Exit code 1 if something
-    speaks against the claim. Without RUN, the paper's settings on MovieLens-1M are audited: 6,040 users, batches of
-    1,024, 100 epochs, ε = 5. Several processes are audited together: torchrun --nproc-per-node 2 -m dpformer audit.
+    speaks against the claim. The outcome is kept in RUN as audit.json, for cards. Without RUN, the paper's settings on
+    MovieLens-1M are audited: 6,040 users, batches of 1,024, 100 epochs, ε = 5. Several processes are audited together:
+    torchrun --nproc-per-node 2 -m dpformer audit.
     """
     flags = {"--epsilon": epsilon, "--noise-multiplier": noise_multiplier, "--users": users, "--batch": batch}
     flags.update({"--epochs": epochs, "--delta": delta})
@@ -51,7 +52,19 @@ def audit(
         raise DpformerError(str(error)) from None
     if plot is not None:
         result.plot(plot)
+    if run is not None:
+        _keep(run, result)
     conclude(result, _print, as_json)
+
+
+def _keep(run: Path, result: Any) -> None:
+    """Beside the run, where cards find it; canaries are made up, so it may be published."""
+    import json
+
+    from dpformer.cards.source import AUDIT
+    from dpformer.files import write_text
+
+    write_text(run / AUDIT, json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
 
 def settings_of(run: Path) -> dict[str, Any]:

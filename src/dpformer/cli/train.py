@@ -214,7 +214,7 @@ def with_choices(command: Callable[..., None], names: Iterable[str] | None = Non
     Essentials come first; the others are shown by --help-all.
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "choices"]
-    chosen = list(Config.model_fields) if names is None else list(names)
+    chosen = [name for name in Config.model_fields if name != "deployment"] if names is None else list(names)
     first = [_parameter(name) for name in ("file", *ESSENTIAL) if name in chosen]
     rest = [_parameter(name) for name in chosen if name not in ("file", *ESSENTIAL)]
 

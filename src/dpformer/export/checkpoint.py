@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dpformer.cards import write_card
 from dpformer.errors import DpformerError
-from dpformer.integrations.card import write_card
 from dpformer.models.pretrained import Pretrained
 from dpformer.runs.model_file import Release
 

@@ -30,10 +30,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpformer.cards import write_card
 from dpformer.clipping.clip_functions import ClipFunction
 from dpformer.errors import DpformerError, MissingExtra
 from dpformer.integrations.batches import LogicalBatch, LogicalBatches, Part, only
-from dpformer.integrations.card import write_card
 from dpformer.integrations.losses import kind_of, user_losses
 from dpformer.integrations.session import PrivateSession
 from dpformer.integrations.users import Users

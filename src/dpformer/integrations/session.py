@@ -28,6 +28,7 @@ from dpformer.integrations.vault import Vault, VaultOptimizer
 from dpformer.privacy import Ledger, PoissonBatches, calibrate
 from dpformer.privacy.randomness import SecureRandom
 from dpformer.privacy.units import unit_of
+from dpformer.runs import nist
 from dpformer.runs.statement import statement
 
 NOT_COVERED = (
@@ -39,6 +40,7 @@ NOT_COVERED = (
     "Each further run on the same users spends further budget, and so does choosing between runs by their results.",
     "What the time or memory of the computation gives away, and access to the machine while it runs.",
 )
+PRE_PROCESSING = "before the data came here: not known here, and not covered unless it took each user's data by itself"
 
 
 class PrivateSession:
@@ -192,4 +194,5 @@ class PrivateSession:
             hashes={},
             unit=self.unit,
         )
-        return {**facts, "not_covered": list(NOT_COVERED)}
+        answers = {**facts[nist.NAME], "pre_processing": PRE_PROCESSING}
+        return {**facts, nist.NAME: answers, "not_covered": list(NOT_COVERED)}

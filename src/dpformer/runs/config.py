@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpformer.errors import DpformerError
+from dpformer.runs.deployment import Deployment, sentence
 
 if TYPE_CHECKING:
     from dpformer.data import Columns, Reading
@@ -56,6 +57,7 @@ _OF_OWN_NETWORKS = (
 # Where it runs, not what comes out: not part of the hash, so that a log may be moved and another machine may go on.
 # The contents of the data are bound by their own hash.
 WHERE = ("file", "catalog", "cache", "tokenizer", "base", "threads", "device", "checkpoint_seconds", "memory", "engine")
+UNHASHED = (*WHERE, "deployment")  # nor what is said about the model
 
 # A recipe is a named set of defaults. "default": what is most accurate at the same ε (docs/results/paper.md), which are
 # transition counts; with `--model transformer`, the settings of the fields below.
@@ -208,6 +210,8 @@ class Config(BaseModel):
     threads: Count | None = _choice("Training", None, "CPU threads (all).")
     device: str | None = _choice("Training", None, "Where to compute: cpu, cuda (a GPU if there is one).")
     checkpoint_seconds: NotNegative = _choice("Training", 60.0, "Time between checkpoints.")
+
+    deployment: Deployment | None = Field(None, json_schema_extra={"section": "Deployment"})  # a section of its own
 
     def reading(self) -> Reading:
         """How the log is to be read, as declared."""
@@ -417,12 +421,14 @@ class Config(BaseModel):
         for section in get_args(Section):
             chosen = {name: getattr(self, name) for name in fields_of(section) if name not in silent}
             lines += ["", f"# {section}"] + [f"{n} = {_toml(v)}" for n, v in chosen.items() if v is not None]
+        if self.deployment is not None:
+            lines += ["", "[deployment]"] + [f"{n} = {_toml(v)}" for n, v in self.deployment.filled().items()]
         return "\n".join(lines[1:]) + "\n"
 
     def hash(self) -> str:
-        """SHA-256 of the choices that define the result and are not at their default. `WHERE` is excluded."""
+        """SHA-256 of the choices that define the result and are not at their default. `UNHASHED` is excluded."""
         defaults = {name: field.default for name, field in Config.model_fields.items()}
-        values = {name: value for name, value in self if name not in WHERE and value != defaults[name]}
+        values = {name: value for name, value in self if name not in UNHASHED and value != defaults[name]}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -479,6 +485,8 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     if not first["loc"]:
         return str(first["msg"]).removeprefix("Value error, ")
+    if first["loc"][0] == "deployment":
+        return sentence(error)
     wanted = first["msg"].removeprefix("Input should be ").removeprefix("Input ")
     return f"{first['loc'][0]} is {first['input']!r}; it must be {wanted}"
 
@@ -488,4 +496,6 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # a TOML string is a JSON string

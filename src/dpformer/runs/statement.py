@@ -16,6 +16,7 @@ from dpformer.privacy.events import ASSUMED, METRICS, Event, PoissonGaussian
 from dpformer.privacy.mechanisms import noise_of
 from dpformer.privacy.numbers import one_in, plain, power_of_e, round_up
 from dpformer.privacy.units import USER, UnitOfPrivacy, unit_of
+from dpformer.runs import nist
 
 FORMAT = 2
 DATA_HASH = "data (salted; the salt is in checkpoint/)"
@@ -109,6 +110,7 @@ def statement(
         "hashes": hashes,
         "versions": {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()},
     }
+    facts[nist.NAME] = nist.nist_fields(facts)
     return {**facts, "headline": headline(facts), "words": words(facts)}
 
 

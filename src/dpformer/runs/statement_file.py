@@ -61,6 +61,7 @@ class _Statement(_Part):
     metrics: _Metrics | None = None
     tuning: _Tuning | None = None
     epsilon_one_run: Number | None = None
+    nist_sp_800_226: dict[str, str] = {}
 
 
 def check_shape(facts: dict[str, Any], path: Path) -> dict[str, Any]:

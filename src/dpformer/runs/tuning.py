@@ -28,6 +28,7 @@ from dpformer.privacy.accounting import quiet
 from dpformer.privacy.events import Event, Gaussian
 from dpformer.privacy.numbers import plain, round_up
 from dpformer.privacy.randomness import SecureRandom
+from dpformer.runs import nist
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.model_file import load_release, save_release, sha256_of
@@ -185,6 +186,7 @@ def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
     """The statement of a winner: ε is that of the whole search, and says so."""
     changed = {**facts, "epsilon": tuning["epsilon"], "epsilon_one_run": facts["epsilon"], "tuning": tuning}
     changed["accountant"] = "Rényi differential privacy (dp-accounting), repeated a random number of times and selected"
+    changed[nist.NAME] = nist.nist_fields(changed)
     sentence = (
         f"Settings were tuned on the same data: {plain(tuning['mean_runs'])} runs on average, their number drawn at "
         f"random, scored with noise, and only the best one kept. The ε above is of all of it; one run alone has "

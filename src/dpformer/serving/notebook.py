@@ -39,6 +39,14 @@ class Facts(dict[str, Any]):
         return f"<b>{self.title}</b><table>{rows}</table>"
 
 
+class Card(str):
+    """A card as text; a notebook shows a model card without its metadata."""
+
+    def _repr_markdown_(self) -> str:
+        _, dashes, rest = self.removeprefix("---\n").partition("\n---\n")
+        return rest if dashes and self.startswith("---\n") else f"```yaml\n{self}```"
+
+
 class Statement(dict[str, Any]):
     """The privacy statement of a run."""
 

@@ -1,0 +1,38 @@
+"""`dpformer card RUN`: what a released model promises, in the forms that others read."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def card(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    opendp: Annotated[
+        bool, typer.Option("--opendp", help="An entry for OpenDP's registry of deployments instead of a model card.")
+    ] = False,
+    deployment: Annotated[
+        Path | None, typer.Option(help="TOML file with a section [deployment].  [default: that of training]")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="The ledger that counts this run, for the budget that is left.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write.  [default: RUN/README.md, or RUN/opendp.yaml]")
+    ] = None,
+) -> None:
+    """Write a model card (Hugging Face), or an entry for OpenDP's registry of deployments.
+
+    Both are made from the privacy statement and from what only you can say: name, curator, description, intended_use,
+    date, data_period, ids_are_persons, access, justification and others in the section [deployment] of a TOML file.
+    """
+    from dpformer.cards import CardSource, model_card, registry_entry
+    from dpformer.files import write_text
+    from dpformer.runs.deployment import Deployment
+    from dpformer.runs.run import finished
+
+    said = None if deployment is None else Deployment.read(deployment)
+    source = CardSource.of(finished(run), said, ledger)
+    path = out or run / ("opendp.yaml" if opendp else "README.md")
+    write_text(path, registry_entry(source) if opendp else model_card(source))
+    typer.echo(str(path))
