@@ -9,7 +9,7 @@ from dpformer.clipping import proof
 
 
 class Mixed(nn.Module):
-    """Each user's loss has a thousandth of the next user's in it; a part is computed in float32, as norms of Llama are."""
+    """A part of the next user's loss is in each one's; and a layer may compute in float32, as norms of Llama do."""
 
     def __init__(self, mixed: float, single: bool) -> None:
         super().__init__()
