@@ -18,7 +18,7 @@ import numpy as np
 
 import dpformer as dp
 from dpformer.data import Attributes, Dataset, prepare, read_catalog
-from dpformer.evaluation.evaluate import masked_ranks
+from dpformer.evaluation.evaluate import served_ranks
 from dpformer.evaluation.ranking import hit, ndcg
 from dpformer.models import TransitionCounts
 
@@ -74,7 +74,7 @@ def measure(dataset: Dataset, attributes: Attributes | None, epsilon: float, see
     model = TransitionCounts.fit(
         items, dataset.num_items, sigma, offsets=offsets, attributes=attributes, ledger=dp.Ledger(), seed=seed
     )
-    ranks = masked_ranks(model, dataset, split)
+    ranks = served_ranks(model, dataset, split)
     found = {"ndcg@10": 100 * float(ndcg(ranks, 10)), "hit@10": 100 * float(hit(ranks, 10))}
     return {**found, "attributes": model.num_attributes, "backoff": float(model.backoff) if model.num_attributes else 0}
 

@@ -40,13 +40,11 @@ class _Model:
         """
         Args:
             epsilon: ε of everything together.
-            model: "auto" or a choice of `dpformer train --model`.
+            model: "auto" (by public numbers alone) or another choice of `dpformer train --model`.
             ledger: counts this fit and further ones; without it a second fit is refused.
             choices: the other options of `dpformer train`, by name: `delta`, `private_metrics`, `learning_rate`, …
         """
-        if model != "auto":
-            choices["model"] = model
-        self._choices = {**self._always, "epsilon": epsilon, **choices}
+        self._choices = {**self._always, "epsilon": epsilon, "model": model, **choices}
         self.ledger = ledger
         self.run: Run | None = None
         self._private: tempfile.TemporaryDirectory[str] | None = None
@@ -94,9 +92,10 @@ class _Model:
         """What is promised about the data, how it is achieved, and what is not covered."""
         return Statement(self._fitted.statement)
 
-    def _measure(self, data: Path | None) -> Facts:
+    def _measure(self, data: Path | None, *, filter_seen: bool = True) -> Facts:
         run = self._fitted
-        facts = Facts(task_of(run.config).measure(run.config, run.release, data).to_dict())
+        measured = task_of(run.config).measure(run.config, run.release, data, filter_seen=filter_seen)
+        facts = Facts(measured.to_dict())
         facts.title = "Exact: not covered by the guarantee"
         return facts
 
@@ -257,30 +256,39 @@ class Recommender(_Model):
         return Table([{**self._named(other), "similarity": value} for other, value in pairs])
 
     def explain(self, history: Iterable[Any], item: Any) -> Table:
-        """How much each item of a history speaks for an item; for counts with the share of its popularity at last."""
+        """How much each item of a history speaks for an item; for counts with the share of its popularity at last.
+
+        Where a public attribute that both have says more than what followed the item, it is named.
+        """
         numbers, wanted = self.release.index(history), self.release.index([item])
         added, popularity = self.ranker.contributions(numbers, wanted)
+        behind = [name or "" for (name,) in self.ranker.attributes_behind(numbers, wanted)]
+        named = [{"attribute": name} if any(behind) else {} for name in behind]
         rows = [
-            {**self._named(number), "contribution": float(value)}
-            for number, value in zip(numbers.tolist(), added[:, 0], strict=True)
+            {**self._named(number), **more, "contribution": float(value)}
+            for number, more, value in zip(numbers.tolist(), named, added[:, 0], strict=True)
         ]
         if not np.isnan(popularity[0]):
             blank = {"item_id": "(popularity)", **({} if self.release.titles is None else {"title": ""})}
-            rows.append({**blank, "contribution": float(popularity[0])})
+            rows.append({**blank, **({"attribute": ""} if any(behind) else {}), "contribution": float(popularity[0])})
         return Table(rows, f"Contribution: {self.ranker.method}.")
 
     def _named(self, item: int) -> dict[str, Any]:
         title = {} if self.release.titles is None else {"title": self.release.titles[item]}
         return {"item_id": self.release.vocabulary[item], **title}
 
-    def evaluate(self, test: Any = None, *, exact: bool = False, order: str = "time") -> Facts:
-        """Accuracy on held-out items.
+    def evaluate(
+        self, test: Any = None, *, exact: bool = False, filter_seen: bool = True, order: str = "time"
+    ) -> Facts:
+        """Accuracy on held-out items: of what `recommend` with the same `filter_seen` would give.
 
         By default what was released with noise within ε, if `private_metrics=True` was chosen. `exact=True` measures
         without noise, on the training data's held-out items or on those of `test`: the guarantee does not cover it.
         """
         if exact:
-            return self._measure(None if test is None else self._log(test, order, {}))
+            return self._measure(None if test is None else self._log(test, order, {}), filter_seen=filter_seen)
+        if not filter_seen:
+            raise DpformerError("noisy metrics were released with seen items left out: give exact=True, or leave it")
         released = self._fitted.statement.get("metrics")
         if test is not None or released is None:
             raise DpformerError(

@@ -17,4 +17,4 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     for block in re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL):
         exec(block, names)
     printed = capsys.readouterr().out
-    assert printed.startswith("20 30 160\nFilm 0\nmasked {'ndcg@10'")
+    assert printed.startswith("20 30 160\nFilm 0\nserved {'ndcg@10'")

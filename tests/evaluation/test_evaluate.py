@@ -49,7 +49,7 @@ def test_result_names_its_policy_and_size() -> None:
     facts = evaluate(scorer, dataset).to_dict((5, 10), samples=50)
     assert facts["users"] == len(dataset.test_users)
     assert facts["ranking"] == "full ranking over 20 items, ties pessimistic"
-    assert set(facts["policies"]) == set(facts["metrics"]) == {"masked", "unmasked"}
+    assert set(facts["policies"]) == set(facts["metrics"]) == {"served", "masked", "unmasked"}
     assert set(facts["metrics"]["masked"]) == {"ndcg@5", "hit@5", "ndcg@10", "hit@10", "mrr"}
     for metric in facts["metrics"]["masked"].values():
         assert metric["low"] <= metric["value"] <= metric["high"]

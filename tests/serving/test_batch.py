@@ -61,7 +61,7 @@ def test_the_command(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -
     one = json.loads(printed("recommend", run, "--history", "i3,i4,i5,i6,i7", "-k", 3, "--json"))
     mine = [row["item_id"] for row in found if row["user_id"] == "u3"]
     assert mine == [entry["item_id"] for entry in one["recommendations"]]
-    seen = json.loads(printed("recommend", run, "--history", "i3", "-k", 20, "--json", "--seen"))
+    seen = json.loads(printed("recommend", run, "--history", "i3", "-k", 20, "--json", "--allow-seen"))
     assert len(seen["recommendations"]) == 20
     assert "no known format" in refused("recommend", run, "--histories", log, "--out", tmp_path / "recs.xls")
     assert "--out is for --histories" in refused("recommend", run, "--history", "i3", "--out", tmp_path / "recs.csv")

@@ -110,26 +110,28 @@ def test_resolve_leaves_nothing_open() -> None:
 @pytest.mark.parametrize(
     ("choices", "model"),
     [
-        ({}, "counts"),
-        ({"file": Path("log.csv"), "epsilon": 1.0, "max_length": 50, "threads": 1}, "counts"),
+        ({}, "auto"),
+        ({"model": "auto"}, "auto"),
+        ({"file": Path("log.csv"), "epsilon": 1.0, "max_length": 50, "threads": 1}, "auto"),
         ({"recipe": "paper"}, "transformer"),
         ({"reattention": False}, "transformer"),
         ({"epochs": 3}, "transformer"),
-        ({"epsilon": float("inf")}, "transformer"),
+        ({"epsilon": float("inf")}, "auto"),
+        ({"model": "auto", "dim": 64}, "transformer"),
         ({"task": "lm", "file": Path("text.txt"), "unit": "line"}, "transformer"),
         ({"model": "gru", "epochs": 3}, "gru"),
     ],
 )
-def test_the_default_is_counts_unless_a_network_must_be_meant(choices: dict[str, object], model: str) -> None:
+def test_the_model_is_chosen_later_unless_a_network_must_be_meant(choices: dict[str, object], model: str) -> None:
     assert Config.make(**choices).model == model
 
 
 def test_counts_take_whole_histories_unless_told_otherwise(tmp_path: Path) -> None:
-    config = Config.make(file=Path("log.csv")).resolve(users=1000, threads=1)
+    config = Config.make(file=Path("log.csv"), model="counts").resolve(users=1000, threads=1)
     assert config.max_length is None
     (tmp_path / "config.toml").write_text(config.to_toml())
     assert Config.make(tmp_path / "config.toml") == config
-    assert Config.make(max_length=30).resolve(users=1000, threads=1).max_length == 30
+    assert Config.make(model="counts", max_length=30).resolve(users=1000, threads=1).max_length == 30
 
 
 def test_what_would_be_ignored_is_refused() -> None:

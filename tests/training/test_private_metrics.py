@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpformer.errors import DpformerError
-from dpformer.evaluation.evaluate import masked_ranks
+from dpformer.evaluation.evaluate import served_ranks
 from dpformer.privacy import Gaussian, epsilon_of
 from dpformer.privacy.randomness import SecureRandom, public_grid
 from dpformer.releases.metrics import SCALE, MetricRelease, user_values
@@ -91,7 +91,7 @@ def test_the_ledger_holds_what_was_done(made: Path) -> None:
     (event,) = [event for event in facts["events"] if event["label"] == "metrics"]
     assert event["noise_multiplier"] == plan.noise_of("metrics") and facts["epsilon"] <= 4 and facts["private"]
     release = MetricRelease.from_dict(facts["metrics"], Gaussian(event["noise_multiplier"], label="metrics"))
-    exact = user_values(masked_ranks(finished(made).release.model, load_dataset(config)), 10).sum(0) / SCALE
+    exact = user_values(served_ranks(finished(made).release.model, load_dataset(config)), 10).sum(0) / SCALE
     noise = (np.array(release.sums) - exact) / event["noise_multiplier"]
     assert 1e-3 < np.abs(noise).max() < 6, "of the released model, and noisy"
     assert any("may be published" in sentence and "NDCG@10" in sentence for sentence in facts["words"])
@@ -203,7 +203,7 @@ def test_changed_metrics_are_found(run: Path) -> None:
 
 def test_exact_metrics_in_their_place_are_found(run: Path) -> None:
     config = Config.make(run / "config.toml")
-    exact = user_values(masked_ranks(finished(run).release.model, load_dataset(config)), 10).sum(0) / SCALE
+    exact = user_values(served_ranks(finished(run).release.model, load_dataset(config)), 10).sum(0) / SCALE
     grid = public_grid(_event(run).noise_multiplier)
     sums = tuple(float(part) for part in np.round(exact / grid) * grid)
     forge(run, metrics=MetricRelease(sums, _event(run)).to_dict())

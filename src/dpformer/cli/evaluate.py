@@ -18,6 +18,9 @@ def evaluate(
         list[int] | None, typer.Option("-k", help="Length of the list; may be repeated.  [default: 10]")
     ] = None,
     split: Annotated[str, typer.Option(help="Which held-out item: test or validation.")] = "test",
+    allow_seen: Annotated[
+        bool, typer.Option("--allow-seen", help="Of `recommend --allow-seen`: items of the history may be recommended.")
+    ] = False,
     samples: Annotated[int, typer.Option(help="Bootstrap samples of the confidence intervals.")] = 1000,
     private_metrics: Annotated[
         bool, typer.Option("--private-metrics", help="Only what the run released with noise, covered by ε.")
@@ -25,6 +28,9 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Rank each user's held-out item among all items: NDCG@k, HIT@k, MRR, with popularity beside them.
+
+    What is measured is what `recommend` gives: no item of the history, or with --allow-seen any. Papers rank the
+    held-out item even if it is in the history; where that differs, it stands apart.
 
     These numbers are exact, and not covered by ε. A run trained with --private-metrics has noisy ones, which are; they
     were released once and are shown first, or alone with --private-metrics.
@@ -40,11 +46,13 @@ def evaluate(
 
     opened = finished(run)
     if private_metrics:
+        if allow_seen:
+            raise DpformerError("--private-metrics were released with seen items left out: leave --allow-seen out")
         _covered(opened, run, data, as_json)
         return
     from dpformer.report.accuracy import measure
 
-    measured = measure(opened, data, split=split)
+    measured = measure(opened, data, split=split, filter_seen=not allow_seen)
     facts = measured.to_dict(tuple(ks), samples=samples)
     facts = {"run": str(run), "headline": opened.statement["headline"], **facts}
     if "metrics" in opened.statement:
@@ -91,30 +99,63 @@ def _print_language(facts: dict[str, Any], statement: dict[str, Any]) -> None:
 
 def _print(facts: dict[str, Any], statement: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     console.print(facts["headline"], style="bold", highlight=False, markup=False)
     if "metrics" in statement:
         console.print(covered_line(statement), highlight=False, markup=False)
-    for policy, meaning in facts["policies"].items():
-        title = f"Seen items {policy}: {meaning}"
-        table = Table(
-            "metric", "model", "95% interval", "popularity", "95% interval", title=title, title_justify="left"
-        )
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for name, of_model in facts["metrics"]["model"][policy].items():
-            of_popularity = facts["metrics"]["popularity"][policy][name]
-            table.add_row(name, *_cells(of_model), *_cells(of_popularity))
-        console.print(table)
+    for policy in _told(facts):
+        _print_policy(console, facts, policy)
+    _print_parts(console, facts)
+    coverage = next(value for name, value in facts.items() if name.startswith("coverage@"))
+    console.print(
+        f"Coverage: {coverage:.1%} of the items are recommended to somebody in a list of 10.", highlight=False
+    )
+    console.print(f"Repeats: {facts['repeats']:.1%} of the held-out items are in the history.", highlight=False)
     console.print(f"{facts['users']:,} users, {facts['split']} items, {facts['ranking']}.", highlight=False)
     if facts["interactions_left_out"]:
         left_out = (
             f"{facts['interactions_left_out']:,} interactions with items that the model does not know were left out."
         )
         console.print(left_out, highlight=False)
+    for warning in facts["warnings"]:
+        console.print(f"Warning: {warning}", style="bold red", highlight=False, markup=False)
     console.print(facts["note"], style="yellow", highlight=False)
+
+
+def _told(facts: dict[str, Any]) -> list[str]:
+    """The policies, that of the headline first; without repeats that of papers is the same as what is served."""
+    same = facts["repeats"] == 0
+    return [policy for policy in facts["metrics"]["model"] if not (policy == "masked" and same)]
+
+
+def _print_policy(console: Any, facts: dict[str, Any], policy: str) -> None:
+    from rich.table import Table
+
+    also = "; without repeats also the policy of papers" if policy == "served" and facts["repeats"] == 0 else ""
+    title = f"{policy}: {facts['policies'][policy]}{also}"
+    console.print(title, style="italic", highlight=False)
+    table = Table("metric", "model", "95% interval", "popularity", "95% interval")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, of_model in facts["metrics"]["model"][policy].items():
+        table.add_row(name, *_cells(of_model), *_cells(facts["metrics"]["popularity"][policy][name]))
+    console.print(table)
+
+
+def _print_parts(console: Any, facts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    (metric,) = (name for name in facts["by_popularity"][0]["model"] if name.startswith("hit"))
+    title = f"By popularity of the held-out item, {metric}: thirds of all interactions, the most popular items first"
+    console.print(title, style="italic", highlight=False)
+    table = Table("part", "items", "users", "model", "popularity")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in facts["by_popularity"]:
+        values = [f"{row[who][metric]:.4f}" for who in ("model", "popularity")]
+        table.add_row(row["part"], f"{row['items']:,}", f"{row['users']:,}", *values)
+    console.print(table)
 
 
 def _cells(metric: dict[str, float]) -> tuple[str, str]:

@@ -22,7 +22,7 @@ def recommend(
         Path | None, typer.Option(help="With --histories: the file to write, .parquet, .csv, .tsv or .jsonl.")
     ] = None,
     k: Annotated[int, typer.Option("-k", help="Items to recommend.")] = 10,
-    seen: Annotated[bool, typer.Option("--seen", help="Recommend items of the history too.")] = False,
+    allow_seen: Annotated[bool, typer.Option("--allow-seen", help="Recommend items of the history too.")] = False,
     catalog: Annotated[
         Path | None, typer.Option(help="File of items with titles.  [default: those of training]")
     ] = None,
@@ -41,18 +41,18 @@ def recommend(
         raise DpformerError("--out is for --histories, and instead of --json")
     ranker = _ranker(run, catalog)
     if history is not None:
-        lines = iter([_answer(ranker, split_ids(history), k, not seen)])
+        lines = iter([_answer(ranker, split_ids(history), k, not allow_seen)])
     else:
         assert histories is not None
         from dpformer.serving.batch import Packed
 
         found = _read(histories, order)
         if out is not None:
-            _write(ranker, found, out, k, not seen)
+            _write(ranker, found, out, k, not allow_seen)
             return
         packed = Packed.of(found, ranker.release)
         _tell_unknown(packed)
-        lines = _answers(ranker, found, packed, k, not seen)
+        lines = _answers(ranker, found, packed, k, not allow_seen)
     if as_json:
         for line in lines:
             typer.echo(json.dumps(line, ensure_ascii=False))

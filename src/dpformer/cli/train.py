@@ -71,7 +71,7 @@ def train(
 def say_model(config: Config, given: dict[str, Any]) -> None:
     """An option that changes the model says so."""
     causes = [name for name in OF_NETWORKS if name in given]
-    if causes and "model" not in given and "recipe" not in given and config.task == "recommend":
+    if causes and given.get("model", "auto") == "auto" and "recipe" not in given and config.task == "recommend":
         typer.echo(f"model: {config.model}, because --{causes[0].replace('_', '-')} was given", err=True)
 
 
@@ -163,7 +163,7 @@ def _print_plan(config: Config, users: int | None, items: int | None, as_json: b
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [("users N", f"{facts['users']:,} (public)")]
+    rows = [("model", facts["model"]), ("users N", f"{facts['users']:,} (public)")]
     if facts["steps"]:
         rows.append(("expected batch B", f"{facts['expected_batch_size']:,}"))
         rows.append(("sample rate q", f"{facts['sample_rate']:.5g}"))

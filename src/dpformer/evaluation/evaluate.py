@@ -1,4 +1,9 @@
-"""Evaluation of a recommender on held-out items: full ranking, seen items masked and not, both reported."""
+"""Evaluation of a recommender on held-out items: full ranking, under three policies on what the user has met before.
+
+What counts is what is served: `recommend` never gives an item of the history, so a held-out item that the user had met
+before is missed; with `filter_seen=False` (`--allow-seen`) it ranks everything. Papers rank the held-out item in any
+case and leave out the rest of the history, which rewards recommending what was seen wherever items repeat.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,31 +24,55 @@ from dpformer.evaluation.rankers import (
     NetworkRanker,
     Ranker,
     ScoreFunction,
-    joined,
 )
-from dpformer.evaluation.ranking import bootstrap, hit, mrr, ndcg
+from dpformer.evaluation.ranking import NEVER, bootstrap, hit, mrr, ndcg
 from dpformer.evaluation.sparse_ranker import SparseRanker
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.evidence import Evidence
 from dpformer.models.sequence import SequenceModel
 
 USERS_AT_ONCE = 1 << 13
+LIST = 10  # items that are recommended, for coverage
 POLICIES = {
-    "masked": "items the user has met are not ranked, but for the target",
-    "unmasked": "all items are ranked, those the user has met too",
+    "served": "what recommend gives: never an item of the history, so a target among them is missed",
+    "unmasked": "what recommend --allow-seen gives: all items are ranked, those the user has met too",
+    "masked": "as papers do: items the user has met are not ranked, but for the target",
 }
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Ranks of the held-out items of `users`, under both policies, and the metrics of them."""
+    """Ranks of the held-out items of `users`, under each policy, and the metrics of them."""
 
     users: np.ndarray  # (U,) int64
     targets: np.ndarray  # (U,) int64
     masked: Tensor  # (U,) int64
     unmasked: Tensor  # (U,) int64
+    repeats: np.ndarray  # (U,) bool: the user had met the target before
+    listed: np.ndarray  # (M,) int64: of how many users' LIST best items it is one, by the policy of `headline`
     num_items: int
     split: str
+    filter_seen: bool = True
+
+    @property
+    def served(self) -> Tensor:
+        """(U,) int64: as `masked`, but a target that the user had met before is never recommended."""
+        return self.masked.masked_fill(torch.from_numpy(self.repeats), NEVER)
+
+    @property
+    def headline(self) -> str:
+        """The policy of what is recommended."""
+        return "served" if self.filter_seen else "unmasked"
+
+    @property
+    def ranks(self) -> Tensor:
+        """(U,) int64: where each target stands in what is recommended."""
+        return self.served if self.filter_seen else self.unmasked
+
+    @property
+    def coverage(self) -> float:
+        """The share of items that are among the `LIST` best of anybody."""
+        return float((self.listed > 0).mean())
 
     def metrics(self, ks: Sequence[int] = (10,), *, samples: int = 1000) -> dict[str, dict[str, dict[str, float]]]:
         """policy → metric → {value, low, high}: means over users with 95% bootstrap intervals."""
@@ -53,8 +82,8 @@ class Evaluation:
             functions[f"hit@{k}"] = lambda r, k=k: hit(r, k)  # type: ignore[misc]
         functions["mrr"] = mrr
         table: dict[str, dict[str, dict[str, float]]] = {}
-        for policy, of in (("masked", self.masked), ("unmasked", self.unmasked)):
-            table[policy] = {}
+        for policy in sorted(POLICIES, key=lambda name: name != self.headline):
+            table[policy], of = {}, getattr(self, policy)
             for name, function in functions.items():
                 low, high = bootstrap(function, of, samples=samples)
                 table[policy][name] = {"value": float(function(of)), "low": low, "high": high}
@@ -66,7 +95,10 @@ class Evaluation:
             "split": self.split,
             "users": len(self.users),
             "ranking": f"full ranking over {self.num_items} items, ties pessimistic",
+            "headline_policy": self.headline,
             "policies": POLICIES,
+            "repeats": float(self.repeats.mean()),
+            f"coverage@{LIST}": self.coverage,
             "interval": "95% bootstrap over users",
             "metrics": self.metrics(ks, samples=samples),
         }
@@ -78,6 +110,7 @@ def evaluate(
     *,
     split: str = "test",
     users: np.ndarray | None = None,
+    filter_seen: bool = True,
 ) -> Evaluation:
     """Ranks the held-out item of each user given every earlier item of that user.
 
@@ -87,6 +120,7 @@ def evaluate(
         dataset: where the held-out items are.
         split: `test` or `validation`.
         users: only these; by default all that have something held out.
+        filter_seen: whether items of the history are left out of what is recommended.
     """
     everyone, items = dataset.held_out(split)
     chosen = np.ones(len(everyone), dtype=bool) if users is None else np.isin(everyone, users)
@@ -94,13 +128,26 @@ def evaluate(
     if not len(everyone):
         raise DpformerError("no user has a held-out item: histories of at least 3 items are needed")
     placing = score if isinstance(score, Ranker) else DenseRanker(score, dataset.num_items)
-    parts = [
-        placing.place(Histories(*dataset.packed_held_out(everyone[part], split)), items[part])
-        for part in (slice(start, start + USERS_AT_ONCE) for start in range(0, len(everyone), USERS_AT_ONCE))
-    ]
-    placed = joined(parts, 0)
-    masked, unmasked = torch.from_numpy(placed.masked), torch.from_numpy(placed.unmasked)
-    return Evaluation(everyone, items, masked, unmasked, dataset.num_items, split)
+    parts, repeats, listed = [], [], np.zeros(dataset.num_items, dtype=np.int64)
+    for start in range(0, len(everyone), USERS_AT_ONCE):
+        part = slice(start, start + USERS_AT_ONCE)
+        histories = Histories(*dataset.packed_held_out(everyone[part], split))
+        found = placing.place(histories, items[part], min(LIST, dataset.num_items), allow_seen=not filter_seen)
+        parts.append(found)
+        repeats.append(_met_before(histories, items[part]))
+        listed += np.bincount(found.first[found.first >= 0], minlength=dataset.num_items)
+    ranks = [np.concatenate([getattr(part, name) for part in parts]) for name in ("masked", "unmasked")]
+    if isinstance(placing, KnownItems):  # what a model does not have it never recommends
+        ranks = [np.where(placing.numbers[items] >= 0, of, NEVER) for of in ranks]
+    masked, unmasked = (torch.from_numpy(of) for of in ranks)
+    again = np.concatenate(repeats)
+    return Evaluation(everyone, items, masked, unmasked, again, listed, dataset.num_items, split, filter_seen)
+
+
+def _met_before(histories: Histories, targets: np.ndarray) -> np.ndarray:
+    """(B,) bool: whether the target is in the history."""
+    rows = histories.rows
+    return np.bincount(rows[histories.items == targets[rows]], minlength=len(targets)) > 0
 
 
 def ranker(model: Any, dataset: Dataset | None = None, vocabulary: Vocabulary | None = None) -> Ranker:
@@ -136,11 +183,11 @@ def scorer(model: Any) -> ScoreFunction:
     return score
 
 
-def masked_ranks(model: Any, dataset: Dataset, split: str = "test", vocabulary: Vocabulary | None = None) -> Tensor:
-    """(U,) ranks of the held-out items, seen ones masked; (0,) where nobody has one. Not private."""
+def served_ranks(model: Any, dataset: Dataset, split: str = "test", vocabulary: Vocabulary | None = None) -> Tensor:
+    """(U,) ranks of the held-out items in what is recommended; (0,) where nobody has one. Not private."""
     if not len(dataset.held_out(split)[0]):
         return torch.zeros(0, dtype=torch.int64)
-    return evaluate(ranker(model, dataset, vocabulary), dataset, split=split).masked
+    return evaluate(ranker(model, dataset, vocabulary), dataset, split=split).served
 
 
 def popularity(dataset: Dataset) -> SparseRanker:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from dpformer.errors import DpformerError
 
+NEVER = 2**62  # the rank of what is not recommended however long the list is
+
 
 class NonFiniteScores(DpformerError, ValueError):
     """Scores hold NaN or infinity, for which there is no honest rank."""

@@ -50,6 +50,24 @@ class Evidence:
         added[-1] = self.popularity[items]
         return added
 
+    def attributes_behind(self, history: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """(L, n) int64: the shared attribute that says most, where attributes say more than transitions; -1 elsewhere.
+
+        Of place k of the history and item b that is argmax_g R_{x_k g} P_gb, if μ(R·P)_{x_k b} > T_{x_k b}.
+        """
+        found = np.full((len(history), len(items)), -1)
+        if not self.offered.nnz:
+            return found
+        offered = self.offered[:, items].tocsc()  # (G, n)
+        first = max(0, len(history) - LATEST)
+        for place, origin in enumerate(history[first:].tolist(), start=first):
+            shares = offered.multiply(self.reach[[origin]].T).tocsc()  # (G, n)
+            direct = self.transitions[[origin]][:, items].toarray()[0]
+            for column in np.flatnonzero(shares.sum(0) > direct).tolist():
+                part = slice(*shares.indptr[column : column + 2].tolist())
+                found[place, column] = shares.indices[part][shares.data[part].argmax()]
+        return found
+
 
 def _weights(items: np.ndarray, offsets: np.ndarray, size: int) -> sparse.csr_array:
     """A: (B, M) with α_k at the k-th latest item of each history; an item that is there twice has two entries."""

@@ -56,7 +56,12 @@ class MetricRelease:
 
     def to_dict(self) -> dict[str, Any]:
         """For the statement. The event is in its ledger."""
-        return {"of": "test items, seen ones masked", **self.values, "deviation": self.deviation, "sums": [*self.sums]}
+        return {
+            "of": "test items, as they would be recommended: seen items left out",
+            **self.values,
+            "deviation": self.deviation,
+            "sums": [*self.sums],
+        }
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any], event: Gaussian) -> MetricRelease:
@@ -86,7 +91,7 @@ def release_metrics(
     """Releases NDCG@k and HIT@k of one evaluation.
 
     Args:
-        ranks: (U,) ranks of the held-out items, one a user: `evaluate(...).masked`. Two of one user are not allowed.
+        ranks: (U,) ranks of the held-out items, one a user: `evaluate(...).served`. Two of one user are not allowed.
         noise_multiplier: z, in units of one user's contribution.
         k: depth of the ranking.
         label: of the event.

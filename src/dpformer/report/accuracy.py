@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from dpformer.runs.run import Run
 
 
-def measure(run: Run, data: str | Path | None = None, *, split: str = "test") -> Measured:
+def measure(run: Run, data: str | Path | None = None, *, split: str = "test", filter_seen: bool = True) -> Measured:
     """The accuracy of the released model on the run's own held-out data, or on another file.
+
+    `filter_seen` as for `recommend`: what is measured is what it would give.
 
     The run's own data is found only if the run is one's own; a stranger's folder names files that it should not.
     """
     config, other = _places(run, data)
-    return task_of(config).measure(config, run.release, other, split)
+    return task_of(config).measure(config, run.release, other, split, filter_seen=filter_seen)
 
 
 def held_out_data(run: Run, data: str | Path | None = None) -> Dataset:

@@ -125,7 +125,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
 
 def _training(records: list[dict[str, Any]], statement: dict[str, Any], words: Words) -> list[Figure]:
     steps = [record for record in records if "split" not in record]
-    tested = [record for record in records if "masked" in record]  # text has a loss only
+    tested = [record for record in records if "served" in record]  # text has a loss only
     figures = []
     x, loss = _column(steps, "loss")
     if x:
@@ -156,9 +156,9 @@ def _training(records: list[dict[str, Any]], statement: dict[str, Any], words: W
         )
     if tested:
         x = [record["step"] for record in tested]
-        lines = [Line(x, [r[p]["ndcg@10"] for r in tested], p, c) for p, c in (("masked", "c1"), ("unmasked", "c2"))]
+        lines = [Line(x, [r[p]["ndcg@10"] for r in tested], p, c) for p, c in (("served", "c1"), ("unmasked", "c2"))]
         chart = line_chart(lines, x_label="step", y_label="NDCG@10", from_zero=True)
-        legend = [("seen items masked", "c1"), ("all items ranked", "c2")]
+        legend = [("seen items left out", "c1"), ("all items ranked", "c2")]
         figures.append(
             Figure(f"NDCG@10 on {tested[0]['split']} items", chart, legend, "Without influence on training.")
         )
@@ -235,7 +235,7 @@ def _by_popularity(measured: Any, release: Release) -> Figure | None:
     for number, name in enumerate(GROUPS):
         chosen = torch.from_numpy(np.flatnonzero(group == number))
         if len(chosen):
-            ranks = (measured.model.masked[chosen], measured.popularity.masked[chosen])
+            ranks = (measured.model.ranks[chosen], measured.popularity.ranks[chosen])
             label = name.removesuffix(" quarter").removeprefix("in the ")
             groups.append(Group(label, [(float(hit(r, 10)), *bootstrap(lambda s: hit(s, 10), r)) for r in ranks]))
             shares.append(f"{len(chosen) / len(group):.0%} {name}")

@@ -59,8 +59,8 @@ _OF_OWN_NETWORKS = (
 WHERE = ("file", "catalog", "cache", "tokenizer", "base", "threads", "device", "checkpoint_seconds", "memory", "engine")
 UNHASHED = (*WHERE, "deployment")  # nor what is said about the model
 
-# A recipe is a named set of defaults. "default": what is most accurate at the same ε (docs/results/paper.md), which are
-# transition counts; with `--model transformer`, the settings of the fields below.
+# A recipe is a named set of defaults. "default": the model that is likely the most accurate at the same ε (choice.py);
+# with `--model transformer`, the settings of the fields below.
 # "paper": Delving into Differentially Private Transformer (ICML 2024).
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -98,7 +98,8 @@ RECIPES["paper-lm"] = {
 }
 
 
-MODELS = ("transformer", "gru", "lstm", "counts", "pretrained")
+MODELS = ("auto", "counts", "transformer", "gru", "lstm", "pretrained")
+_WITHOUT_NETWORK = ("counts", "auto")  # auto is read as counts until it is decided
 
 
 def _choice(section: Section, default: Any, text: str) -> Any:
@@ -154,11 +155,12 @@ class Config(BaseModel):
     cache: Path | None = _choice("Data", None, "Folder in which prepared data is kept. It is private.")
 
     recipe: str = _choice("Model", "default", f"A named set of defaults: {', '.join(RECIPES)}.")
-    model: Literal["transformer", "gru", "lstm", "counts", "pretrained"] = _choice(
+    model: Literal["auto", "counts", "transformer", "gru", "lstm", "pretrained"] = _choice(
         "Model",
-        "counts",
-        "counts: one noisy release of transitions, no network; transformer (for text, or if a choice of networks is "
-        "given), gru, lstm; text: the folder of a Hugging Face checkpoint to fine-tune.",
+        "auto",
+        "auto: by public numbers alone (users, items, attributes, ε), and transformer for text or if a choice of "
+        "networks is given; counts: one noisy release of transitions, no network; transformer, gru, lstm; text: the "
+        "folder of a Hugging Face checkpoint to fine-tune.",
     )
     base: Path | None = _choice("Model", None, "The checkpoint that `--model FOLDER` names.")
     lora: Limit = _choice("Model", 0, "Checkpoints: train low-rank adapters of this rank; 0: all weights.")
@@ -240,7 +242,7 @@ class Config(BaseModel):
     @property
     def default_length(self) -> int | None:
         """None: whole histories. Counts weigh a user as one, however long; and a cut costs them accuracy."""
-        if self.model == "counts":
+        if self.model in _WITHOUT_NETWORK:
             return None
         if self.base is not None:
             return min(256, _positions(self.base))
@@ -261,12 +263,12 @@ class Config(BaseModel):
     @property
     def releases_items(self) -> bool:
         """Whether the list of items is a release by itself; transition counts bring their own."""
-        return self.items_policy == "dp" and self.model != "counts" and not self.warm_start
+        return self.items_policy == "dp" and self.model not in _WITHOUT_NETWORK and not self.warm_start
 
     @property
     def needs_frequencies(self) -> bool:
         """Whether item frequencies are released by themselves: transition counts bring their own."""
-        if self.model in ("counts", "pretrained") or self.warm_start:
+        if self.model in (*_WITHOUT_NETWORK, "pretrained") or self.warm_start:
             return False
         return self.frequency_bias or self._error_by_frequency
 
@@ -277,16 +279,15 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _choose_model(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Without a word on the model: counts, which need no choices; a Transformer where counts cannot be meant."""
-        if (name := given.get("model")) is not None and str(name) in MODELS:
+        """`auto` is decided when the public facts are known; a Transformer where counts cannot be meant."""
+        name = given.get("model", "auto")
+        if str(name) in MODELS[1:]:
             return given
-        if name is not None and not Path(name).is_dir():
+        if name != "auto" and not Path(name).is_dir():
             raise ValueError(f"model is {str(name)!r}; it must be one of {', '.join(MODELS[:-1])}, or a folder")
-        if name is not None:
+        if name != "auto":
             return {"learning_rate": 1e-3, **given, "model": "pretrained", "base": Path(name)}
-        network = given.get("task") == "lm" or given.get("epsilon") == math.inf
-        network = network or any(given.get(name) is not None for name in OF_NETWORKS)
-        return {**given, "model": "transformer" if network else "counts"}
+        return {**given, "model": "transformer" if given.get("task") == "lm" else "auto"}
 
     @model_validator(mode="after")
     def _check(self) -> Config:
@@ -369,7 +370,10 @@ class Config(BaseModel):
         recipe = given.get("recipe", "default")
         if recipe not in RECIPES:
             raise DpformerError(f"recipe is {recipe!r}; it must be one of {', '.join(RECIPES)}")
-        return cls._checked({**RECIPES[recipe], **given})
+        chosen = {**RECIPES[recipe], **given}
+        if chosen.get("model", "auto") == "auto" and any(name in given for name in OF_NETWORKS):
+            chosen["model"] = "transformer"  # a choice that only networks have
+        return cls._checked(chosen)
 
     def but(self, **changes: Any) -> Config:
         """The same config with some choices changed, and checked again."""
@@ -384,6 +388,8 @@ class Config(BaseModel):
 
     def resolve(self, *, users: int, threads: int) -> Config:
         """The config with nothing left open, given the public number of users. Paths become absolute."""
+        if self.model == "auto":
+            raise ValueError("the model is not chosen yet: see choice.py")
         batch_size = self.batch_size or max(1, min(1024, users // 4))
         if batch_size > users:
             raise DpformerError(f"batch_size is {batch_size:,} and there are {users:,} users: give at most that")
@@ -428,6 +434,7 @@ class Config(BaseModel):
     def hash(self) -> str:
         """SHA-256 of the choices that define the result and are not at their default. `UNHASHED` is excluded."""
         defaults = {name: field.default for name, field in Config.model_fields.items()}
+        defaults["model"] = "counts"  # the default before `auto`, which is never what is hashed
         values = {name: value for name, value in self if name not in UNHASHED and value != defaults[name]}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

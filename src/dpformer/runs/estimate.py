@@ -17,6 +17,7 @@ import torch
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.privacy import SecureRandom
+from dpformer.runs.choice import chosen_before
 from dpformer.runs.config import Config
 from dpformer.runs.network import build_model, make_trainer
 from dpformer.runs.planning import make_plan
@@ -38,10 +39,12 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
     if users is None:
         raise DpformerError("a dry run does not read the data, so it cannot count users: give --users N")
     items = items or task_of(config).count_items(config)
+    if config.model == "auto":
+        config = chosen_before(config, users, items)
     config = config.resolve(users=users, threads=torch.get_num_threads())
     plan = make_plan(config, users)
     epsilon = plan.epsilon if plan.noise_multiplier else None
-    facts = {**plan.to_dict(), "sample_rate": plan.sample_rate, "epsilon": epsilon}
+    facts = {"model": config.model, **plan.to_dict(), "sample_rate": plan.sample_rate, "epsilon": epsilon}
     if items is None or not plan.steps:  # counts take seconds
         return {**facts, "estimate": None}
     return {**facts, "estimate": estimate(config, plan, items)}

@@ -22,7 +22,7 @@ from dpformer.data import Dataset
 from dpformer.data.known import known_items
 from dpformer.data.statement import order_line
 from dpformer.errors import DpformerError
-from dpformer.evaluation.evaluate import masked_ranks
+from dpformer.evaluation.evaluate import served_ranks
 from dpformer.models import SequenceModel
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.warm_start import low_rank_items
@@ -31,6 +31,7 @@ from dpformer.privacy.events import METRICS
 from dpformer.releases.counts import TransitionRelease
 from dpformer.releases.metrics import MetricRelease, release_metrics
 from dpformer.runs.checkpoint import check_data, load_checkpoint, save_checkpoint
+from dpformer.runs.choice import chosen
 from dpformer.runs.config import Config
 from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.runs.keys import load_keys, save_keys
@@ -97,6 +98,12 @@ def train(
         dataset = load_dataset(config)
         if config.file is not None and (said := order_line(dataset.description)):
             Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
+        reason = ""
+        if config.model == "auto":
+            config, dataset, choice = chosen(config, dataset)
+            reason = f"# model = auto was {choice.model}, because {choice.reason}\n"
+            said = f"model: {choice.model}, because {choice.reason}; --model chooses another"
+            Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
         config = config.resolve(users=dataset.num_users, threads=threads)
         plan = make_plan(config, dataset.num_users)
         budget = config.delta if config.private and config.seed is None and config.file is not None else None
@@ -106,7 +113,7 @@ def train(
             if not plan.private:
                 raise DpformerError("a run without noise, or with noise of a seed, cannot be counted in a ledger")
             reserve(ledger, out, plan.events)
-        folder = RunFolder.create(out, config.to_toml())
+        folder = RunFolder.create(out, reason + config.to_toml())
         with folder.lock():
             mark_as_own(folder)
             save_keys(folder, random, config=config.hash(), data=dataset.hash)  # before anything is released
@@ -123,7 +130,7 @@ def started_before(config: Config, out: str | Path) -> bool:
         return False
     saved = Config.make(folder.config)
     given = {name: value.resolve() if isinstance(value, Path) else value for name, value in config}
-    return all(value is None or value == getattr(saved, name) for name, value in given.items())
+    return all(value in (None, "auto") or value == getattr(saved, name) for name, value in given.items())
 
 
 def resume(path: str | Path, team: Team | None = None, *, file: Path | None = None, key: Path | None = None) -> Run:
@@ -376,7 +383,7 @@ class _Session:
         if noise is None:
             return None
         random = self.random.within(f"metrics config {self.config.hash()} data {self.dataset.hash}")
-        ranks = masked_ranks(model, self.dataset, vocabulary=self.vocabulary)
+        ranks = served_ranks(model, self.dataset, vocabulary=self.vocabulary)
         metrics = release_metrics(ranks, noise, random=random)
         self.ledger.add(metrics.event)
         return metrics
@@ -398,6 +405,7 @@ class _Session:
             metrics=None if metrics is None else metrics.to_dict(),
             hashes={"config": self.config.hash(), DATA_HASH: data},
             given=self.config.items_given,
+            model=self.config.model,
         )
 
     def _check_ledger(self) -> None:

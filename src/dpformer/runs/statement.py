@@ -55,6 +55,7 @@ def statement(
     unit: UnitOfPrivacy = USER,
     metrics: dict[str, Any] | None = None,
     given: bool = False,
+    model: str | None = None,
 ) -> dict[str, Any]:
     """The statement of a run.
 
@@ -72,6 +73,7 @@ def statement(
         unit: what one sample is, and what is protected.
         metrics: accuracy that was released with noise (`MetricRelease.to_dict`); the ledger has to hold its event.
         given: the list of items was taken from the data unprotected: the guarantee is given that list.
+        model: what was made: counts, transformer, …; chosen by the user, or by public numbers alone (`choice.py`).
     """
     ledger = list(events)
     if metrics is not None and METRICS not in [event.label for event in ledger]:
@@ -92,6 +94,7 @@ def statement(
         "unit": unit.name,
         "adjacency": unit.adjacency,
         **({"given": GIVEN} if given and noisy else {}),
+        **({} if model is None else {"model": model}),
         "users": users,
         "accountant": "privacy loss distributions (dp-accounting), all events composed jointly" if noisy else None,
         "sampler": None if noise is None else noise.sampler,

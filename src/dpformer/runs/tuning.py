@@ -172,13 +172,13 @@ def _search(config: Config, tuning: Tuning, workshop: Path, random: SecureRandom
 
 def train_and_score(config: Config, out: Path) -> float:
     """Trains one candidate; its score is NDCG@10 on validation items, with noise."""
-    from dpformer.evaluation.evaluate import masked_ranks
+    from dpformer.evaluation.evaluate import served_ranks
     from dpformer.releases.metrics import release_metrics
     from dpformer.runs.network import load_dataset
     from dpformer.runs.run import train
 
     run = train(config, out)
-    ranks = masked_ranks(run.release.model, load_dataset(run.config), "validation")
+    ranks = served_ranks(run.release.model, load_dataset(run.config), "validation")
     return release_metrics(ranks, SCORE_NOISE, label="score").values["ndcg@10"]
 
 
@@ -227,7 +227,7 @@ def _refuse(config: Config, choices: dict[str, list[Any]], mean_runs: float) -> 
             "a list of items released from the data spends δ in every run, for which there is no bound here: give "
             "--catalog, or --assume-items-public"
         )
-    if config.model == "counts":
+    if config.model in ("counts", "auto"):
         raise DpformerError("counts have no settings to tune: give --model transformer, gru or lstm")
     if not (math.isfinite(mean_runs) and mean_runs > 1):
         raise DpformerError(f"mean_runs is {mean_runs:g}; it must be above 1")

@@ -123,6 +123,14 @@ class Ranker:
             scores = scorer(self.release.model)(without)[:, torch.from_numpy(items)].double().numpy()
         return scores[0] - scores[1:], np.full(len(items), np.nan)
 
+    def attributes_behind(self, history: np.ndarray, items: np.ndarray) -> list[list[str | None]]:
+        """The name of the public attribute behind each contribution, (L, n); None where it is the item itself."""
+        if self.evidence is None:
+            return [[None] * len(items) for _ in history]
+        names = self.release.model.attribute_names
+        numbers = self.evidence.attributes_behind(history, items).tolist()
+        return [[None if one < 0 else ": ".join(names[one]) for one in row] for row in numbers]
+
     # Similar items.
 
     def similar(self, item: int, k: int) -> Top:

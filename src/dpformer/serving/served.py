@@ -97,10 +97,14 @@ class Served:
     def _reasons(self, history: np.ndarray, items: np.ndarray) -> list[dict[str, Any]]:
         added, popularity = self.ranker.contributions(history, items)
         places = [self.entry(place) for place in history.tolist()]
+        behind = self.ranker.attributes_behind(history, items)
         return [
             {
-                "why": [{**place, "contribution": float(value)} for place, value in zip(places, column, strict=True)],
+                "why": [
+                    {**place, "contribution": float(value), "attribute": names[number]}
+                    for place, value, names in zip(places, column, behind, strict=True)
+                ],
                 "popularity": None if np.isnan(share) else float(share),
             }
-            for column, share in zip(added.T, popularity, strict=True)
+            for number, (column, share) in enumerate(zip(added.T, popularity, strict=True))
         ]

@@ -47,6 +47,9 @@ class Item(BaseModel):
 
 class Contribution(Item):
     contribution: float
+    attribute: Annotated[
+        str | None, Field(description="The public attribute both have, where it says more than what followed.")
+    ] = None
 
 
 class Recommendation(Item):

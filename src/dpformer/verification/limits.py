@@ -32,8 +32,8 @@ def beyond(config: Config, facts: dict[str, Any]) -> str:
         return "the statement has no hashes or no versions"
     if config.private and not EPSILON[0] <= config.epsilon <= EPSILON[1]:
         return f"ε = {config.epsilon:g} is outside {EPSILON[0]:g} to {EPSILON[1]:g}, which is all that is worked out"
-    if config.delta is None:
-        return "config.toml leaves delta open, which a finished run has decided"
+    if config.delta is None or config.model == "auto":
+        return "config.toml leaves delta or the model open, which a finished run has decided"
     if config.model == "counts":
         return ""
     if config.batch_size is None or config.epochs is None:

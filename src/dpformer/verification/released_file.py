@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from dpformer.data import Dataset, Vocabulary
 from dpformer.data.tokens import Tokens
-from dpformer.evaluation.evaluate import masked_ranks
+from dpformer.evaluation.evaluate import served_ranks
 from dpformer.models.counts import ROW_PRIOR, TransitionCounts
 from dpformer.privacy.events import METRICS, Event, Gaussian
 from dpformer.privacy.randomness import SecureRandom
@@ -188,7 +188,7 @@ class ReleasedFile:
             return Finding("metrics", False, "do not follow from the noisy sums that were released")
         if dataset is None:
             return Finding("metrics", None, "follow from noisy sums; whether those are noisy was not checked")
-        if release.p_value(masked_ranks(self.release.model, dataset, vocabulary=self.vocabulary)) < ALARM:
+        if release.p_value(served_ranks(self.release.model, dataset, vocabulary=self.vocabulary)) < ALARM:
             return Finding("metrics", False, "are not those of this model with the noise of the ledger")
         return Finding("metrics", True, "those of this model, with the noise of the ledger")
 

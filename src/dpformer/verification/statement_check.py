@@ -81,6 +81,7 @@ class StatementCheck:
             unit=task_of(config).unit(config),
             metrics=facts.get("metrics"),
             given=config.items_given,
+            model=config.model,
         )
         again["versions"] = facts["versions"]
         if "tuning" in facts:

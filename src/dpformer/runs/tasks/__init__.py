@@ -51,7 +51,15 @@ class Task(Protocol):
     def line(self, record: dict[str, Any]) -> str:
         """The same for the terminal."""
 
-    def measure(self, config: Config, release: Release, data: Path | None = None, split: str = "test") -> Measured:
+    def measure(
+        self,
+        config: Config,
+        release: Release,
+        data: Path | None = None,
+        split: str = "test",
+        *,
+        filter_seen: bool = True,
+    ) -> Measured:
         """The accuracy of a released model on held-out data: the run's own, or that of another file."""
 
 

@@ -44,10 +44,20 @@ class RankingAccuracy:
 
     def to_dict(self, ks: Sequence[int] = (10,), *, samples: int = 1000) -> dict[str, Any]:
         """What was measured how, and the metrics of both, as JSON."""
+        from dpformer.evaluation.breakdown import by_popularity, warnings
+
         facts = self.model.to_dict(ks, samples=samples)
         metrics = {"model": facts.pop("metrics"), "popularity": self.popularity.metrics(ks, samples=samples)}
         left_out = self.dataset.description.get("vocabulary", {}).get("interactions_dropped", 0)
-        return {**facts, "interactions_left_out": left_out, "covered": False, "note": NOT_COVERED, "metrics": metrics}
+        return {
+            **facts,
+            "by_popularity": by_popularity(self.model, self.popularity, self.dataset.item_counts(), min(ks)),
+            "warnings": warnings(self.model, self.popularity, ks),
+            "interactions_left_out": left_out,
+            "covered": False,
+            "note": NOT_COVERED,
+            "metrics": metrics,
+        }
 
 
 class Recommend:
@@ -95,34 +105,42 @@ class Recommend:
 
     def evaluate(self, model: Any, dataset: Dataset, vocabulary: Vocabulary, config: Config) -> dict[str, Any]:
         from dpformer.evaluation import evaluate, hit, ndcg
-        from dpformer.evaluation.evaluate import ranker
+        from dpformer.evaluation.evaluate import POLICIES, ranker
 
         split = "validation" if config.validation else "test"
         result = evaluate(ranker(model, dataset, vocabulary), dataset, split=split)
         record: dict[str, Any] = {"split": split}
-        for policy, ranks in (("masked", result.masked), ("unmasked", result.unmasked)):
+        for policy in POLICIES:
+            ranks = getattr(result, policy)
             record[policy] = {"ndcg@10": float(ndcg(ranks, 10)), "hit@10": float(hit(ranks, 10))}
         return record
 
     def line(self, record: dict[str, Any]) -> str:
-        masked = record["masked"]
+        served = record["served"]
         return (
-            f"epoch {record['epoch']:g}: ndcg@10 {masked['ndcg@10']:.4f}  hit@10 {masked['hit@10']:.4f} "
-            f"on {record['split']} items, seen ones masked (not covered by ε)"
+            f"epoch {record['epoch']:g}: ndcg@10 {served['ndcg@10']:.4f}  hit@10 {served['hit@10']:.4f} "
+            f"on {record['split']} items, seen ones left out (not covered by ε)"
         )
 
     def measure(
-        self, config: Config, release: Release, data: Path | None = None, split: str = "test"
+        self,
+        config: Config,
+        release: Release,
+        data: Path | None = None,
+        split: str = "test",
+        *,
+        filter_seen: bool = True,
     ) -> RankingAccuracy:
         from dpformer.evaluation import evaluate, popularity
         from dpformer.evaluation.evaluate import ranker
 
-        dataset = held_out_data(config, release, other=data)
+        dataset, vocabulary = held_out_data(config, release, other=data), vocabulary_of(release)
         if split == "validation" and not dataset.validation:
             raise DpformerError("the run held out no validation items; train it with --validation, or use --split test")
+        options: dict[str, Any] = {"split": split, "filter_seen": filter_seen}
         return RankingAccuracy(
-            evaluate(ranker(release.model, dataset, vocabulary_of(release)), dataset, split=split),
-            evaluate(popularity(dataset), dataset, split=split),
+            evaluate(ranker(release.model, dataset, vocabulary), dataset, **options),
+            evaluate(popularity(dataset), dataset, **options),
             dataset,
         )
 

@@ -80,9 +80,19 @@ class Text:
             f"character, perplexity {found['perplexity']:.2f} on held-out text (not covered by ε)"
         )
 
-    def measure(self, config: Config, release: Release, data: Path | None = None, split: str = "test") -> TextAccuracy:
+    def measure(
+        self,
+        config: Config,
+        release: Release,
+        data: Path | None = None,
+        split: str = "test",
+        *,
+        filter_seen: bool = True,
+    ) -> TextAccuracy:
         if split != "test":
             raise DpformerError(f"split is {split!r}; text has no validation items: leave it out")
+        if not filter_seen:
+            raise DpformerError("--allow-seen is for recommendations, and this is a language model: leave it out")
         dataset = self.read_again(config if data is None else config.but(file=data), release)
         return TextAccuracy(_loss(release.model, dataset))
 

@@ -1,0 +1,80 @@
+"""`--model auto`: which model is likely the most accurate, by public numbers alone.
+
+The choice is a function of the number of users (public in every statement), of the list of items where it is public (a
+catalogue, or `--assume-items-public`, whose guarantee is given that list), of ε and of what else the user asked for;
+never of the log. Where the list of items is private, its length is too, and has no say. So two neighbouring logs always
+get the same model, and the choice costs nothing. docs/results/auto.md has the measurements behind the rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpformer.data import Dataset
+    from dpformer.runs.config import Config
+
+USERS_PER_ITEM = 8  # between 1.8 (MovieLens-1M, won by counts) and 15 (400 items, 6,000 users: won by the network)
+FEWEST_USERS = 3000  # below it a step's noise drowns a batch
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model, and the end of the sentence "…, because"."""
+
+    model: str
+    reason: str
+
+
+def choose_model(*, users: int, items: int | None, attributes: int = 0, epsilon: float = 5.0) -> Choice:
+    """The rule.
+
+    Args:
+        users: their number, public.
+        items: their number, None if it is not public.
+        attributes: how many the catalogue gives; 0 without any.
+        epsilon: ε; inf without privacy.
+    """
+    if epsilon == float("inf"):
+        return Choice("transformer", "without noise a network learns more than counts")
+    if attributes:
+        return Choice("counts", "counts make the most of the attributes in the catalogue")
+    if items is None:
+        return Choice("counts", "without a public list of items, counts keep the most of it")
+    size = f"{users:,} users for {items:,} items"
+    if users >= FEWEST_USERS and users >= USERS_PER_ITEM * items:
+        return Choice("transformer", f"there are {size}, at least {USERS_PER_ITEM} each: enough to train on")
+    if users < FEWEST_USERS:
+        return Choice("counts", f"there are {users:,} users, and a network needs {FEWEST_USERS:,}")
+    return Choice("counts", f"there are {size}, and a network needs {USERS_PER_ITEM} each")
+
+
+def chosen_before(config: Config, users: int, items: int | None) -> Config:
+    """The config with `auto` decided before the data is read, for a plan."""
+    from dpformer.data import read_catalog
+
+    public = config.items_policy != "dp"
+    catalog = None if config.catalog is None else read_catalog(config.catalog)
+    attributes = None if catalog is None else catalog.attributes
+    choice = choose_model(
+        users=users,
+        items=items if public else None,
+        attributes=0 if attributes is None else len(attributes),
+        epsilon=config.epsilon,
+    )
+    return config.but(model=choice.model)
+
+
+def chosen(config: Config, dataset: Dataset) -> tuple[Config, Dataset, Choice]:
+    """The config with `auto` decided, and the data cut to the length that the model trains on."""
+    public = config.items_policy != "dp"
+    attributes = dataset.vocabulary.attributes if public else None
+    choice = choose_model(
+        users=dataset.num_users,
+        items=dataset.num_items if public else None,
+        attributes=0 if attributes is None else len(attributes),
+        epsilon=config.epsilon,
+    )
+    decided = config.but(model=choice.model)
+    return decided, dataset.with_max_length(decided.max_length or decided.default_length), choice
