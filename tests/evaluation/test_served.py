@@ -14,6 +14,7 @@ from dpformer.evaluation import evaluate, hit, popularity
 from dpformer.evaluation.breakdown import by_popularity, popularity_parts, warnings
 from dpformer.evaluation.evaluate import LIST
 from dpformer.evaluation.rankers import DenseRanker, KnownItems
+from dpformer.evaluation.sparse_ranker import SparseRanker
 from dpformer.runs.config import Config
 from dpformer.runs.run import train
 from tests.runs import printed, refused
@@ -123,6 +124,6 @@ def test_parts_by_popularity_add_up_to_all_users() -> None:
 def test_a_model_below_popularity_is_warned_of() -> None:
     dataset = Dataset.from_histories([[0, 1, 2]] * 5 + [[0, 3, 2]] * 5 + [[2, 1, 0]], 20)
     best = evaluate(popularity(dataset), dataset)
-    worst = evaluate(lambda histories: -popularity(dataset)(histories), dataset)
+    worst = evaluate(SparseRanker(-dataset.item_counts().astype(np.float64)), dataset)
     assert any("below popularity" in said for said in warnings(worst, best, (10,)))
     assert not warnings(best, best, (10,))

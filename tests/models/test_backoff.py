@@ -122,6 +122,21 @@ def test_what_is_served_is_what_the_model_says(model: TransitionCounts) -> None:
     np.testing.assert_allclose(parts.sum(0), expected, rtol=1e-4)
 
 
+def test_the_attribute_behind_a_contribution_is_the_one_that_explains_most(model: TransitionCounts) -> None:
+    history, items = np.array([3, 9, 50]), np.arange(ITEMS)
+    found = Evidence(model).attributes_behind(history, items)
+    assert (found >= 0).any() and (found < 0).any()
+    for place, origin in enumerate(history.tolist()):
+        for item in items.tolist():
+            parts = [part for part in model.explain([origin], item).parts if part.item == origin]
+            direct = sum(part.value for part in parts if part.attribute is None)
+            shared = [part for part in parts if part.attribute is not None]
+            if sum(part.value for part in shared) > direct:
+                assert model.attribute_names[found[place, item]] == shared[0].attribute  # the largest is first
+            else:
+                assert found[place, item] == -1
+
+
 def test_an_item_that_nobody_met_is_recommended_by_its_attributes() -> None:
     items, offsets = log()
     known = facts()

@@ -11,7 +11,7 @@ from dpformer.runs.choice import FEWEST_USERS, USERS_PER_ITEM, choose_model, cho
 from dpformer.runs.config import Config
 from dpformer.runs.estimate import dry_run
 from dpformer.runs.run import finished
-from tests.runs import printed
+from tests.runs import invoke
 from tests.training.logs import write_log
 
 
@@ -23,7 +23,7 @@ from tests.training.logs import write_log
         ({"users": 31013, "items": 23715}, "counts"),  # Games
         ({"users": 943, "items": 100}, "counts"),
         ({"users": 10**6, "items": None}, "counts"),
-        ({"users": 6000, "items": 400, "attributes": 12}, "counts"),
+        ({"users": 6000, "items": 400, "attributes": 12}, "transformer"),
         ({"users": 100, "items": 10**4, "epsilon": math.inf}, "transformer"),
     ],
 )
@@ -46,13 +46,11 @@ def test_a_private_list_of_items_has_no_say() -> None:
     assert len(found) == 1
 
 
-def test_a_run_says_what_was_chosen_and_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_says_what_was_chosen_and_why(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.csv", users=60, items=20)
-    statement = json.loads(
-        printed("train", log, "--epsilon", 50, "--assume-items-public", "--out", tmp_path / "r", "--json")
-    )
-    said = capfd.readouterr().err
-    assert "model: counts, because there are 60 users" in said and statement["model"] == "counts"
+    done = invoke("train", log, "--epsilon", 50, "--assume-items-public", "--out", tmp_path / "r")
+    assert done.exit_code == 0 and "model: counts, because there are 60 users" in done.stderr
+    assert json.loads((tmp_path / "r" / "privacy.json").read_text())["model"] == "counts"
     assert finished(tmp_path / "r").config.model == "counts"
     assert "because there are 60 users" in (tmp_path / "r" / "config.toml").read_text().splitlines()[0]
 

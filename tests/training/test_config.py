@@ -31,7 +31,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
         ({"batch_size": 1.5}, "batch_size is 1.5; it must be a valid integer"),
         ({"dropout": 1.0}, "dropout is 1.0; it must be less than 1"),
         ({"learning_rate": float("inf")}, "learning_rate is inf; it must be a finite number"),
-        ({"model": "bert"}, "model is 'bert'; it must be one of transformer"),
+        ({"model": "bert"}, "model is 'bert'; it must be one of auto, counts"),
         ({"recipe": "secret"}, "recipe is 'secret'; it must be one of default, paper"),
         ({"heads": 3}, "heads is 3; it must divide dim, which is 64"),
         ({"model": "gru", "reattention": True}, "Re-Attention needs attention, gru has none"),

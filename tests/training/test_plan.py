@@ -101,7 +101,7 @@ def test_epsilon_spent_on_correlated_noise_goes_by_rounds() -> None:
 
 
 def test_without_privacy_nothing_is_claimed() -> None:
-    plan = plan_of(epsilon=math.inf)
+    plan = plan_of(epsilon=math.inf, model="transformer")
     assert (plan.noise_multiplier, plan.releases, plan.private) == (0, (), False)
     assert plan.epsilon == plan.spent(3) == math.inf
 
@@ -114,7 +114,7 @@ def test_a_seed_is_not_private() -> None:
 
 def test_a_plan_survives_json(plan: Plan) -> None:
     assert Plan.from_dict(plan.to_dict()) == plan
-    bare = plan_of(epsilon=math.inf)
+    bare = plan_of(epsilon=math.inf, model="transformer")
     assert Plan.from_dict(bare.to_dict()) == bare
 
 

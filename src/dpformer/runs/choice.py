@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from dpformer.data import Dataset
     from dpformer.runs.config import Config
 
-USERS_PER_ITEM = 8  # between 1.8 (MovieLens-1M, won by counts) and 15 (400 items, 6,000 users: won by the network)
-FEWEST_USERS = 3000  # below it a step's noise drowns a batch
+USERS_PER_ITEM = 15  # the fewest with which a network has won
+FEWEST_USERS = 3000  # below it a batch is lost in the noise of a step
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,6 @@ def choose_model(*, users: int, items: int | None, attributes: int = 0, epsilon:
     """
     if epsilon == float("inf"):
         return Choice("transformer", "without noise a network learns more than counts")
-    if attributes:
-        return Choice("counts", "counts make the most of the attributes in the catalogue")
     if items is None:
         return Choice("counts", "without a public list of items, counts keep the most of it")
     size = f"{users:,} users for {items:,} items"
@@ -47,7 +45,8 @@ def choose_model(*, users: int, items: int | None, attributes: int = 0, epsilon:
         return Choice("transformer", f"there are {size}, at least {USERS_PER_ITEM} each: enough to train on")
     if users < FEWEST_USERS:
         return Choice("counts", f"there are {users:,} users, and a network needs {FEWEST_USERS:,}")
-    return Choice("counts", f"there are {size}, and a network needs {USERS_PER_ITEM} each")
+    more = ", which make use of the catalogue's attributes" if attributes else ""
+    return Choice("counts", f"there are {size}, and a network needs {USERS_PER_ITEM} each{more}")
 
 
 def chosen_before(config: Config, users: int, items: int | None) -> Config:
