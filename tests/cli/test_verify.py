@@ -141,6 +141,7 @@ def test_an_event_left_out_is_found_even_if_epsilon_is_made_to_fit(run: Path) ->
         data=facts["data"],
         hashes=facts["hashes"],
         given=True,
+        model=facts["model"],
     )
     assert forged["epsilon"] < facts["epsilon"]
     (run / "privacy.json").write_text(json.dumps(forged))

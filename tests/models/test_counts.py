@@ -163,6 +163,36 @@ def test_shares_are_the_whole_budget() -> None:
     assert ROUNDS[0].directed is False  # the sieve of the first round is over unordered pairs
 
 
+@pytest.mark.parametrize(("listed", "described"), [(False, False), (False, True), (True, False)])
+def test_rounds_cost_one_event_whatever_the_first_takes(listed: bool, described: bool) -> None:
+    """Σ_r 1/σ_r² ≤ 1/σ², from the deviations that are used."""
+    sigma = 0.8
+    first = counts_release.round_of_items(listed=listed, described=described)
+    rest = counts_release._rest(first, sigma)
+    spent = [counts_release.deviation_of(first, sigma) ** -2]
+    spent += [counts_release.deviation_of(this, rest) ** -2 for this in ROUNDS]
+    assert 1 - 1e-8 < sum(spent) * sigma**2 <= 1
+
+
+def test_attributes_leave_the_head_of_long_histories_as_it_was() -> None:
+    """Noise at twice the share is smaller; with long histories the threshold is the same number of counts."""
+    random = np.random.default_rng(0)
+    for length, same in ((4, False), (60, True)):
+        users = 500
+        items = random.integers(0, 300, users * length)
+        offsets = np.arange(users + 1) * length
+        plain, described = (
+            release_transitions(items, offsets, 300, 1.0, described=way, seed=1) for way in (False, True)
+        )
+        usual = 3 * plain.frequencies.noise_multiplier
+        threshold = usual if same else usual / math.sqrt(2)
+        expected = np.flatnonzero(described.frequencies.counts > threshold * (1 + 1e-12))
+        assert described.items.tolist() == expected.tolist()
+        assert described.frequencies.noise_multiplier == pytest.approx(
+            plain.frequencies.noise_multiplier / math.sqrt(2)
+        )
+
+
 def test_popularity_has_sensitivity_one() -> None:
     assert np.linalg.norm(user_counts(np.zeros(7, np.int64), np.array([0, 1, 1, 2, 3, 3, 3]), 1, 5)) <= 1 + 1e-15
 

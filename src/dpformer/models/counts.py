@@ -120,6 +120,7 @@ class TransitionCounts(nn.Module):
             offsets,
             num_items,
             noise_multiplier,
+            described=attributes is not None,
             seed=seed,
         )
         assert release.event is not None

@@ -6,6 +6,7 @@ before it saw something; a user's vector is scaled to norm 1 *over the cells sti
 is spent on cells that are lost:
 
     items       how popular each item is (`release_frequencies`); those above 3 deviations are the m items that count.
+                With public attributes, by which all others are recommended too, it has twice the share (`DESCRIBED`).
                 Without a public catalogue: `release_items`, of which those above its threshold are released at all
     unordered   Σ_u v_u/‖v_u‖ over the m(m−1)/2 pairs {a, b}: both directions add up in one cell
     directed    the same over (a, b) and (b, a) of the pairs that survived
@@ -47,6 +48,8 @@ class Round(NamedTuple):
 
 ITEMS = Round(0.05, False, 3.0)
 LIST = 0.2  # share of the round of items that releases their list too; the other rounds share the rest
+DESCRIBED = 0.1  # the same where items have public attributes
+LONG = 5.0  # mean √length of histories above which the head is that of 3 deviations at the usual share
 ROUNDS = (
     Round(0.2375, False, 1.0),
     Round(0.1425, False, 1.0),
@@ -107,6 +110,7 @@ def release_transitions(
     noise_multiplier: float,
     *,
     delta: float = 0.0,
+    described: bool = False,
     random: SecureRandom | None = None,
     seed: int | None = None,
 ) -> TransitionRelease:
@@ -121,11 +125,14 @@ def release_transitions(
         noise_multiplier: σ of the event that the whole release costs.
         delta: the list of items is released too, and may fail with this probability: only items that many have are
             in the release, numbered anew, and others do not exist in it.
+        described: items have public attributes; then popularity, which attributes need most, gets more of the budget.
         random: for this release alone, since the same one gives the same noise; by default under a new key.
         seed: for tests only, instead: marks the event as not private.
     """
     sums = ArraySums.packed(items, offsets)
-    return release_transition_sums(sums, num_items, noise_multiplier, delta=delta, random=random, seed=seed)
+    return release_transition_sums(
+        sums, num_items, noise_multiplier, delta=delta, described=described, random=random, seed=seed
+    )
 
 
 def release_transition_sums(
@@ -134,22 +141,24 @@ def release_transition_sums(
     noise_multiplier: float,
     *,
     delta: float = 0.0,
+    described: bool = False,
     random: SecureRandom | None = None,
     seed: int | None = None,
 ) -> TransitionRelease:
     """The same, of histories wherever they are: `sums` makes the exact sums of a round, everything private is here."""
     num_items, noise_multiplier = whole("num_items", num_items, 1), positive("noise_multiplier", noise_multiplier)
     random = random or SecureRandom(LABEL, seed=seed)
-    counted, rest = sums.items(num_items) / GRID, noise_multiplier
+    counted = sums.items(num_items) / GRID
+    items = round_of_items(listed=bool(delta), described=described)
+    deviation, rest = deviation_of(items, noise_multiplier), _rest(items, noise_multiplier)
     if delta:
-        deviation = deviation_of(ITEMS._replace(share=LIST), noise_multiplier)
         found = release_item_sums(counted, deviation, delta=delta, random=random.within("items"))
         listed, frequencies = found.items, of_items(found, sums.num_users)
-        head, rest = np.arange(len(listed)), _rest(noise_multiplier)
+        head = np.arange(len(listed))
     else:
-        deviation, listed = deviation_of(ITEMS, noise_multiplier), None
+        listed = None
         frequencies = release_sums(counted, sums.num_users, deviation, random=random.within("items"))
-        head = np.flatnonzero(frequencies.counts > ITEMS.keep * deviation)
+        head = np.flatnonzero(frequencies.counts > _head_threshold(items, frequencies) * deviation)
     places = np.full(num_items, -1)
     places[head if listed is None else listed] = np.arange(len(head))
     estimate = _first_round(sums, places, len(head), rest, random)
@@ -187,14 +196,30 @@ def deviation_of(this: Round, noise_multiplier: float) -> float:
     return noise_multiplier / math.sqrt(this.share) * SLACK
 
 
-def _rest(noise_multiplier: float) -> float:
-    """σ for the rounds of pairs where the round of items takes `LIST`: their shares are of what is left."""
-    return noise_multiplier * math.sqrt((1 - ITEMS.share) / (1 - LIST))
+def round_of_items(*, listed: bool, described: bool) -> Round:
+    """The first round: by whether it releases the list of items too, or whether items have public attributes."""
+    return ITEMS._replace(share=LIST if listed else DESCRIBED if described else ITEMS.share)
 
 
-def final_deviations(noise_multiplier: float, *, listed: bool) -> tuple[float, float]:
+def _head_threshold(items: Round, frequencies: FrequencyRelease) -> float:
+    """Deviations that an item needs: a function of released numbers and the public number of users.
+
+    Σ_i popularity / users is the mean √length of a history. Where histories are long, items that a larger share makes
+    visible would only take from what users give to the others: the head stays what the usual share would make it.
+    """
+    if frequencies.counts.sum() <= LONG * frequencies.num_users:
+        return items.keep
+    return items.keep * math.sqrt(items.share / ITEMS.share)
+
+
+def _rest(items: Round, noise_multiplier: float) -> float:
+    """σ for the rounds of pairs, whose shares are of what the round of items leaves: with its usual share σ itself."""
+    return noise_multiplier * math.sqrt((1 - ITEMS.share) / (1 - items.share))
+
+
+def final_deviations(noise_multiplier: float, *, listed: bool, described: bool) -> tuple[float, float]:
     """Deviations of totals and of differences after all rounds: they follow from σ alone."""
-    rest = _rest(noise_multiplier) if listed else noise_multiplier
+    rest = _rest(round_of_items(listed=listed, described=described), noise_multiplier)
     first = ROUNDS[0]
     estimate = _Estimate(np.zeros(0, np.int64), np.zeros(0), deviation_of(first, rest))
     for this in ROUNDS[1:]:

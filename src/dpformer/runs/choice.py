@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dpformer.errors import DpformerError
+
 if TYPE_CHECKING:
-    from dpformer.data import Dataset
+    from dpformer.data import Dataset, Vocabulary
     from dpformer.runs.config import Config
 
 USERS_PER_ITEM = 15  # the fewest with which a network has won
@@ -63,6 +65,16 @@ def chosen_before(config: Config, users: int, items: int | None) -> Config:
         epsilon=config.epsilon,
     )
     return config.but(model=choice.model)
+
+
+def with_attributes(config: Config, vocabulary: Vocabulary) -> Config:
+    """The config with `attributes` decided: whether counts use those of the catalogue, if it has any. Public."""
+    there = vocabulary.attributes is not None and len(vocabulary.attributes) > 0
+    if config.attributes and not there:
+        raise DpformerError("there is no catalogue that says what items share: give --catalog, or leave attributes out")
+    if config.model != "counts" and not config.warm_start:
+        return config.but(attributes=None)
+    return config if config.attributes is not None else config.but(attributes=there or None)
 
 
 def chosen(config: Config, dataset: Dataset) -> tuple[Config, Dataset, Choice]:

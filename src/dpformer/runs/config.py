@@ -39,7 +39,7 @@ OF_READING = (
 )  # fmt: skip
 _OF_LOGS = (
     "item_column", "timestamp_column", "rating_column", "min_rating", "min_user_actions", "catalog", *OF_READING,
-    "drop_unknown_items", "assume_items_public", "private_metrics", "warm_start", "validation", "cache",
+    "attributes", "drop_unknown_items", "assume_items_public", "private_metrics", "warm_start", "validation", "cache",
 )  # fmt: skip
 
 OF_NETWORKS = (
@@ -144,6 +144,9 @@ class Config(BaseModel):
     min_rating: float | None = _choice("Data", None, "Leave out lower ratings.")
     min_user_actions: Limit = _choice("Data", 0, "Leave out users with fewer interactions.")
     catalog: Path | None = _choice("Data", None, "Public file of all items, with titles or without.")
+    attributes: bool | None = _choice(
+        "Data", None, "Counts: use what the catalogue says about items besides titles and ids (if it says anything)."
+    )
     drop_unknown_items: bool = _choice("Data", False, "Leave out items that the catalogue lacks.")
     assume_items_public: bool = _choice(
         "Data", False, "Take the list of items from the data, unprotected, instead of releasing it within ε and δ."

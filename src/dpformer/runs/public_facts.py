@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpformer.releases.counts import ITEMS as ROUND
 from dpformer.releases.counts import LABEL as COUNTS
-from dpformer.releases.counts import LIST, deviation_of
+from dpformer.releases.counts import deviation_of, round_of_items
 from dpformer.releases.frequencies import LABEL as FREQUENCIES
 from dpformer.releases.items import LABEL as ITEMS
 from dpformer.releases.items import MOST_ITEMS, threshold_for
@@ -43,8 +42,8 @@ def popularity_noise(config: Config, plan: Plan) -> float:
     event = next(event for event in plan.events if event.label in (ITEMS, COUNTS, FREQUENCIES))
     if event.label != COUNTS:
         return event.noise_multiplier
-    share = LIST if config.items_policy == "dp" else ROUND.share
-    return deviation_of(ROUND._replace(share=share), event.noise_multiplier)
+    first = round_of_items(listed=config.items_policy == "dp", described=bool(config.attributes))
+    return deviation_of(first, event.noise_multiplier)
 
 
 def list_price(config: Config, plan: Plan) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from dpformer.data import Dataset
+from dpformer.data import Attributes, Dataset
 from dpformer.data.known import known_items
 from dpformer.data.statement import order_line
 from dpformer.errors import DpformerError
@@ -31,7 +31,7 @@ from dpformer.privacy.events import METRICS
 from dpformer.releases.counts import TransitionRelease
 from dpformer.releases.metrics import MetricRelease, release_metrics
 from dpformer.runs.checkpoint import check_data, load_checkpoint, save_checkpoint
-from dpformer.runs.choice import chosen
+from dpformer.runs.choice import chosen, with_attributes
 from dpformer.runs.config import Config
 from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.runs.keys import load_keys, save_keys
@@ -104,7 +104,7 @@ def train(
             reason = f"# model = auto was {choice.model}, because {choice.reason}\n"
             said = f"model: {choice.model}, because {choice.reason}; --model chooses another"
             Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
-        config = config.resolve(users=dataset.num_users, threads=threads)
+        config = with_attributes(config, dataset.vocabulary).resolve(users=dataset.num_users, threads=threads)
         plan = make_plan(config, dataset.num_users)
         budget = config.delta if config.private and config.seed is None and config.file is not None else None
         for said in notes(out, dataset.hash, budget, dataset.num_users, ledger is not None):
@@ -242,7 +242,7 @@ class _Session:
             self._remember_data()
             Metrics(self.folder.metrics, 0).close()
             assert self.released.transitions is not None
-            return self._release(TransitionCounts.from_release(self.released.transitions, self.vocabulary.attributes))
+            return self._release(TransitionCounts.from_release(self.released.transitions, self._attributes))
         with torch.random.fork_rng(devices=[]):
             trainer = self._trainer()
             if self.team is not None:
@@ -252,15 +252,18 @@ class _Session:
             self.ledger.add(trainer.event)
             return self._release(trainer.released())
 
+    @property
+    def _attributes(self) -> Attributes | None:
+        """What the public catalogue says about items, if counts are to use it."""
+        return self.vocabulary.attributes if self.config.attributes else None
+
     def _trainer(self) -> Trainer:
         if [*self.ledger] != [event for event in self.plan.releases if event.label != METRICS]:
             raise RuntimeError("what was released is not what was planned and σ calibrated for: nothing is trained")
         model = build_model(self.config, self.plan, self.users.num_items, self.released.p, self.random)
         if self.released.transitions is not None:
             model.initialise_items(
-                low_rank_items(
-                    TransitionCounts.from_release(self.released.transitions, self.vocabulary.attributes), model.dim
-                )
+                low_rank_items(TransitionCounts.from_release(self.released.transitions, self._attributes), model.dim)
             )
         trainer = make_trainer(self.config, self.plan, self.users, model, self.random)
         if self.resumed is not None:

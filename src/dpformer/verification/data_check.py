@@ -129,7 +129,9 @@ class DataCheck:
         if raw is None or raw.items is None or raw.pairs is None or raw.total is None or raw.difference is None:
             return None
         assert isinstance(event, Gaussian)
-        total, difference = final_deviations(event.noise_multiplier, listed=self.config.items_policy == "dp")
+        total, difference = final_deviations(
+            event.noise_multiplier, listed=self.config.items_policy == "dp", described=bool(self.config.attributes)
+        )
         p, detected = estimate(raw.popularity, self._deviation, self.facts["users"])
         frequencies = FrequencyRelease(p, raw.popularity, detected, event, self.facts["users"])
         return TransitionRelease(raw.items, raw.pairs, raw.total, total, raw.difference, difference, frequencies, event)
