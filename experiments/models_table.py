@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from experiments.model_adapters import adapters
-from experiments.model_cases import Case, families
+from experiments.model_cases import LEFT_OUT, Case, families
 from experiments.model_layers import layers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -151,6 +151,13 @@ def page(outcomes: list[Outcome]) -> str:
             )
             lines.append(f"| {o.name} | {o.verdict} | {said} |")
         lines.append("")
+    lines += [
+        "## Not tried",
+        "",
+        "Families of Hugging Face that did not build or run at these sizes, so that nothing is known about them:",
+        ", ".join(LEFT_OUT) + ".",
+        "",
+    ]
     return "\n".join(lines)
 
 
