@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.page import RESULTS, put
 from dpformer.privacy import SecureRandom
 from dpformer.privacy.fingerprint import Fingerprint
-from dpformer.privacy.noise import Numbers, release_sum
+from dpformer.privacy.noise import Numbers, Piece, Release, release_sum
 
 NUMBERS = 1 << 22
 
@@ -29,11 +29,15 @@ def contenders() -> dict[str, Callable[[], object]]:
         release_sum(sums.zero_(), Numbers(random, 0, 0, NUMBERS), 1.0, 100.0)
         return sums
 
+    def in_float64() -> None:
+        Release(1.0, 100.0).wide(Piece(sums.zero_(), Numbers(random, 0, 0, NUMBERS), 0))
+
     return {
         "`torch.randn`, float32, not secure": lambda: torch.randn(NUMBERS),
         "`torch.randn`, float64, not secure": lambda: torch.randn(NUMBERS, dtype=torch.float64),
         "secure normal numbers in float64": lambda: random.fill_normal(room, step=0),
-        "the same, added to a sum, rounded to the public grid, divided": release,
+        "the same, added to a sum, rounded to the public grid, divided": in_float64,
+        "decided in float32 where that decides: what a step does": release,
         "fingerprint of the weights": lambda: fingerprint([weights]),
     }
 

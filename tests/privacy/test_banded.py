@@ -77,7 +77,6 @@ def test_the_noise_solves_the_banded_system(bands: int, monkeypatch: pytest.Monk
         drawn.append(out.numpy().copy())
 
     monkeypatch.setattr(SecureRandom, "fill_normal", recorded)
-    monkeypatch.setattr("dpformer.training.optimizer.AHEAD", 0)  # else each is drawn on another thread, in no order
     found = released(*optimizer(bands), 10)
     expected = np.linalg.solve(banded(bands, 10), np.stack(drawn))
     np.testing.assert_allclose(found, expected, atol=2**-10)  # the public grid

@@ -10,7 +10,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from scipy import stats
 
-from dpformer.privacy import NoiseAhead, SecureNoise, SecureRandom
+from dpformer.privacy import SecureNoise, SecureRandom
 from dpformer.privacy.gaussian import GROUP, HALF, normal_of_words
 from dpformer.privacy.noise import Numbers, release_sum
 from dpformer.privacy.randomness import CHUNK, public_grid
@@ -182,33 +182,6 @@ def test_public_grid(deviation: float) -> None:
     grid = public_grid(deviation)
     assert math.frexp(grid)[0] == 0.5  # a power of two
     assert deviation / 2**11 < grid <= deviation / 2**10
-
-
-def test_noise_made_ahead_is_the_noise_of_the_address() -> None:
-    random, sizes = SecureRandom(key=KEY), [5, 0, 40_000]
-    wanted = [random.normal(size, step=9, stream=stream) for stream, size in enumerate(sizes)]
-    ahead = NoiseAhead()
-    for step, given in ((9, sizes), (8, sizes), (9, [5, 0]), (None, sizes)):  # prepared, other step, other sizes, not
-        if step is not None:
-            ahead.prepare(random, step, given)
-        for got, want in zip(ahead.take(random, 9, sizes), wanted, strict=True):
-            np.testing.assert_array_equal(got.all(), want)
-    ahead.prepare(random.within("other weights"), 9, sizes)
-    np.testing.assert_array_equal(list(ahead.take(random, 9, sizes))[2].all(), wanted[2])
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_noise_ahead_survives_a_fork() -> None:
-    """The thread does not live on in the child, which makes the noise itself instead of waiting for ever."""
-    random, sizes, ahead = SecureRandom(key=KEY), [2_000_000], NoiseAhead()
-    ahead.prepare(random, 1, sizes)
-    child = os.fork()
-    if child == 0:
-        good = np.array_equal(next(ahead.take(random, 1, sizes)).all(), random.normal(sizes[0], step=1))
-        os._exit(0 if good else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    np.testing.assert_array_equal(next(ahead.take(random, 1, sizes)).all(), random.normal(sizes[0], step=1))
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -253,16 +253,6 @@ def test_a_restart_has_other_noise() -> None:
     assert torch.equal(total_noise(50), total_noise(50))  # shared key: processes that step alike
 
 
-def test_noise_made_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead = parameters((1000,), (20,))
-    run(private(ahead), ahead, 4)
-    monkeypatch.setattr("dpformer.privacy.noise.NoiseAhead.prepare", lambda *arguments: None)
-    without = parameters((1000,), (20,))
-    run(private(without), without, 4)
-    for one, other in zip(ahead, without, strict=True):
-        assert torch.equal(one, other)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_step_after_a_fork() -> None:

@@ -29,7 +29,7 @@ from dpformer.clipping import PhantomClipping
 from dpformer.clipping.bounded import sum_of
 from dpformer.errors import DpformerError
 from dpformer.integrations.sharding import Gathering, is_sharded
-from dpformer.privacy.noise import Numbers, release_sum
+from dpformer.privacy.noise import Numbers, release_sums
 from dpformer.training.distributed import add_up_gradients, bound_everywhere, shared_key
 from dpformer.training.optimizer import PrivateOptimizer
 
@@ -131,14 +131,15 @@ class DistributedOptimizer(PrivateOptimizer):
         address = self._random.within(self._same_everywhere(wholes))
         sums = [p.summed(sum_of(p.whole), torch.promote_types(p.shard.dtype, torch.float32)) for p in parameters]
         self._finite_everywhere(sums)
-        for stream, (parameter, local) in enumerate(zip(parameters, sums, strict=True)):
-            flat = local.view(-1)
-            if self.noise_multiplier:
-                numbers = Numbers(address, self.steps, stream, len(flat), start=parameter.start)
-                release_sum(flat, numbers, self.noise_std, self.expected_batch_size)
-            else:
-                flat.div_(self.expected_batch_size)
-            parameter.put(local)
+        if self.noise_multiplier:
+            noise = [
+                Numbers(address, self.steps, stream, local.numel(), start=parameter.start)
+                for stream, (parameter, local) in enumerate(zip(parameters, sums, strict=True))
+            ]
+            flat = [local.view(-1) for local in sums]
+            release_sums(zip(flat, noise, strict=True), self.noise_std, self.expected_batch_size)
+        for parameter, local in zip(parameters, sums, strict=True):
+            parameter.put(local if self.noise_multiplier else local.div_(self.expected_batch_size))
         self.steps += 1  # what is released is counted, even if the inner step then fails
         gathering.let_go()
         self.inner.step()

@@ -5,7 +5,6 @@ from dpformer.privacy.calibration import calibrate
 from dpformer.privacy.events import Event, Gaussian, PoissonGaussian
 from dpformer.privacy.ledger import Ledger
 from dpformer.privacy.mechanisms import Banded, BandedGaussian, Independent, Noise
-from dpformer.privacy.noise import NoiseAhead
 from dpformer.privacy.randomness import SecureNoise, SecureRandom
 from dpformer.privacy.sampling import PoissonBatches
 
@@ -17,7 +16,6 @@ __all__ = [
     "Independent",
     "Ledger",
     "Noise",
-    "NoiseAhead",
     "PoissonBatches",
     "PoissonGaussian",
     "SecureNoise",

@@ -42,17 +42,26 @@ class Fingerprint:
 
     def _rows(self, flat: Tensor) -> Tensor:
         """(rows, 2) int64: the hashes of each row, the last one filled up with zeros."""
-        keys, hashes = self._keys.to(flat.device), []
         each = ROW * 4 // flat.element_size()
-        for part in flat.split(each * ROWS):
+        rows = -(-len(flat) // each)
+        hashes = torch.empty(rows, HASHES, dtype=torch.int64, device=flat.device)
+        keyed = torch.empty(min(rows, ROWS), ROW, dtype=torch.int32, device=flat.device)
+        high = torch.empty(len(keyed), ROW // 2, dtype=torch.int64, device=flat.device)
+        for at, part in enumerate(flat.split(each * ROWS) if rows else ()):
             if len(part) % each:
                 part = torch.cat([part, part.new_zeros(-len(part) % each)])
             words = part.view(torch.int32).view(-1, ROW)
-            hashes.append(torch.stack([_nh(words + key) for key in keys], 1))
-        return torch.cat(hashes) if hashes else torch.zeros(0, HASHES, dtype=torch.int64, device=flat.device)
+            for place, key in enumerate(self._keys.to(flat.device)):
+                torch.add(words, key, out=keyed[: len(words)])
+                hashes[at * ROWS : at * ROWS + len(words), place] = _nh(keyed[: len(words)], high[: len(words)])
+        return hashes
 
 
-def _nh(keyed: Tensor) -> Tensor:
-    """(rows,) int64 of (rows, 4096) int32: Σ of the products of two words each, one signed and one not."""
-    pairs = keyed.view(torch.int64)
-    return (pairs >> 32).mul_(pairs & 0xFFFFFFFF).sum(1)
+def _nh(keyed: Tensor, high: Tensor) -> Tensor:
+    """(rows,) int64 of (rows, 4096) int32: Σ of the products of two words each, one signed and one not.
+
+    Changes both tensors: `high` is room for (rows, 2048) numbers.
+    """
+    low = keyed.view(torch.int64)
+    torch.bitwise_right_shift(low, 32, out=high)
+    return high.mul_(low.bitwise_and_(0xFFFFFFFF)).sum(1)

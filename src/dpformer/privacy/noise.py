@@ -1,24 +1,26 @@
-"""Gaussian noise on a sum: made in pieces as it is added, by all threads; or ahead of time, on a thread of its own."""
+"""Gaussian noise on sums: made in pieces as it is added, by all threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Thread, local
+from functools import partial
+from threading import local
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dpformer.privacy.gaussian import GROUP
 from dpformer.privacy.randomness import SecureNoise, SecureRandom, public_grid
+from dpformer.privacy.rounded import MOST_SUM, RoundedNoise
 
-__all__ = ["NoiseAhead", "Numbers", "SecureNoise", "SecureRandom", "public_grid", "release_sum"]
+__all__ = ["Numbers", "SecureNoise", "SecureRandom", "public_grid", "release_sum", "release_sums"]
 
-AHEAD = 1 << 22  # numbers made ahead at most, 32 MB: noise for larger models is made when it is added
-# Numbers of a sum that get their noise at a time. On the CPU they stay in cache, and with several threads they are so
-# few that torch does not start threads of its own for them.
-PIECE, THREAD_PIECE, DEVICE_PIECE = 1 << 16, 1 << 15, 1 << 22
+PIECE, DEVICE_PIECE = 1 << 19, 1 << 22  # numbers of sums that get their noise at a time
+WIDE = 1 << 15  # numbers in float64 at a time on the CPU: so few that torch does not start threads of its own for them
 _thread = local()
 
 
@@ -47,82 +49,137 @@ class Numbers:
         return torch.from_numpy(self.random.normal(self.count, step=self.step, stream=self.stream, start=self.start))
 
 
+class Piece:
+    """Part of a sum: `sums` gets the numbers from `at` on."""
+
+    def __init__(self, sums: Tensor, numbers: Numbers, at: int) -> None:
+        self.sums, self.numbers, self.at, self.count = sums, numbers, at, len(sums)
+        self.group, self.before = divmod(numbers.start + at, GROUP)  # numbers before these in their first group
+        self.room = -(-(self.before + self.count) // GROUP) * GROUP  # in whole groups
+
+
 def release_sum(sums: Tensor, numbers: Numbers, deviation: float, divisor: float) -> None:
-    """sums ← (sums + deviation·numbers, rounded to the public grid) / divisor, in place; `sums` has shape (count,).
+    """One sum; see `release_sums`."""
+    release_sums([(sums, numbers)], deviation, divisor)
+
+
+def release_sums(pairs: Iterable[tuple[Tensor, Numbers]], deviation: float, divisor: float) -> None:
+    """Each sum ← (sum + deviation·numbers, rounded to the public grid) / divisor, in place; sums have shape (count,).
 
     Sum and noise are added in float64, of which only a piece exists at a time; on the device of the sum, unless that
-    has no float64 (MPS).
+    has no float64 (MPS). On the CPU most of it is decided in float32 (rounded.py), and small sums share a piece.
     """
-    place = torch.device("cpu") if sums.device.type == "mps" else sums.device
-    threads = min(torch.get_num_threads(), -(-len(sums) // THREAD_PIECE)) if place.type == "cpu" else 1
-    piece = DEVICE_PIECE if place.type != "cpu" else THREAD_PIECE if threads > 1 else PIECE
-    grid = public_grid(deviation)
-
-    def release(at: int) -> None:
-        part = sums[at : at + piece]
-        noisy, total = _room(len(part), place)
-        numbers.fill(noisy, at)
-        noisy.mul_(deviation / grid).add_(total.copy_(part), alpha=1 / grid)  # in units of the grid
-        part.copy_(noisy.round_().div_(divisor / grid))
-
-    starts = range(0, len(sums), piece)
-    if threads <= 1:
-        for at in starts:
-            release(at)
+    release = Release(deviation, divisor)
+    pairs = list(pairs)
+    total = sum(len(sums) for sums, _ in pairs)
+    threads = torch.get_num_threads() if all(sums.device.type == "cpu" for sums, _ in pairs) else 1
+    each = min(PIECE, max(WIDE, -(-total // (threads * GROUP)) * GROUP))  # a piece for every thread, if large enough
+    if threads <= 1 or total <= each:
+        for pieces in _pieces(pairs, PIECE):
+            release(pieces)
         return
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(release, starts))
+        list(pool.map(release, list(_pieces(pairs, each))))
+
+
+def _pieces(pairs: Iterable[tuple[Tensor, Numbers]], size: int) -> Iterator[list[Piece]]:
+    """Pieces that are made together: one of a large sum, or several small sums."""
+    together: list[Piece] = []
+    filled = 0
+    for sums, numbers in pairs:
+        each = size if sums.device.type in ("cpu", "mps") else DEVICE_PIECE
+        for at in range(0, len(sums), each):
+            piece = Piece(sums[at : at + each], numbers, at)
+            if not _is_narrow(piece):
+                yield [piece]
+                continue
+            if together and filled + piece.room > size:
+                yield together
+                together, filled = [], 0
+            together.append(piece)
+            filled += piece.room
+    if together:
+        yield together
+
+
+def _is_narrow(piece: Piece) -> bool:
+    """Whether float32 can decide: a sum of float32 on the CPU, and noise that is a function of words."""
+    return piece.sums.dtype == torch.float32 and piece.sums.device.type == "cpu" and piece.numbers.ready is None
+
+
+class Release:
+    """(sum + deviation·noise, rounded to the grid) / divisor."""
+
+    def __init__(self, deviation: float, divisor: float) -> None:
+        self.grid = public_grid(deviation)
+        self.scale, self.divisor = deviation / self.grid, divisor / self.grid
+        with np.errstate(over="ignore"):
+            narrow = float(np.float32(self.divisor))
+        # What float32 is divided by must not depend on how it is computed.
+        self.narrow_divisor = narrow if 2.0**-100 < narrow < 2.0**100 else self.divisor
+        self.narrow = narrow == self.narrow_divisor and 2.0**-100 < self.grid < 2.0**100
+
+    def __call__(self, pieces: list[Piece]) -> None:
+        if not (self.narrow and _is_narrow(pieces[0]) and self._round(pieces)):
+            for piece in pieces:
+                self.wide(piece)
+
+    def _round(self, pieces: list[Piece]) -> bool:
+        """In float32, where that decides; False, and nothing happens, if sums are too large for it."""
+        rounded = _rounded_noise(sum(piece.room for piece in pieces))
+        done = 0
+        for piece in pieces:
+            start = done + piece.before
+            torch.mul(piece.sums, 1 / self.grid, out=rounded.sums[start : start + piece.count])
+            done += piece.room
+        sums = rounded.sums[:done].numpy()
+        if not (sums.max() <= MOST_SUM and sums.min() >= -MOST_SUM):
+            rounded.sums.zero_()
+            return False
+        whole = rounded.round(done, self.scale, partial(_fill, pieces))
+        done = 0
+        for piece in pieces:
+            start = done + piece.before
+            torch.div(whole[start : start + piece.count], self.narrow_divisor, out=piece.sums)
+            done += piece.room
+        return True
+
+    def wide(self, piece: Piece) -> None:
+        """In float64."""
+        place = torch.device("cpu") if piece.sums.device.type == "mps" else piece.sums.device
+        divisor = self.narrow_divisor if piece.sums.dtype == torch.float32 else self.divisor
+        each = WIDE if place.type == "cpu" else DEVICE_PIECE
+        for at in range(0, piece.count, each):
+            sums = piece.sums[at : at + each]
+            noisy, total = _room(len(sums), place)
+            piece.numbers.fill(noisy, piece.at + at)
+            noisy.mul_(self.scale).add_(total.copy_(sums), alpha=1 / self.grid)  # in units of the grid
+            sums.copy_(noisy.round_().div_(divisor))
+
+
+def _fill(pieces: list[Piece], words: memoryview, start: int, count: int) -> None:
+    """The words of `count` numbers from `start` on, of pieces one behind the other, each in whole groups."""
+    done = 0
+    for piece in pieces:
+        low, high = max(start, done), min(start + count, done + piece.room)
+        if low < high:
+            numbers, group = piece.numbers, piece.group + (low - done) // GROUP
+            address = {"step": numbers.step, "stream": numbers.stream, "group": group}
+            numbers.random.fill_words(words[8 * (low - start) :], high - low, **address)
+        done += piece.room
+
+
+def _rounded_noise(count: int) -> RoundedNoise:
+    """For so many numbers, of this thread: fresh memory is slow."""
+    if not hasattr(_thread, "rounded") or _thread.rounded.size < count:
+        _thread.rounded = RoundedNoise(max(count, WIDE))
+    return cast(RoundedNoise, _thread.rounded)
 
 
 def _room(count: int, place: torch.device) -> Tensor:
-    """(2, count) float64 to compute in; on the CPU it is the same for every piece of a thread: fresh memory is slow."""
+    """(2, count) float64 to compute in; on the CPU it is the same for every piece of a thread."""
     if place.type != "cpu":
         return torch.empty(2, count, dtype=torch.float64, device=place)
     if not hasattr(_thread, "room"):
-        _thread.room = torch.empty(2, PIECE, dtype=torch.float64)
+        _thread.room = torch.empty(2, WIDE, dtype=torch.float64)
     return cast(Tensor, _thread.room[:, :count])
-
-
-class NoiseAhead:
-    """Standard normal numbers of fixed sizes, one stream each, for one address after the other.
-
-    `prepare` starts on an address; `take` gives its numbers one stream after the other, waiting if need be, and those
-    that were not prepared are made when they are asked for: what is taken never depends on the thread. So a wrong
-    guess, a checkpoint between the two or a fork, after which the thread is gone, costs time and nothing else.
-    """
-
-    def __init__(self) -> None:
-        self._worker: _Worker | None = None
-
-    def prepare(self, random: SecureRandom, step: int, sizes: list[int]) -> None:
-        """Starts to make the numbers of this address."""
-        self._worker = _Worker(random, step, sizes)
-        self._worker.start()
-
-    def take(self, random: SecureRandom, step: int, sizes: list[int]) -> Iterator[Numbers]:
-        """The numbers of this address, stream by stream; they are forgotten here."""
-        worker, self._worker = self._worker, None
-        made: dict[int, Tensor] = {}
-        if worker is not None:
-            worker.join()
-            if worker.address == _address(random, step, sizes):
-                made = worker.arrays
-        for stream, size in enumerate(sizes):
-            yield Numbers(random, step, stream, size, ready=made.pop(stream, None))
-
-
-class _Worker(Thread):
-    def __init__(self, random: SecureRandom, step: int, sizes: list[int]) -> None:
-        super().__init__(name="dpformer-noise")  # not a daemon: those are killed in the middle of foreign code
-        self.address = _address(random, step, sizes)
-        self.arrays: dict[int, Tensor] = {}  # by stream
-        self._work = (random, step, sizes)
-
-    def run(self) -> None:
-        random, step, sizes = self._work
-        for stream, size in enumerate(sizes):
-            self.arrays[stream] = Numbers(random, step, stream, size).all()
-
-
-def _address(random: SecureRandom, step: int, sizes: list[int]) -> tuple[object, ...]:
-    return (random.state_dict()["key"], random.context, step, tuple(sizes))

@@ -77,6 +77,12 @@ class SecureRandom:
         cipher = self._cipher(step, stream, block)
         return np.frombuffer(cipher.update(bytes(8 * (skipped + count))), dtype="<u8")[skipped:]
 
+    def fill_words(self, out: memoryview, count: int, *, step: int, stream: int, group: int) -> None:
+        """`count` words of this address, from a group of normal numbers on, into bytes; 63 more have room."""
+        cipher, zeros = self._cipher(step, stream, group * GROUP // BLOCK_WORDS), memoryview(_ZEROS)
+        for done in range(0, count, CHUNK):
+            cipher.update_into(zeros[: 8 * min(CHUNK, count - done)], out[8 * done :])
+
     def normal(self, count: int, *, step: int, stream: int = 0, start: int = 0) -> np.ndarray:
         """(count,) float64 standard normal numbers (gaussian.py); the numbers `start` and on of this address."""
         out = torch.empty(count, dtype=torch.float64)
@@ -120,11 +126,10 @@ class SecureRandom:
         if not hasattr(_thread, "workspace"):
             _thread.workspace = Workspace(CHUNK)
         workspace: Workspace = _thread.workspace
-        cipher = self._cipher(step, stream, group * GROUP // BLOCK_WORDS)
-        zeros = memoryview(_ZEROS)
         for part in out.split(CHUNK):
-            cipher.update_into(zeros[: 8 * len(part)], workspace.words)
+            self.fill_words(memoryview(workspace.words), len(part), step=step, stream=stream, group=group)
             workspace.normal(part)
+            group += CHUNK // GROUP
 
     def state_dict(self) -> dict[str, object]:
         """The secret: whoever has it can undo the noise. Plain types, for `torch.load(weights_only=True)`."""

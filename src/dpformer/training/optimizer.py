@@ -1,5 +1,6 @@
 """The noisy step: noise on the sum, once; divide by the expected batch size; then any torch optimizer."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, w
 from dpformer.privacy.events import ASSUMED, PoissonGaussian
 from dpformer.privacy.fingerprint import Fingerprint
 from dpformer.privacy.mechanisms import INDEPENDENT, Noise, PastNoise, noise_of
-from dpformer.privacy.noise import AHEAD, NoiseAhead, Numbers, SecureRandom, release_sum
+from dpformer.privacy.noise import Numbers, SecureRandom, release_sums
 from dpformer.privacy.sampling import PoissonBatches
 
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
@@ -90,7 +91,6 @@ class PrivateOptimizer(torch.optim.Optimizer):
         ]
         self._random = SecureRandom("noise of the step", key=key, seed=seed).within(repr(facts)).within(context)
         self._fingerprint = Fingerprint(self._random)
-        self._ahead = NoiseAhead()
         self._past = PastNoise(noise)
 
     # The step.
@@ -105,18 +105,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
             self._check(parameter)
         self._check_bounded(parameters)
         self._past.check([tuple(p.shape) for p in parameters])
-        latest: list[Tensor] = []
-        for parameter, numbers in zip(parameters, self._noise(parameters), strict=True):
-            self._release(parameter, numbers)
-            if self.noise.correlated and numbers is not None:
-                latest.append(numbers.all().view(parameter.shape))
-        self._past.add(latest)
+        self._past.add(self._release(parameters))
         self.steps += 1  # what is released is counted, even if the inner step then fails
         self.inner.step()
-        sizes = [p.numel() for p in parameters]
-        here = all(p.device.type == "cpu" for p in parameters)  # elsewhere it would have to be copied
-        if self.noise_multiplier and here and sum(sizes) <= AHEAD:
-            self._ahead.prepare(self._address(parameters), self.steps, sizes)
 
     def _parameters(self) -> list[Tensor]:
         """What the inner optimizer can move."""
@@ -133,7 +124,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"the gradient of a parameter of shape {shape} is sparse; noise is on all of it: sparse=False"
             )
-        if not bool(torch.isfinite(gradient).all()):
+        if gradient.numel() and not all(map(math.isfinite, map(float, gradient.aminmax()))):
             raise ValueError(
                 f"the gradient of a parameter of shape {shape} is not finite; a user who is not finite must be left "
                 "out of the sum (PhantomClipping does so)"
@@ -154,8 +145,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
         if not self.noise_multiplier:
             yield from [None] * len(parameters)
             return
-        taken = self._ahead.take(self._address(parameters), self.steps, [p.numel() for p in parameters])
-        for place, numbers in enumerate(taken):
+        address = self._address(parameters)
+        for place, parameter in enumerate(parameters):
+            numbers = Numbers(address, self.steps, place, parameter.numel())
             if self.noise.correlated:
                 numbers = replace(numbers, ready=self._past.correlated(numbers.all(), place))
             yield numbers
@@ -164,18 +156,34 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """The noise to be added at these weights."""
         return self._random.within(self._fingerprint(parameters))
 
-    def _release(self, parameter: Tensor, numbers: Numbers | None) -> None:
-        """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division."""
-        whole = sum_of(parameter)
-        if parameter.grad is None or whole is None:
-            parameter.grad = whole = torch.zeros_like(parameter)
-        sums = whole.reshape(-1)
-        if numbers is None:
-            sums.div_(self.expected_batch_size)
-        else:
-            release_sum(sums, numbers, self.noise_std, self.expected_batch_size)
-        if whole is not parameter.grad or not whole.is_contiguous():  # else `sums` is a view of it
-            parameter.grad.copy_(sums.view(parameter.shape))
+    def _release(self, parameters: list[Tensor]) -> list[Tensor]:
+        """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division.
+
+        Gives correlated noise back, to be remembered; independent noise is never held.
+        """
+        latest: list[Tensor] = []
+        copied: list[tuple[Tensor, Tensor]] = []  # sums that are not the gradient itself
+        later: list[tuple[Tensor, Numbers]] = []  # small ones are released together
+        for parameter, numbers in zip(parameters, self._noise(parameters), strict=True):
+            whole = sum_of(parameter)
+            if parameter.grad is None or whole is None:
+                parameter.grad = whole = torch.zeros_like(parameter)
+            flat = whole.reshape(-1)
+            if whole is not parameter.grad or not whole.is_contiguous():
+                copied.append((parameter.grad, flat))
+            if numbers is None:
+                flat.div_(self.expected_batch_size)
+            elif numbers.ready is None:
+                later.append((flat, numbers))
+            else:
+                release_sums([(flat, numbers)], self.noise_std, self.expected_batch_size)
+            if self.noise.correlated and numbers is not None:
+                latest.append(numbers.all().view(parameter.shape))
+        if later:
+            release_sums(later, self.noise_std, self.expected_batch_size)
+        for gradient, flat in copied:
+            gradient.copy_(flat.view(gradient.shape))
+        return latest
 
     # What can be asked.
 
