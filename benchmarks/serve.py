@@ -1,10 +1,11 @@
 """Latency of the service under an even load, beside a plain popularity endpoint under the same load in the same run.
 
-    python -m benchmarks.serve RUN [--rate 200] [--seconds 20]
+    python -m benchmarks.serve RUN [--rate 200] [--seconds 15] [--limit 55]
 
 Each server has one core to itself, the client another. Requests leave on schedule, whether earlier ones are answered or
 not, and time counts from the schedule: a server that stalls is not spared (no coordinated omission). The two servers
-take turns of a second each, so that whatever else the machine does falls on both.
+take turns of a second each, so that whatever else the machine does falls on both. It ends after --limit seconds, with
+as many turns as there were; processor time per request does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from dpformer.serving.shapes import RecommendRequest
 
 CONNECTIONS = 16
+PATIENCE = 5.0  # seconds after a turn's last request in which answers still count; the others are late
 LENGTH, K = 20, 10
 
 
@@ -92,10 +94,13 @@ async def load(port: int, bodies: list[bytes], rate: float) -> list[float]:
         due = start + number / rate
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         tasks.append(asyncio.create_task(one(due, body)))
-    await asyncio.gather(*tasks)
+    _, late = await asyncio.wait(tasks, timeout=PATIENCE)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     while not free.empty():
         free.get_nowait()[1].close()
-    return taken
+    return taken + [float("inf")] * len(late)
 
 
 def bodies(run: str, count: int, seed: int) -> list[bytes]:
@@ -114,18 +119,21 @@ def processor_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(run: str, rate: float, seconds: int) -> dict[str, dict[str, float]]:
-    cores = sorted(os.sched_getaffinity(0))
+def measure(run: str, rate: float, seconds: int, limit: float) -> dict[str, dict[str, float]]:
+    end, cores = time.monotonic() + limit, sorted(os.sched_getaffinity(0))
     context, servers = multiprocessing.get_context("spawn"), {}
     for name, target in (("counts", serve_model), ("popularity", serve_popularity)):
         here, there = context.Pipe()
         process = context.Process(target=target, args=(run, cores[0], there), daemon=True)
         process.start()
+        there.close()  # so that a server that dies is an end of file, not a wait for ever
         servers[name] = (process, *here.recv())
     os.sched_setaffinity(0, {cores[-1]})
     asked, taken = bodies(run, int(rate), 0), {name: [] for name in servers}
     spent = dict.fromkeys(servers, 0.0)
     for turn in range(-2, seconds):  # two turns to warm up
+        if turn > 0 and time.monotonic() > end:
+            break
         for name, (_, port, number) in servers.items():
             before = processor_seconds(number)
             found = asyncio.run(load(port, asked, rate))
@@ -147,10 +155,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run")
     parser.add_argument("--rate", type=float, default=200)
-    parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--seconds", type=int, default=15)
+    parser.add_argument("--limit", type=float, default=55, help="seconds after which no turn is begun")
     given = parser.parse_args()
     print(f"{given.rate:g} requests a second, load of the machine {os.getloadavg()[0]:.1f}; milliseconds")
-    for name, facts in measure(given.run, given.rate, given.seconds).items():
+    for name, facts in measure(given.run, given.rate, given.seconds, given.limit).items():
         print(f"{name:<12}" + "  ".join(f"{key} {value:.2f}" for key, value in facts.items()))
 
 

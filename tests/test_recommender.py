@@ -50,7 +50,12 @@ def fitted() -> dp.Recommender:
 
 def test_a_plan_touches_no_data() -> None:
     plan = dp.Recommender(epsilon=5).plan(users=6040)
-    assert plan["users"] == 6040 and plan["epsilon"] <= 5 and "noise_multiplier" in plan._repr_html_()
+    assert plan["users"] == 6040 and plan["epsilon"] <= 5 and plan["notes"] == []
+    assert "for transition counts" in plan._repr_html_() and "seconds" in plan._repr_html_()
+    assert "above 1 / (10" in dp.Recommender(epsilon=5, delta=1e-4).plan(users=6040)._repr_html_()
+    assert "above 1 / 6,040 users" in dp.Recommender(epsilon=5, delta=1e-3).plan(users=6040)["notes"][0]
+    network = dp.Recommender(epsilon=5, model="transformer", epochs=1, max_length=8).plan(users=100, items=20)
+    assert network["estimate"]["memory"] > 0 and "GiB" in network._repr_html_()
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "pyarrow", "duckdb"])
@@ -94,6 +99,7 @@ def test_accuracy_with_noise_or_said_to_be_not_covered(fitted: dp.Recommender) -
     assert "deviation" in noisy and "covered by ε" in noisy._repr_html_()
     exact = fitted.evaluate(exact=True)
     assert exact["covered"] is False and exact["users"] == 60
+    assert "not covered" in exact._repr_html_() and "ndcg@10" in exact._repr_html_()
     assert fitted.evaluate(frame("pandas", ROWS), exact=True)["users"] == 60
     with pytest.raises(DpformerError, match="no budget for noisy metrics"):
         fitted.evaluate(frame("pandas", ROWS))
@@ -111,6 +117,26 @@ def test_a_second_fit_is_refused_or_counted(tmp_path: Path) -> None:
     assert before == pytest.approx(one["epsilon"], rel=1e-6)
     rec.fit(log, items)
     assert 1.3 * before < ledger.epsilon(one["delta"]) < 2 * before
+
+
+def test_a_budget_in_a_file_refuses_what_is_beyond_it(tmp_path: Path) -> None:
+    log, items = write_log(tmp_path / "log.csv"), write_catalog(tmp_path / "items.csv")
+    budget = tmp_path / "ledger.json"
+    printed("ledger", budget, "--epsilon", "5", "--delta", "1e-3")
+    dp.Recommender(epsilon=4.0, delta=1e-3, ledger=budget).fit(log, items)
+    with pytest.raises(DpformerError, match="nothing was released"):
+        dp.Recommender(epsilon=4.0, delta=1e-3, ledger=str(budget)).fit(log, items, out=tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+    with pytest.raises(DpformerError, match="cannot be counted"):
+        dp.Recommender(epsilon=4.0, seed=1, ledger=dp.Ledger()).fit(log, items)
+
+
+def test_a_second_model_of_the_same_data_hears_of_the_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log, items = write_log(tmp_path / "log.csv", seed=77), write_catalog(tmp_path / "items.csv")
+    dp.Recommender(epsilon=4.0).fit(log, items)
+    assert "saw the same data" not in capfd.readouterr().err
+    dp.Recommender(epsilon=4.0).fit(log, items)
+    assert "an earlier run of this process saw the same data" in capfd.readouterr().err
 
 
 def test_saved_and_loaded(fitted: dp.Recommender, tmp_path: Path) -> None:

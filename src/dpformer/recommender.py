@@ -18,14 +18,13 @@ import numpy as np
 from dpformer.data.interactions import from_frame
 from dpformer.errors import DpformerError
 from dpformer.privacy import Ledger
-from dpformer.privacy.events import Event
 from dpformer.runs.config import Config
 from dpformer.runs.model_file import Release
 from dpformer.runs.run import Run, finished, train
 from dpformer.runs.tasks import task_of
 from dpformer.serving.batch import Packed, histories_of
 from dpformer.serving.frames import Frame, any_frame, write_catalog, write_log
-from dpformer.serving.notebook import Card, Facts, Statement, Table
+from dpformer.serving.notebook import Card, ExactFacts, Facts, PlanFacts, Statement, Table
 from dpformer.serving.ranking import Ranker
 
 
@@ -35,13 +34,19 @@ class _Model:
     _always: ClassVar[dict[str, Any]] = {}
 
     def __init__(
-        self, epsilon: float = 5.0, model: str = "auto", *, ledger: Ledger | None = None, **choices: Any
+        self,
+        epsilon: float = 5.0,
+        model: str = "auto",
+        *,
+        ledger: Ledger | str | Path | None = None,
+        **choices: Any,
     ) -> None:
         """
         Args:
             epsilon: ε of everything together.
             model: "auto" (by public numbers alone) or another choice of `dpformer train --model`.
-            ledger: counts this fit and further ones; without it a second fit is refused.
+            ledger: counts this fit and further ones, of this and of other models: a `dp.Ledger`, or the file of a
+                budget (`dpformer ledger`), which refuses what is beyond it. Without one a second fit is refused.
             choices: the other options of `dpformer train`, by name: `delta`, `private_metrics`, `learning_rate`, …
         """
         self._choices = {**self._always, "epsilon": epsilon, "model": model, **choices}
@@ -53,7 +58,7 @@ class _Model:
         """Noise, ε, time and memory for a public number of users; no data is touched."""
         from dpformer.runs.estimate import dry_run
 
-        return Facts(dry_run(self._config(Path("data")), users, items))
+        return PlanFacts(dry_run(self._config(Path("data")), users, items))
 
     def _config(self, file: Path, **more: Any) -> Config:
         return Config.make(**{**self._choices, "file": file, **more})
@@ -62,13 +67,12 @@ class _Model:
         if self.run is not None and self.ledger is None:
             raise DpformerError(
                 "this model is fitted already; a second fit spends budget again: make a new one for other users, or "
-                "pass ledger=dp.Ledger(), which counts both"
+                "pass ledger=dp.Ledger(), or the file of a ledger, which counts both"
             )
         where = Path(out) if out is not None else Path(tempfile.mkdtemp(dir=self._folder())) / "run"
-        self.run = train(self._config(file, **more), where)
+        ledger = Path(self.ledger) if isinstance(self.ledger, str) else self.ledger
+        self.run = train(self._config(file, **more), where, ledger=ledger)
         self.__dict__.pop("_ranker", None)
-        if self.ledger is not None:
-            self.ledger.extend(_events(self.run.statement))
 
     def _folder(self) -> Path:
         """Private, and gone with this object."""
@@ -95,15 +99,15 @@ class _Model:
     def _measure(self, data: Path | None, *, filter_seen: bool = True) -> Facts:
         run = self._fitted
         measured = task_of(run.config).measure(run.config, run.release, data, filter_seen=filter_seen)
-        facts = Facts(measured.to_dict())
-        facts.title = "Exact: not covered by the guarantee"
-        return facts
+        return ExactFacts(measured.to_dict())
 
-    def report(self, path: str | Path | None = None, *, public: bool = False) -> Path:
+    def report(
+        self, path: str | Path | None = None, *, public: bool = False, catalog: str | Path | None = None
+    ) -> Path:
         """Writes the report, one HTML page; `public` leaves out all that the guarantee does not cover."""
         from dpformer.report import write_report
 
-        return write_report(self._fitted.folder, out=path, public=public)
+        return write_report(self._fitted.folder, out=path, public=public, catalog=catalog)
 
     def card(
         self,
@@ -368,10 +372,3 @@ def _whole(frame: Frame) -> tuple[bool, bool]:
     found = [usual(names, role) for role in ("user", "item")]
     users, items = (name is not None and frame.whole_numbers(name) for name in found)
     return users, items
-
-
-def _events(statement: dict[str, Any]) -> list[Event]:
-    return [
-        Event.from_dict({name: value for name, value in event.items() if name != "epsilon_alone"})
-        for event in statement["events"]
-    ]

@@ -15,6 +15,9 @@ def report(
     data: Annotated[
         Path | None, typer.Option(help="The run's data.  [default: where it was, if the run is your own]")
     ] = None,
+    catalog: Annotated[
+        Path | None, typer.Option(help="File of items with titles to show.  [those of training]")
+    ] = None,
     public: Annotated[
         bool, typer.Option("--public", help="Only what the guarantee covers: a page that may be published.")
     ] = False,
@@ -24,4 +27,4 @@ def report(
     from dpformer.report import write_report
 
     examples = [split_ids(text) for text in history] if history else None
-    typer.echo(str(write_report(run, out=out, histories=examples, public=public, data=data)))
+    typer.echo(str(write_report(run, out=out, histories=examples, public=public, data=data, catalog=catalog)))

@@ -145,7 +145,7 @@ def _summary(run: Any) -> str:
 
 def _print_plan(config: Config, users: int | None, items: int | None, as_json: bool) -> None:
     quiet_threads()
-    from dpformer.runs.estimate import dry_run
+    from dpformer.runs.estimate import dry_run, plan_rows
 
     facts = dry_run(config, users, items)
     if as_json:
@@ -157,52 +157,11 @@ def _print_plan(config: Config, users: int | None, items: int | None, as_json: b
     table = Table(title="Plan", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    for name, value in _rows(facts):
+    for name, value in plan_rows(facts):
         table.add_row(name, value)
     Console().print(table)
-
-
-def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [("model", facts["model"]), ("users N", f"{facts['users']:,} (public)")]
-    if facts["steps"]:
-        rows.append(("expected batch B", f"{facts['expected_batch_size']:,}"))
-        rows.append(("sample rate q", f"{facts['sample_rate']:.5g}"))
-        rows.append(("steps T", f"{facts['steps']:,}"))
-    return [*rows, *_budget(facts), *_effort(facts)]
-
-
-def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    if facts["epsilon"] is None:
-        return [("NOT PRIVATE", "no clipping and no noise: epsilon is inf")]
-    from dpformer.privacy.mechanisms import noise_of
-    from dpformer.privacy.units import USER
-    from dpformer.runs.statement import round_up
-
-    rows = [
-        ("ε", f"{round_up(facts['epsilon'])} (asked for: {facts['epsilon_target']:g})"),
-        ("δ", f"{facts['delta']:.3g}"),
-    ]
-    if facts["steps"]:
-        rows.append(("noise multiplier σ", f"{facts['noise_multiplier']:g}"))
-        rows += noise_of(facts).rows(facts["sample_rate"], USER)
-        rows.append(("clip norm C", f"{facts['clip_norm']:g}"))
-    rows += [
-        (f"for {event['label']}", f"noise multiplier {event['noise_multiplier']:g}") for event in facts["releases"]
-    ]
-    return rows if facts["private"] else [*rows, ("NOT PRIVATE", "noise comes from a seed")]
-
-
-def _effort(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    estimate = facts["estimate"]
-    if not facts["steps"]:
-        return [("time", "seconds")]
-    if estimate is None:
-        return [("time, memory", "not known: give --items, or --catalog")]
-    return [
-        ("parameters", f"{estimate['parameters']:,}"),
-        ("time", f"at most {estimate['seconds'] / 60:,.1f} min, if every user fills --max-length"),
-        ("memory", f"about {estimate['memory'] / 2**30:.1f} GiB"),
-    ]
+    for note in facts["notes"]:
+        typer.echo(f"note: {note}", err=True)
 
 
 # The options are made from the choices, so that both have one definition.

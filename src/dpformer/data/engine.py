@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,7 +38,9 @@ def engine(memory: str | None = None, what: str = "the data") -> Iterator[Connec
         shutil.rmtree(folder, ignore_errors=True)
         raise DpformerError(f"memory is {memory!r}; give an amount such as 4GB ({first_line(error)})") from None
     try:
-        connection.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'; SET preserve_insertion_order = true")
+        with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets has no bar, and none to switch off
+            connection.execute("SET enable_progress_bar = false")
+        connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = true")
         yield connection
     except duckdb.OutOfMemoryException as error:
         raise DpformerError(f"{what} needs more memory than its limit: raise --memory ({first_line(error)})") from None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
+from dpformer.data import read_catalog
 from dpformer.errors import DpformerError
 from dpformer.evaluation import bootstrap, hit
 from dpformer.models import Batch, Transformer
@@ -72,9 +73,12 @@ def gather(
     histories: Sequence[Sequence[Any]] | None = None,
     public: bool = False,
     data: str | Path | None = None,
+    catalog: str | Path | None = None,
 ) -> Content:
     """Reads, measures and draws. `public` keeps to what the guarantee covers, and does not read the data at all."""
     release, words = run.release, words_of(run)
+    if catalog is not None:
+        release = release.titled(read_catalog(catalog))
     chosen = _made_up(release) if histories is None else [("Given", release.index(history)) for history in histories]
     content = Content(
         run,

@@ -28,6 +28,7 @@ def write_report(
     histories: Sequence[Sequence[Any]] | None = None,
     public: bool = False,
     data: str | Path | None = None,
+    catalog: str | Path | None = None,
 ) -> Path:
     """Writes the report of a finished run and returns its path.
 
@@ -39,10 +40,12 @@ def write_report(
         public: leave out all that the guarantee does not cover, so that the page may be published. Else the page shows
             exact statistics of the data, and is readable by its owner alone.
         data: the data of the run, if it is not found where it was, or the run is a stranger's.
+        catalog: items with titles to show, if the model was trained without.
     """
     run = finished(run_folder)
     path = run.folder / "report.html" if out is None else Path(out)
-    write_text(path, render(gather(run, histories=histories, public=public, data=data)), private=not public)
+    content = gather(run, histories=histories, public=public, data=data, catalog=catalog)
+    write_text(path, render(content), private=not public)
     return path
 
 

@@ -17,8 +17,12 @@ import torch
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.privacy import SecureRandom
+from dpformer.privacy.mechanisms import noise_of
+from dpformer.privacy.numbers import round_up
+from dpformer.privacy.units import USER
 from dpformer.runs.choice import chosen_before
 from dpformer.runs.config import Config
+from dpformer.runs.ledger_file import delta_notes
 from dpformer.runs.network import build_model, make_trainer
 from dpformer.runs.planning import make_plan
 from dpformer.runs.tasks import task_of
@@ -44,7 +48,9 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
     config = config.resolve(users=users, threads=torch.get_num_threads())
     plan = make_plan(config, users)
     epsilon = plan.epsilon if plan.noise_multiplier else None
+    notes = delta_notes(plan.delta if epsilon is not None else None, users)
     facts = {"model": config.model, **plan.to_dict(), "sample_rate": plan.sample_rate, "epsilon": epsilon}
+    facts["notes"] = notes
     if items is None or not plan.steps:  # counts take seconds
         return {**facts, "estimate": None}
     return {**facts, "estimate": estimate(config, plan, items)}
@@ -85,3 +91,43 @@ def _peak() -> int:
     """The most memory this process has held, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """A plan for people: names and values."""
+    rows = [("model", facts["model"]), ("users N", f"{facts['users']:,} (public)")]
+    if facts["steps"]:
+        rows.append(("expected batch B", f"{facts['expected_batch_size']:,}"))
+        rows.append(("sample rate q", f"{facts['sample_rate']:.5g}"))
+        rows.append(("steps T", f"{facts['steps']:,}"))
+    return [*rows, *_budget(facts), *_effort(facts)]
+
+
+def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    if facts["epsilon"] is None:
+        return [("NOT PRIVATE", "no clipping and no noise: epsilon is inf")]
+    rows = [
+        ("ε", f"{round_up(facts['epsilon'])} (asked for: {facts['epsilon_target']:g})"),
+        ("δ", f"{facts['delta']:.3g}"),
+    ]
+    if facts["steps"]:
+        rows.append(("noise multiplier σ", f"{facts['noise_multiplier']:g}"))
+        rows += noise_of(facts).rows(facts["sample_rate"], USER)
+        rows.append(("clip norm C", f"{facts['clip_norm']:g}"))
+    rows += [
+        (f"for {event['label']}", f"noise multiplier {event['noise_multiplier']:g}") for event in facts["releases"]
+    ]
+    return rows if facts["private"] else [*rows, ("NOT PRIVATE", "noise comes from a seed")]
+
+
+def _effort(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    estimate = facts["estimate"]
+    if not facts["steps"]:
+        return [("time", "seconds")]
+    if estimate is None:
+        return [("time, memory", "not known: give --items, or --catalog")]
+    return [
+        ("parameters", f"{estimate['parameters']:,}"),
+        ("time", f"at most {estimate['seconds'] / 60:,.1f} min, if every user fills --max-length"),
+        ("memory", f"about {estimate['memory'] / 2**30:.1f} GiB"),
+    ]

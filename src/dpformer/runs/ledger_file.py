@@ -26,6 +26,7 @@ from dpformer.privacy.events import Event
 from dpformer.privacy.numbers import plain, round_up
 
 FORMAT = 1
+_fitted_here: set[str] = set()  # hashes of the data that this process trained on without a ledger
 
 
 @dataclass(frozen=True)
@@ -111,23 +112,33 @@ def notes(out: str | Path, data: str, delta: float | None, users: int, ledger: b
         users: N.
         ledger: whether a ledger counts all runs.
     """
-    said = []
-    if delta is not None and delta > 1.000001 / users:
-        said.append(
-            f"δ = {plain(delta, 3, up=True)} is above 1 / {users:,} users: a mechanism that gives one user's history "
-            "away whole would satisfy it; give a smaller --delta"
-        )
-    elif delta is not None and delta > 0.1000001 / users:
-        said.append(f"δ is above 1 / (10 · {users:,} users); NIST SP 800-226 advises a far smaller one: --delta")
-    others = [] if ledger else [path.parents[1] for path in Path(out).parent.glob("*/checkpoint/data.json")]
-    same = [path for path in sorted(others) if _hash(path) == data]
-    if same and delta is not None:
+    said = delta_notes(delta, users)
+    if ledger or delta is None:
+        return said
+    beside = [path.parents[1] for path in Path(out).parent.glob("*/checkpoint/data.json")]
+    same = [str(path) for path in sorted(beside) if _hash(path) == data]
+    if data in _fitted_here and not same:
+        same = ["an earlier run of this process"]
+    _fitted_here.add(data)
+    if same:
         more = f" and {len(same) - 1} more" if len(same) > 1 else ""
         said.append(
             f"{same[0]}{more} saw the same data: the budgets of all runs that anybody sees add up; count them with "
-            "--ledger FILE"
+            "a ledger (--ledger FILE, ledger=…)"
         )
     return said
+
+
+def delta_notes(delta: float | None, users: int) -> list[str]:
+    """On a δ that is large for so many users."""
+    if delta is not None and delta > 1.000001 / users:
+        return [
+            f"δ = {plain(delta, 3, up=True)} is above 1 / {users:,} users: a mechanism that gives one user's history "
+            "away whole would satisfy it; give a smaller delta"
+        ]
+    if delta is not None and delta > 0.1000001 / users:
+        return [f"δ is above 1 / (10 · {users:,} users); NIST SP 800-226 advises a far smaller one: give another delta"]
+    return []
 
 
 def _hash(run: Path) -> str | None:

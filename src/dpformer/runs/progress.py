@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere. Loss and norms shown are not covered by ε."""
+"""Progress of a run: a bar on a terminal or in a notebook, else plain lines. Loss and norms are not covered by ε."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class TrainingProgress:
         self.console = console or Console(stderr=True)
         self.began = time.monotonic()
         self.bar: Progress | None = None
+        self.notebook = NotebookBar(steps) if self.console.is_jupyter else None
         if self.console.is_terminal:
             self.bar = Progress(
                 TextColumn("training" if private else "training (not private)"),
@@ -48,6 +49,8 @@ class TrainingProgress:
         done = record["step"]
         if self.bar is not None:
             self.bar.update(self.task, completed=done, facts=self._facts(record))
+        elif self.notebook is not None:
+            self.notebook.update(done, f"{self._facts(record)}  {self._left(done)}")
         elif done == self.steps or done % max(1, self.steps // LINES) == 0:
             self.say(f"step {done:,}/{self.steps:,}  {self._facts(record)}  {self._left(done)}")
 
@@ -66,3 +69,24 @@ class TrainingProgress:
             return f"{time.monotonic() - self.began:.0f} s in all"
         pace = (time.monotonic() - self.began) / max(1, done - self.start)
         return f"{math.ceil(pace * (self.steps - done)):,} s left"
+
+
+class NotebookBar:
+    """A bar that a notebook draws anew in its place, by HTML alone: no widgets are needed."""
+
+    EACH = 0.25  # seconds between two pictures
+
+    def __init__(self, steps: int) -> None:
+        from IPython.display import HTML, display
+
+        self.steps, self.drawn, self.html = steps, 0.0, HTML
+        self.handle = display(HTML(self._picture(0, "")), display_id=True)
+
+    def update(self, done: int, facts: str) -> None:
+        now = time.monotonic()
+        if done == self.steps or now - self.drawn >= self.EACH:
+            self.drawn = now
+            self.handle.update(self.html(self._picture(done, facts)))
+
+    def _picture(self, done: int, facts: str) -> str:
+        return f"<progress max='{self.steps}' value='{done}'></progress> {done:,} of {self.steps:,} steps  {facts}"

@@ -83,13 +83,18 @@ class Run:
 
 
 def train(
-    config: Config, out: str | Path, team: Team | None = None, *, key: Path | None = None, ledger: Path | None = None
+    config: Config,
+    out: str | Path,
+    team: Team | None = None,
+    *,
+    key: Path | None = None,
+    ledger: Path | Ledger | None = None,
 ) -> Run:
     """Trains a model and writes the run folder `out`, which must not be there yet.
 
     With a `team` of processes, this one leads it; the others are to call `team.follow()`. With a private `key` (PEM,
     Ed25519) the statement is signed. A `ledger` file keeps one budget over many runs (`ledger_file`): this one
-    is written down there before anything is released, or refused.
+    is written down there before anything is released, or refused. A `Ledger` only counts.
     """
     RunFolder(out).refuse_existing()
     signer = None if key is None else private_key(key)
@@ -112,7 +117,10 @@ def train(
         if ledger is not None:
             if not plan.private:
                 raise DpformerError("a run without noise, or with noise of a seed, cannot be counted in a ledger")
-            reserve(ledger, out, plan.events)
+            if isinstance(ledger, Ledger):
+                ledger.extend(plan.events)
+            else:
+                reserve(ledger, out, plan.events)
         folder = RunFolder.create(out, reason + config.to_toml())
         with folder.lock():
             mark_as_own(folder)

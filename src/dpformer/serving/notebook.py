@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html import escape
 from typing import Any
 
@@ -36,7 +37,41 @@ class Facts(dict[str, Any]):
         rows = "".join(
             f"<tr><th style='{STYLE}'>{escape(name)}</th>{_cell(value)}</tr>" for name, value in shown.items()
         )
-        return f"<b>{self.title}</b><table>{rows}</table>"
+        return f"<b>{escape(self.title)}</b><table>{rows}</table>"
+
+
+class ExactFacts(Facts):
+    """Exact accuracy, which the guarantee does not cover."""
+
+    title = "Exact: not covered by the guarantee, as private as the data"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"of": " · ".join(names), "value": value, "range": span} for names, value, span in _leaves(self["metrics"])
+        ]
+        return f"<b>{escape(self.title)}</b>{Table(rows)._repr_html_()}"
+
+
+def _leaves(node: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float, str]]:
+    """Every number of nested metrics with the names that lead to it, and its interval where it has one."""
+    if not isinstance(node, dict):
+        yield names, float(node), ""
+    elif "value" in node:
+        yield names, float(node["value"]), f"{plain(node['low'])} – {plain(node['high'])}" if "low" in node else ""
+    else:
+        for name, part in node.items():
+            yield from _leaves(part, (*names, str(name)))
+
+
+class PlanFacts(Facts):
+    """A plan: all its numbers as a dict; shown are those that people ask for."""
+
+    def _repr_html_(self) -> str:
+        from dpformer.runs.estimate import plan_rows
+
+        shown = Facts(plan_rows(self))
+        notes = "".join(f"<p>Note: {escape(note)}</p>" for note in self["notes"])
+        return f"{shown._repr_html_()}{notes}"
 
 
 class Card(str):
