@@ -16,6 +16,8 @@ from scipy import sparse
 
 from dpformer.models.counts import FORGETTING, HINT, LATEST, TransitionCounts
 
+DENSE = 1 << 24  # numbers of T + μ·R·P that are kept as they are, 64 MB; attributes leave few of them zero
+
 
 class Evidence:
     """What a model of counts holds for every item after some histories, by sparse products."""
@@ -26,10 +28,15 @@ class Evidence:
         self.transitions = sparse.csr_array(parts, shape=(size, size))  # T
         self.reach, self.offered = model.backoff_factors()  # R (M, G), μP (G, M)
         self.popularity = HINT * model.popularity.cpu().numpy()  # (M,)
+        dense = self.offered.nnz and size * size <= DENSE
+        self._rows = (self.transitions + self.reach @ self.offered).toarray() if dense else None  # (M, M)
 
     def of(self, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """(B, M) float32, above 0, for the histories items[offsets[b]:offsets[b + 1]]."""
-        found = self.claims(items, offsets).toarray()
+        if self._rows is None:
+            found = self.claims(items, offsets).toarray()
+        else:
+            found = _weights(items, offsets, len(self.popularity)) @ self._rows
         found += self.popularity
         return found
 
