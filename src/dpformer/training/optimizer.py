@@ -278,7 +278,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where the other left off. σ, C, B and the mechanism must be those of the counted steps."""
-        expected = set(self.state_dict())
+        expected = {"inner", "steps", "random", *self._settings(), *(["past"] if self.noise.correlated else [])}
         if set(state) != expected:
             raise ValueError(f"a private optimizer's state has the keys {sorted(expected)}, not {sorted(state)}")
         for name, value in self._settings().items():
