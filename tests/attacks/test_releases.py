@@ -1,6 +1,7 @@
 """Attacks on what is released, and how often: each succeeded once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,15 @@ import numpy as np
 import pytest
 
 from dpformer.errors import DpformerError
+from dpformer.privacy import Gaussian
+from dpformer.releases import counts as counts_release
+from dpformer.releases.counts import ROUNDS
+from dpformer.releases.sums import ArraySums
 from dpformer.runs import Config, load_dataset, load_release, resume, train
 from dpformer.runs import run as runs
+from dpformer.runs.planning import make_plan
+from dpformer.runs.raw_file import load_releases
+from dpformer.verification.rounds import wrong_with_rounds
 from dpformer.verification.verify import Verification, verify
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
@@ -44,6 +52,21 @@ def test_an_item_of_one_user_alone_is_not_in_the_model(tmp_path: Path, model: st
         assert done.release.vocabulary and not [item for item in done.release.vocabulary if SECRET in str(item)]
         assert "given" not in done.statement["headline"]
         assert done.statement["events"][0]["delta"] == pytest.approx(0.1 * done.statement["delta"])
+
+
+@pytest.mark.parametrize("model", ["counts", "transformer"])
+def test_a_released_list_is_of_one_run_and_in_no_cache(tmp_path: Path, model: str) -> None:
+    """A list that another run had left in a cache would be used by a second one that never paid for it."""
+    log = logs(tmp_path)[1]
+    more = {"assume_items_public": False, "epsilon": 20.0, "epochs": 1, "items_share": 0.3, "seed": None}
+    config = counts(log) if model == "counts" else tiny_config(log, **more)
+    config, found = config.but(cache=tmp_path / "cache"), []
+    for name in ("one", "two"):
+        train(config, tmp_path / name)
+        found.append(load_releases(tmp_path / name / "releases.safetensors").popularity)
+        assert len(load_dataset(config).vocabulary) == 44, "prepared data knows all items, and nothing of a release"
+    size = min(map(len, found))
+    assert not np.isin(found[0][:size], found[1][:size]).any(), "noise of its own"
 
 
 def test_items_assumed_public_are_in_the_headline(tmp_path: Path) -> None:
@@ -143,6 +166,43 @@ def test_noise_that_was_never_added_is_found(tmp_path: Path, monkeypatch: pytest
     assert {"noise of popularity", "noise of transitions"} <= found
     unread = verify(done.folder)
     assert {"noise of popularity", "noise of transitions"} <= set(unread.not_checked), "and never called checked"
+
+
+@pytest.mark.parametrize("number", range(len(ROUNDS)))
+def test_too_little_noise_in_any_round_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Rounds without direction were never looked at: a tenth of their noise passed."""
+    log = write_log(tmp_path / "log.csv", users=600, items=12)
+    deviation = counts_release.deviation_of
+
+    def careless(this: counts_release.Round, noise: float) -> float:
+        return deviation(this, noise) * (0.5 if this is QUIET else 1)
+
+    QUIET = ROUNDS[number]._replace(share=ROUNDS[number].share + 0.0)  # an object of its own
+    rounds = (*ROUNDS[:number], QUIET, *ROUNDS[number + 1 :])
+    with monkeypatch.context() as patch:
+        patch.setattr(counts_release, "deviation_of", careless)
+        patch.setattr(counts_release, "ROUNDS", rounds)
+        done = train(counts(log, assume_items_public=True), tmp_path / "run")
+    result = verify(done.folder, dataset=load_dataset(done.config))
+    found = {finding.name: finding for finding in result.findings}["noise of transitions"]
+    assert found.ok is False and f"round {number + 1} has not the noise" in found.detail
+
+
+def test_counts_that_do_not_follow_from_their_rounds_are_found(tmp_path: Path) -> None:
+    """Noisy rounds beside other counts: the file and its hash are made to fit, and the model too."""
+    log = write_log(tmp_path / "log.csv", users=600, items=12)
+    done = train(counts(log, assume_items_public=True), tmp_path / "run")
+    dataset, raw = load_dataset(done.config), load_releases(done.folder / "releases.safetensors")
+    event = make_plan(done.config, 600).events[0]
+    assert isinstance(event, Gaussian)
+    sums, places = ArraySums.packed(*dataset.packed_train()), np.full(12, -1)
+    assert raw.items is not None and raw.total is not None
+    places[raw.items] = np.arange(len(raw.items))
+    assert wrong_with_rounds(raw, sums, places, event.noise_multiplier) == ""
+    other = replace(raw, total=raw.total + 0.01)
+    assert "do not follow" in wrong_with_rounds(other, sums, places, event.noise_multiplier)
+    swapped = replace(raw, rounds=(*raw.rounds[:-1], replace(raw.rounds[-1], cells=raw.rounds[-1].cells[::-1])))
+    assert wrong_with_rounds(swapped, sums, places, event.noise_multiplier)
 
 
 def test_counts_times_a_hundredth_more_are_found(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from dpformer.verification.audit.bound import (
     total_variation,
 )
 from dpformer.verification.audit.canaries import LOUD, SPARE, WIDTH, CanaryTable, canary_data
-from dpformer.verification.audit.checks import _dispersion, _largest, _overlap, checks
+from dpformer.verification.audit.checks import _dispersion, _largest, _overlap, checks, contribution_checks
 from dpformer.verification.audit.observation import _log_ratio
 
 CLAIM: dict[str, Any] = {"noise_multiplier": 1.2, "sample_rate": 0.2, "steps": 32, "delta": 1e-3}
@@ -170,6 +170,16 @@ def test_p_values_of_pairs_and_dispersion_are_honest() -> None:
 
 
 # What it says.
+
+
+def test_users_who_count_twice_are_seen_beside_those_who_count_not_at_all() -> None:
+    """Their mean is right; how far single users are from 1 is not."""
+    noise, sigma = np.random.default_rng(0).normal(size=4000), 0.5
+    for added, accused in ((1.0, False), (np.tile([2.0, 0.0], 2000), True), (np.tile([1.4, 0.6], 2000), True)):
+        x = (added + sigma * noise - 1) / sigma
+        found = list(contribution_checks((1.0, 0.01), (float(np.square(x).sum()), len(x))))
+        assert found[0].passed and found[1].passed is not accused
+    assert all(check.passed for check in contribution_checks((1.0, 0.01), (0.0, 0)))
 
 
 def test_the_result_as_json_and_as_a_picture(tmp_path: Path) -> None:

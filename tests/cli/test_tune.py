@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 from dpformer.cli import app
 from dpformer.errors import DpformerError
-from dpformer.privacy import Gaussian, PoissonGaussian
+from dpformer.evaluation.evaluate import masked_ranks
+from dpformer.privacy import Gaussian, PoissonGaussian, SecureRandom
 from dpformer.releases.metrics import release_metrics
-from dpformer.runs import Config, train, tuning
+from dpformer.runs import Config, load_release, train, tuning
+from dpformer.runs.network import load_dataset
 from dpformer.runs.tuning import draw_runs, logarithmic_gamma, plan_tuning, repeated_epsilon, tune
 from dpformer.verification.verify import verify
 from tests.training.conftest import tiny_config
@@ -57,7 +60,8 @@ def force_runs(monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
 def test_only_the_winner_is_kept_and_states_the_whole_search(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    force_runs(monkeypatch, 3)
+    means: list[float] = []
+    monkeypatch.setattr(tuning, "draw_runs", lambda mean, uniform: means.append(mean) or 3)
     scores, rates = iter([0.1, 0.4, 0.3]), []
 
     def trial(candidate: Config, folder: Path) -> float:
@@ -72,6 +76,8 @@ def test_only_the_winner_is_kept_and_states_the_whole_search(
     assert facts["epsilon"] > 4 >= facts["epsilon_one_run"] and "tuned on the same data" in facts["words"][-1]
     assert f"ε = {math.ceil(facts['epsilon'] * 1000) / 1000:g}" in facts["headline"]
     assert "runs" not in facts["tuning"], "how many runs there were is not told"
+    assert means == [5] and facts["tuning"]["mean_runs"] == 5, "what is stated is what the number was drawn with"
+    assert facts["epsilon"] == repeated_epsilon(plan_tuning(config, {"dim": [8]}, 5, 80).events, 5, facts["delta"])
     result = verify(tmp_path / "run")
     assert result.passed, [finding for finding in result.findings if finding.ok is False]
     for name, value in (
@@ -86,6 +92,11 @@ def test_only_the_winner_is_kept_and_states_the_whole_search(
         changed = {**facts, "tuning": {**facts["tuning"], name: value}}
         (tmp_path / "run" / "privacy.json").write_text(json.dumps(changed))
         assert not verify(tmp_path / "run").passed, name
+    # Forged throughout, headline and words included: the ε of the search is worked out again, not believed.
+    one_run = {**facts, "epsilon": facts["epsilon_one_run"], "words": facts["words"][:-1]}
+    forged = tuning.restated(one_run, {**facts["tuning"], "epsilon": 4.0})
+    (tmp_path / "run" / "privacy.json").write_text(json.dumps(forged))
+    assert {f.name: f.ok for f in verify(tmp_path / "run").findings}["statement"] is False
     forged = {**facts, "epsilon": 4.0}
     (tmp_path / "run" / "privacy.json").write_text(json.dumps(forged))
     assert not verify(tmp_path / "run").passed
@@ -94,17 +105,42 @@ def test_only_the_winner_is_kept_and_states_the_whole_search(
 def test_the_real_trial_trains_and_scores_with_noise(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On validation items: the test items are for whoever evaluates the winner."""
     force_runs(monkeypatch, 1)
-    asked = []
+    asked: list[Any] = []
     release = release_metrics
 
-    def watched(*given: Any, **named: Any) -> Any:
-        asked.append((given[1], named))
-        return release(*given, **named)
+    def watched(ranks: Any, *given: Any, **named: Any) -> Any:
+        asked.append((ranks, given, named))
+        return release(ranks, *given, **named)
 
     monkeypatch.setattr("dpformer.releases.metrics.release_metrics", watched)
     tune(config, {"dropout": [0.0, 0.1]}, tmp_path / "run", mean_runs=2)
-    assert asked == [(tuning.SCORE_NOISE, {"label": "score"})], "with noise, and without a seed"
+    ((ranks, given, named),) = asked
+    assert (given, named) == ((tuning.SCORE_NOISE,), {"label": "score"}), "with noise, and without a seed"
+    model = load_release(tmp_path / "run" / "model.safetensors").model
+    dataset = load_dataset(config.but(validation=True))
+    assert np.array_equal(ranks, masked_ranks(model, dataset, "validation"))
+    assert not np.array_equal(ranks, masked_ranks(model, dataset, "test"))
+
+
+def test_candidates_are_drawn_at_random_and_independently(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof is for repetitions that are all alike: each draws its candidate anew, whatever came before."""
+    candidates = tuple({"dim": dim} for dim in (8, 16, 24, 32))
+    search = tuning.Tuning(candidates, 2.0, (), 1e-3, 1.0)
+    force_runs(monkeypatch, 900)
+    drawn: list[int] = []
+
+    def trial(candidate: Config, folder: Path) -> float:
+        drawn.append(candidate.dim // 8 - 1)
+        return 0.0
+
+    tuning._search(config, search, tmp_path, SecureRandom("tuning", seed=0), trial)
+    pairs = np.zeros((4, 4))
+    np.add.at(pairs, (drawn[:-1], drawn[1:]), 1)
+    assert stats.chisquare(pairs.ravel()).pvalue > 1e-3
 
 
 def test_a_failure_leaves_nothing(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def library_loop(examples: list[dict[str, Any]], context: str) -> tuple[Any, dp.
     """Without any trainer, in other parts."""
     model, people = gpt2().double(), Users(examples, "author")
     n, q = len(people), 8 / len(people)
-    sigma = dp.calibrate(epsilon=8, delta=1 / n, sample_rate=q, steps=4)
+    sigma = dp.calibrate(epsilon=8, delta=1 / (10 * n), sample_rate=q, steps=4)
     clipping, batches = dp.PhantomClipping(model), dp.PoissonBatches(n, q, 4, seed=5)
     optimizer = dp.PrivateOptimizer(
         adam(model), noise_multiplier=sigma, clip_norm=1.0, expected_batch_size=q * n, context=context, seed=5

@@ -2,6 +2,8 @@
 
 import math
 from pathlib import Path
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,7 +243,7 @@ def test_stated_deviations_are_those_of_the_estimates() -> None:
 @given(st.integers(0, 10**6 * (10**6 - 1) // 2 - 1))
 def test_cells_lead_back_to_pairs(cell: int) -> None:
     for near in {max(0, cell - 1), cell, cell + 1}:
-        estimate = counts_release._Estimate(np.array([near]), np.ones(1), 1.0)
+        estimate = counts_release.Estimate(np.array([near]), np.ones(1), 1.0)
         estimate.add(np.zeros(2), 1.0, directed=True)
         low, high = counts_release._released(estimate, EVERYTHING, None, None).pairs[0].tolist()  # type: ignore[arg-type]
         assert 0 <= low < high and high * (high - 1) // 2 + low == near
@@ -251,6 +253,25 @@ def test_cells_lead_back_to_pairs(cell: int) -> None:
 def test_hardly_any_data(histories: list[list[int]]) -> None:
     model = TransitionCounts.fit(histories, 5, 0.7, ledger=Ledger(), seed=0)
     assert torch.isfinite(model.scores([[0], []])).all()
+
+
+def test_the_threshold_of_a_large_table_is_a_function_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it to follow the data (how many pairs occur, say), what passes would tell of them besides the noise."""
+    monkeypatch.setattr(counts_release, "ITEMS", counts_release.Round(0.05, False, -math.inf))
+    monkeypatch.setattr(counts_release, "MOST_NOISE", 2**6)
+    asked = []
+    drawn = counts_release.noisy_above
+
+    def watched(*given: Any, **named: Any) -> Any:
+        asked.append(named["threshold"] / named["deviation"])
+        return drawn(*given, **named)
+
+    monkeypatch.setattr(counts_release, "noisy_above", watched)
+    for histories in ([[0, 1]], [[t % 40, (t * 7 + 1) % 40, (t * 3 + 5) % 40] for t in range(500)], [[]]):
+        items, offsets = packed(histories)
+        release_transitions(items, offsets, 40, 0.7, seed=0)
+    expected = -NormalDist().inv_cdf(2**6 / (40 * 39 // 2))
+    assert asked == pytest.approx([expected] * 3, rel=1e-12) and expected > counts_release.ROUNDS[0].keep
 
 
 def test_many_items_cost_no_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,9 @@ def unwrapped(text: str) -> str:
 
 
 def test_noise_of_a_budget() -> None:
-    facts = json.loads(run("--users", "6040", "--batch", "1024", "--batch", "4096", "--epsilon", "8", "--json"))
+    arguments = ("--users", "6040", "--batch", "1024", "--batch", "4096", "--epsilon", "8", "--json")
+    assert json.loads(run(*arguments[:4], *arguments[6:]))["rows"][0]["delta"] == 1 / 60400
+    facts = json.loads(run(*arguments, "--delta", str(1 / 6040)))
     rows = facts["rows"]
     assert facts["adjacency"] == "zero-out-one-user"
     assert [row["noise_multiplier"] for row in rows] == pytest.approx([2.3095, 4.4194], rel=0.005)
@@ -41,7 +43,7 @@ def test_epsilon_of_noise() -> None:
 
 
 def test_noise_that_is_correlated() -> None:
-    arguments = ("--users", "6040", "--batch", "512", "--epochs", "20", "--epsilon", "10")
+    arguments = ("--users", "6040", "--delta", "0.000166", "--batch", "512", "--epochs", "20", "--epsilon", "10")
     facts = json.loads(run(*arguments, "--bands", "8", "--json"))
     assert facts["bands"] == 8 and facts["rows"][0]["noise_multiplier"] == pytest.approx(1.75, abs=0.01)
     assert "with noise correlated over" in unwrapped(run(*arguments, "--bands", "8"))

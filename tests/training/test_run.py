@@ -5,6 +5,7 @@ import hmac
 import json
 import math
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -152,8 +153,9 @@ def test_a_warm_start_is_one_release_with_its_share_of_the_budget(tmp_path: Path
     assert sizes.square().mean().item() == pytest.approx(1, abs=0.1), "random rows would be a hundred times smaller"
 
 
-def test_a_warm_start_with_other_noise_than_planned_is_never_trained_on(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("choices", [{"warm_start": 0.4}, {"model": "counts"}], ids=["warm start", "counts"])
+def test_counts_with_other_noise_than_planned_are_never_released_nor_trained_on(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choices: dict[str, Any]
 ) -> None:
     release = network.release_transition_sums
 
@@ -162,7 +164,7 @@ def test_a_warm_start_with_other_noise_than_planned_is_never_trained_on(
 
     monkeypatch.setattr(network, "release_transition_sums", careless)
     with pytest.raises(RuntimeError, match="not what was planned"):
-        train(tiny_config(log, warm_start=0.4), tmp_path / "run")
+        train(tiny_config(log, **choices), tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -241,26 +243,26 @@ def test_keys_that_outlived_the_run_are_deleted_on_resume(
     assert not (done.folder / "checkpoint" / "state.safetensors").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_request_to_stop_saves_and_says_how_to_go_on(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    import signal
-
+    """Ctrl-C, and a terminal that was closed."""
     advance = Trainer.advance
 
     def interrupted(self: Trainer) -> dict[str, Any]:
         if self.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return advance(self)
 
     whole = train(tiny, tmp_path / "whole")
     monkeypatch.setattr(Trainer, "advance", interrupted)
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     with pytest.raises(
         Interrupted, match=r"stopped after step 4 of 12, all saved; go on with: dpformer train --resume"
     ):
         train(tiny, tmp_path / "run")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
     monkeypatch.undo()
     again = resume(tmp_path / "run")
     assert (again.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()

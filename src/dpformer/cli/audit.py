@@ -19,7 +19,7 @@ def audit(
     users: Annotated[int | None, typer.Option(help="Number of users (6040).", show_default=False)] = None,
     batch: Annotated[float | None, typer.Option(help="Expected batch size (1024).", show_default=False)] = None,
     epochs: Annotated[float | None, typer.Option(help="Epochs (100).", show_default=False)] = None,
-    delta: Annotated[float | None, typer.Option(help="δ (1 / users).", show_default=False)] = None,
+    delta: Annotated[float | None, typer.Option(help="δ (a tenth of 1 / users).", show_default=False)] = None,
     clipping: Annotated[str, typer.Option(help="normalize or clip.")] = "normalize",
     clip_norm: Annotated[float, typer.Option(help="C.")] = 1.0,
     canaries: Annotated[int, typer.Option(help="Made-up users; half of them take part.")] = 10_000,
@@ -97,7 +97,7 @@ def _settings(
     if not (epochs > 0 and math.isfinite(epochs)):
         raise DpformerError(f"epochs is {epochs:g}; it must be above 0")
     rate, steps = batch / users, math.ceil(epochs * users / batch * (1 - 1e-12))
-    delta = 1 / users if delta is None else delta
+    delta = 1 / (10 * users) if delta is None else delta
     if noise is None:
         noise = calibrate(epsilon=epsilon or 5.0, delta=delta, sample_rate=rate, steps=steps)
     return {"noise_multiplier": noise, "sample_rate": rate, "steps": steps, "delta": delta}

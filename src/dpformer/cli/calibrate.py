@@ -25,7 +25,7 @@ def calibrate(
         list[float] | None, typer.Option(help="Instead of --users and --batch: the share of users in a batch.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Instead of --epochs: number of batches.")] = None,
-    delta: Annotated[float | None, typer.Option(help="δ (default: 1 / users).")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ (default: a tenth of 1 / users).")] = None,
     frequency_noise: Annotated[
         float | None, typer.Option(help="Noise multiplier of a frequency release that is part of the budget.")
     ] = None,
@@ -42,9 +42,9 @@ def calibrate(
     if bool(epsilon) == bool(noise_multiplier):
         raise DpformerError("give --epsilon to get the noise, or --noise-multiplier to get ε")
     if delta is None and users is None:
-        raise DpformerError("give --delta, or --users to have δ = 1 / users")
+        raise DpformerError("give --delta, or --users to have δ = 1 / (10 · users)")
     if delta is None:
-        delta = 1 / _at_least_one("users", users)
+        delta = 1 / (10 * _at_least_one("users", users))
     from dpformer.privacy import Gaussian
     from dpformer.privacy.mechanisms import noise_of
 

@@ -23,6 +23,10 @@ def tune(
         bool, typer.Option("--dry-run", help="Print what it would cost; give --users.", rich_help_panel="Run")
     ] = False,
     users: Annotated[int | None, typer.Option(min=2, help="For --dry-run.", rich_help_panel="Run")] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(help="Sign the statement with this private key (PEM, Ed25519).", rich_help_panel="Run"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Run")] = False,
 ) -> None:
     """Tune settings within a privacy budget: --epsilon is of one run; the ε of the whole search is stated.
@@ -44,7 +48,12 @@ def tune(
         return
     target = out or default_out(chosen).with_name(f"{default_out(chosen).name}-tuned")
     facts = tuning.tune(
-        chosen, values, target, mean_runs=mean_runs, announce=lambda plan: None if as_json else _print(plan, False)
+        chosen,
+        values,
+        target,
+        mean_runs=mean_runs,
+        announce=lambda plan: None if as_json else _print(plan, False),
+        key=sign,
     )
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))

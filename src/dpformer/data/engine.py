@@ -51,6 +51,16 @@ def engine(memory: str | None = None, what: str = "the data") -> Iterator[Connec
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def confine(connection: Connection, files: list[Path]) -> None:
+    """From here on SQL reads these files and no other, and writes none; that cannot be undone.
+
+    A query may come from a stranger's config.toml, a view from a stranger's database: `COPY log TO …`, `read_text(…)`.
+    """
+    allowed = ", ".join(text(str(file.resolve())) for file in files)
+    connection.execute(f"SET allowed_paths = [{allowed}]")
+    connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+
+
 def default_memory() -> str:
     """Half of the machine's memory, at most 8 GB."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

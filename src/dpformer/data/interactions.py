@@ -14,6 +14,8 @@ from dpformer.data.columns import Columns, resolve
 from dpformer.data.histories import Histories, Times
 from dpformer.errors import DpformerError
 
+SMALL = 2**53
+
 
 @dataclass(frozen=True)
 class Interactions:
@@ -68,20 +70,30 @@ class Interactions:
         return Histories([log.user_ids[user] for user in present.tolist()], log.item_ids, codes, offsets, facts)
 
 
-class Codes(dict[Any, int]):
-    """Numbers ids in the order they appear: `codes[id]` is the code, `names[code]` the id as text."""
+class Codes:
+    """Numbers ids in the order they appear: `codes[id]` is the code, `names[code]` the id as text.
+
+    What is remembered is text and small whole numbers. True is equal to 1 for a dict, and one user's True must not
+    become, or make, another's 1; and whole numbers beyond 2⁶¹ can be chosen so that a dict of them takes for ever.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
         self.names: list[str] = []
         self._code_of_name: dict[str, int] = {}
+        self._known: dict[str | int, int] = {}
 
-    def __missing__(self, raw: Any) -> int:
-        name = id_text(raw)
+    def __getitem__(self, raw: Any) -> int:
+        if type(raw) is not str and not (type(raw) is int and -SMALL < raw < SMALL):
+            return self._number(id_text(raw))
+        code = self._known.get(raw)
+        if code is None:
+            code = self._known[raw] = self._number(id_text(raw))
+        return code
+
+    def _number(self, name: str) -> int:
         code = self._code_of_name.setdefault(name, len(self.names))
         if code == len(self.names):
             self.names.append(name)
-        self[raw] = code
         return code
 
 

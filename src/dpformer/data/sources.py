@@ -33,9 +33,8 @@ def relation(
     (kind,) = kinds
     wanted = Wanted(columns, reading, rating, "standard input" if path.name == "-" else str(path))
     if kind in ("parquet", "duckdb"):
-        return table(
-            connection, parquet(files) if kind == "parquet" else duckdb_table(connection, files, reading), kind, wanted
-        )
+        select = parquet(files) if kind == "parquet" else duckdb_table(connection, files, reading)
+        return table(connection, select, kind, wanted, files)
     if kind == "sqlite":
         return sqlite_table(files, wanted, folder)
     if reading.table is not None or reading.query is not None:

@@ -11,11 +11,21 @@ from dpformer.privacy.numbers import plain
 def data_statement(description: dict[str, Any]) -> list[str]:
     """Sentences on filters, vocabulary, sequences and N, from `Dataset.description`."""
     return [
+        *_query(description.get("query", False)),
         *_filters(description["filters"]),
         _vocabulary(description),
         _length(description["max_length"]),
         _split(description["split"]),
         f"The number of users, N = {description['users']:,}, is assumed public.",
+    ]
+
+
+def _query(asked: bool) -> list[str]:
+    if not asked:
+        return []
+    return [
+        "The log is what an SQL query (see config.toml) made of the data. The guarantee holds if it makes each user's "
+        "rows of that user's rows alone: a filter by how often an item occurs, say, does not."
     ]
 
 
@@ -32,12 +42,8 @@ def _vocabulary(description: dict[str, Any]) -> str:
     vocabulary, size = description["vocabulary"], f"{description['items']:,} items"
     left_out = " Interactions with other items, if any, were left out."
     if vocabulary["policy"] == "catalog":
-        known = (
-            " Titles and attributes of items in it are taken as public: they must not be made from what users did."
-            if vocabulary.get("attributes")
-            else ""
-        )
-        return f"The vocabulary of {size} is a public catalogue.{known}{left_out}"
+        known = "Titles and attributes of items in it are taken as public: they must not be made from what users did."
+        return f"The vocabulary of {size} is a public catalogue. {known}{left_out}"
     if vocabulary["policy"] == "dp":
         price = vocabulary["release"]
         return (

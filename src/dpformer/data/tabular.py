@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dpformer.data.columns import Columns
-from dpformer.data.engine import Connection, name, text
+from dpformer.data.engine import Connection, confine, name, text
 from dpformer.data.fields import OK, no_glob
 from dpformer.data.files import only_table, sqlite_columns, sqlite_rows
 from dpformer.data.json_lines import json_lines
@@ -28,15 +28,18 @@ def duckdb_table(connection: Connection, files: list[Path], reading: Reading) ->
     connection.execute(f"ATTACH {text(str(files[0].resolve()))} AS given (READ_ONLY)")
     if reading.query is not None:
         connection.execute("SET search_path = 'memory.main,given.main'")
+        confine(connection, files)
         return reading.query
+    confine(connection, files)  # a view of it is SQL too
     query = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'given' UNION ALL SELECT view_name FROM "
     query += "duckdb_views() WHERE database_name = 'given' AND NOT internal"
     table = only_table([row[0] for row in connection.execute(query).fetchall()], reading.table, files[0])
     return f"SELECT * FROM given.{name(table)}"
 
 
-def table(connection: Connection, select: str, kind: str, wanted: Wanted) -> Relation:
+def table(connection: Connection, select: str, kind: str, wanted: Wanted, files: list[Path]) -> Relation:
     if wanted.reading.query is not None and kind == "parquet":
+        confine(connection, files)
         connection.execute(f"CREATE TEMP VIEW log AS {select}")
         select = wanted.reading.query
     described = connection.execute(f"DESCRIBE {select}").fetchall()

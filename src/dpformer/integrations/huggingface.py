@@ -63,7 +63,7 @@ class PrivateTrainer(Trainer):
         args: as without privacy. The expected number of users in a step is per_device_train_batch_size times
             gradient_accumulation_steps; at most the former, in examples, are computed at once.
         epsilon: ε of the whole run.
-        delta: δ of it; 1 / number of users by default.
+        delta: δ of it; a tenth of 1 / number of users by default.
         train_dataset: one user an item, which is one example or a list of them; or, with `users`, one example an item.
         users: whose example each item is: the name of a column, or a sequence of ids.
         unit: what one user is, in the words of the statement: user, author, document.

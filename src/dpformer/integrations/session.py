@@ -50,7 +50,7 @@ class PrivateSession:
         model: what is trained.
         users: the data.
         epsilon: ε of the whole run.
-        delta: δ of it; 1 / users by default.
+        delta: δ of it; a tenth of 1 / users by default.
         batch_size: the expected number of users in a step.
         steps: how many there will be at most; if fewer are taken, less is spent.
         clipping: how users are bounded: `normalize(C)` or `clip(C)`.
@@ -80,7 +80,7 @@ class PrivateSession:
                 f"the expected batch is {batch_size} users, and there are {len(users)}: make the batch smaller"
             )
         self.model, self.users, self.epsilon_target, self.steps = model, users, epsilon, steps
-        self.delta = 1 / len(users) if delta is None else delta
+        self.delta = 1 / (10 * len(users)) if delta is None else delta
         self.batch_size, self.clip = batch_size, clipping or normalize(1.0)
         self.unit, self.data, self.seed, self.keys = unit_of(unit), list(data), seed, keys
         self.sample_rate = batch_size / len(users)

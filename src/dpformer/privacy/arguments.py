@@ -3,6 +3,8 @@
 import math
 from numbers import Integral, Real
 
+EPSILONS = (1e-3, 1e4)  # for which noise is worked out: outside there is no useful guarantee, or no useful training
+
 
 def _number(name: str, value: object, allowed: str) -> float:
     try:
@@ -30,11 +32,21 @@ def not_negative(name: str, value: object) -> float:
     return number
 
 
+def epsilon_budget(value: object) -> float:
+    """ε to calibrate for: accounting for one outside `EPSILONS` takes for ever, or overflows."""
+    number = positive("epsilon", value)
+    if not EPSILONS[0] <= number <= EPSILONS[1]:
+        raise ValueError(f"epsilon is {number:g}; it must be within {EPSILONS[0]:g} … {EPSILONS[1]:g}")
+    return number
+
+
 def delta_of(value: object, name: str = "delta") -> float:
     """δ: a number strictly between 0 and 1."""
     number = _number(name, value, "strictly between 0 and 1")
     if not 0 < number < 1:
-        raise ValueError(f"{name} must be strictly between 0 and 1, not {value!r}; 1 / number of users is usual")
+        raise ValueError(
+            f"{name} must be strictly between 0 and 1, not {value!r}; a tenth of 1 / number of users is usual"
+        )
     return number
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from dpformer.privacy.accounting import compose, epsilon_of, epsilon_on_grid, first_interval, quiet
-from dpformer.privacy.arguments import delta_of, positive, sample_rate_of, whole
+from dpformer.privacy.arguments import delta_of, epsilon_budget, sample_rate_of, whole
 from dpformer.privacy.events import Event
 from dpformer.privacy.mechanisms import INDEPENDENT, Noise
 
@@ -32,13 +32,13 @@ def calibrate(
 
     Args:
         epsilon: ε of everything together.
-        delta: δ of everything together; 1 / number of users is usual.
+        delta: δ of everything together; far below 1 / number of users: at that, one user at random could be published.
         sample_rate: q, the probability that one user is in a batch: expected batch size / number of users.
         steps: T, the number of batches; ceil(epochs / q).
         others: events besides training (a `Ledger`, or a frequency release's event), composed jointly.
         noise: how the noise of steps is correlated, such as `Banded(8)`.
     """
-    epsilon, delta = positive("epsilon", epsilon), delta_of(delta)
+    epsilon, delta = epsilon_budget(epsilon), delta_of(delta)
     sample_rate, steps = sample_rate_of(sample_rate), whole("steps", steps, 1)
     once = noise.event(1.0, sample_rate, steps)
     rate, times = once.rate, once.compositions

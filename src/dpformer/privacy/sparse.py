@@ -56,7 +56,7 @@ def noisy_above(
     if len(cells) and (cells[0] < 0 or cells[-1] >= num_cells or (np.diff(cells) <= 0).any()):
         raise ValueError(f"cells must rise strictly within 0..{num_cells - 1}")
     grid = public_grid(deviation)
-    threshold = (math.floor(threshold / grid) + 0.5) * grid
+    threshold = moved_threshold(threshold, grid)
     noisy = values + deviation * random.normal(len(cells), step=step, stream=OCCUPIED)
     noisy = np.round(noisy / grid) * grid
     passed = noisy > threshold
@@ -67,6 +67,11 @@ def noisy_above(
     cells, noisy = np.concatenate([cells[passed], empty]), np.concatenate([noisy[passed], drawn])
     order = np.argsort(cells, kind="stable")
     return cells[order], noisy[order]
+
+
+def moved_threshold(threshold: float, grid: float) -> float:
+    """τ halfway between two points of the grid, so that rounding moves nothing across."""
+    return (math.floor(threshold / grid) + 0.5) * grid
 
 
 def _successes(trials: int, p: float, random: SecureRandom, step: int) -> np.ndarray:

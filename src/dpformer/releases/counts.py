@@ -21,7 +21,8 @@ event of noise multiplier σ**. docs/maths/counts.md has the argument in full an
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ from dpformer.releases.sums import GRID, ArraySums, Sums
 
 LABEL = "transition counts"
 MOST_NOISE = 2**25  # cells without data that may pass the first round, in expectation: bounds memory
+MOST_KEPT = 2**20  # pairs of a round whose noisy numbers are kept for `verify`
 SLACK = 1 + 1e-9  # on every deviation: the event's noise multiplier is never more than what was added
 
 
@@ -61,6 +63,18 @@ ROUNDS = (
 
 
 @dataclass(frozen=True)
+class RoundRelease:
+    """Noisy numbers of one round of pairs as they came out: of all pairs in play; in the first, of those that passed.
+
+    For whoever has the data, to count again and see the noise (`verify`).
+    """
+
+    number: int  # in ROUNDS
+    cells: np.ndarray  # (K,) int64 ascending: unordered
+    noisy: np.ndarray  # (K,) float64, or (2K,) directed
+
+
+@dataclass(frozen=True)
 class TransitionRelease:
     """What was released: estimates of how often items of a pair {a, b}, a before b in `items`, follow one another."""
 
@@ -73,9 +87,10 @@ class TransitionRelease:
     frequencies: FrequencyRelease
     event: Gaussian | None  # all of it, the frequencies too; for the ledger. None: exact, not private
     listed: np.ndarray | None = None  # (M,) int64: the number before of released item 0, 1, …; None: all, a public list
+    rounds: tuple[RoundRelease, ...] = ()  # those of at most MOST_KEPT pairs
 
 
-class _Estimate:
+class Estimate:
     """Pairs in play and what the rounds so far say of them, each round weighted by 1/σ_r²."""
 
     def __init__(self, cells: np.ndarray, sums: np.ndarray, deviation: float) -> None:
@@ -89,6 +104,9 @@ class _Estimate:
 
     def total(self) -> np.ndarray:
         return (self.sums + self.directed.sum(1) / 2) * self.total_deviation**2
+
+    def difference(self) -> np.ndarray:
+        return np.asarray(self.directed[:, 0] - self.directed[:, 1]) / self.directed_precision
 
     def keep(self, deviations: float) -> None:
         stay = self.total() > deviations * self.total_deviation
@@ -150,7 +168,7 @@ def release_transition_sums(
     random = random or SecureRandom(LABEL, seed=seed)
     counted = sums.items(num_items) / GRID
     items = round_of_items(listed=bool(delta), described=described)
-    deviation, rest = deviation_of(items, noise_multiplier), _rest(items, noise_multiplier)
+    deviation, rest = deviation_of(items, noise_multiplier), noise_of_pairs(items, noise_multiplier)
     if delta:
         found = release_item_sums(counted, deviation, delta=delta, random=random.within("items"))
         listed, frequencies = found.items, of_items(found, sums.num_users)
@@ -161,14 +179,18 @@ def release_transition_sums(
         head = np.flatnonzero(frequencies.counts > _head_threshold(items, frequencies) * deviation)
     places = np.full(num_items, -1)
     places[head if listed is None else listed] = np.arange(len(head))
-    estimate = _first_round(sums, places, len(head), rest, random)
+    first = _first_round(sums, places, len(head), rest, random)
+    estimate, rounds = Estimate(first.cells, first.noisy, deviation_of(ROUNDS[0], rest)), [first]
     for number, this in enumerate(ROUNDS[1:], start=1):
         deviation = deviation_of(this, rest)
         counts = sums.pairs(places, estimate.cells, this.directed) / GRID
-        estimate.add(_noisy(counts, deviation, random, number), deviation, this.directed)
+        noisy = _noisy(counts, deviation, random, number)
+        rounds.append(RoundRelease(number, estimate.cells, noisy))
+        estimate.add(noisy, deviation, this.directed)
         estimate.keep(this.keep)
+        rounds = [one for one in rounds if len(one.cells) <= MOST_KEPT]
     event = Gaussian(noise_multiplier, label=LABEL, delta=delta, private=random.private)
-    return _released(estimate, head, frequencies, event, listed)
+    return replace(_released(estimate, head, frequencies, event, listed), rounds=tuple(rounds))
 
 
 def exact_transition_sums(sums: Sums, num_items: int) -> TransitionRelease:
@@ -212,22 +234,22 @@ def _head_threshold(items: Round, frequencies: FrequencyRelease) -> float:
     return items.keep * math.sqrt(items.share / ITEMS.share)
 
 
-def _rest(items: Round, noise_multiplier: float) -> float:
+def noise_of_pairs(items: Round, noise_multiplier: float) -> float:
     """σ for the rounds of pairs, whose shares are of what the round of items leaves: with its usual share σ itself."""
     return noise_multiplier * math.sqrt((1 - ITEMS.share) / (1 - items.share))
 
 
 def final_deviations(noise_multiplier: float, *, listed: bool, described: bool) -> tuple[float, float]:
     """Deviations of totals and of differences after all rounds: they follow from σ alone."""
-    rest = _rest(round_of_items(listed=listed, described=described), noise_multiplier)
+    rest = noise_of_pairs(round_of_items(listed=listed, described=described), noise_multiplier)
     first = ROUNDS[0]
-    estimate = _Estimate(np.zeros(0, np.int64), np.zeros(0), deviation_of(first, rest))
+    estimate = Estimate(np.zeros(0, np.int64), np.zeros(0), deviation_of(first, rest))
     for this in ROUNDS[1:]:
         estimate.add(np.zeros(0), deviation_of(this, rest), this.directed)
     return estimate.total_deviation, math.sqrt(2 / estimate.directed_precision)
 
 
-def _first_round(sums: Sums, places: np.ndarray, m: int, noise_multiplier: float, random: SecureRandom) -> _Estimate:
+def _first_round(sums: Sums, places: np.ndarray, m: int, noise_multiplier: float, random: SecureRandom) -> RoundRelease:
     """All m(m−1)/2 unordered pairs; empty ones are not visited but drawn, and only those that stay."""
     this, num_cells = ROUNDS[0], m * (m - 1) // 2
     deviation = deviation_of(this, noise_multiplier)
@@ -236,7 +258,7 @@ def _first_round(sums: Sums, places: np.ndarray, m: int, noise_multiplier: float
     survivors = noisy_above(
         cells, counts / GRID, num_cells, deviation=deviation, threshold=threshold, random=random, step=0
     )
-    return _Estimate(*survivors, deviation)
+    return RoundRelease(0, *survivors)
 
 
 def first_threshold(m: int) -> float:
@@ -250,22 +272,21 @@ def first_threshold(m: int) -> float:
     return max(ROUNDS[0].keep, -NormalDist().inv_cdf(MOST_NOISE / num_cells))
 
 
-def exact_differences(
-    release: TransitionRelease, items: np.ndarray, offsets: np.ndarray, numbers: np.ndarray
-) -> np.ndarray:
-    """(K,) differences of directions of the released pairs, as the last round counted them. Not private.
+def retraced(rounds: Sequence[RoundRelease], noise_multiplier: float) -> Estimate | None:
+    """What all rounds together say, by the rules of the release; None if one is of other pairs than those in play.
 
     Args:
-        release: what was released.
-        items: (n,) of the same histories.
-        offsets: (users + 1,).
-        numbers: the number in the release of item 0, 1, … of the histories; -1 for those that are not in it.
+        rounds: all of them.
+        noise_multiplier: σ of the rounds of pairs (`noise_of_pairs`).
     """
-    placed = np.full(len(release.frequencies.p) + 1, -1)  # the last place is that of -1
-    placed[release.items] = np.arange(len(release.items))
-    low, high = release.pairs.T
-    counts = ArraySums.packed(items, offsets).pairs(placed[numbers], high * (high - 1) // 2 + low, directed=True)
-    return np.asarray(counts.reshape(-1, 2) @ np.array([1, -1]) / GRID)
+    estimate = Estimate(rounds[0].cells, rounds[0].noisy, deviation_of(ROUNDS[0], noise_multiplier))
+    for one in rounds[1:]:
+        this = ROUNDS[one.number]
+        if not np.array_equal(one.cells, estimate.cells):
+            return None
+        estimate.add(one.noisy, deviation_of(this, noise_multiplier), this.directed)
+        estimate.keep(this.keep)
+    return estimate
 
 
 def _noisy(counts: np.ndarray, deviation: float, random: SecureRandom, step: int) -> np.ndarray:
@@ -274,20 +295,19 @@ def _noisy(counts: np.ndarray, deviation: float, random: SecureRandom, step: int
 
 
 def _released(
-    estimate: _Estimate,
+    estimate: Estimate,
     head: np.ndarray,
     frequencies: FrequencyRelease,
     event: Gaussian,
     listed: np.ndarray | None = None,
 ) -> TransitionRelease:
-    precision = estimate.directed_precision
     return TransitionRelease(
         items=head,
         pairs=_pairs_of(estimate.cells),
         total=estimate.total(),
         total_deviation=estimate.total_deviation,
-        difference=(estimate.directed[:, 0] - estimate.directed[:, 1]) / precision,
-        difference_deviation=math.sqrt(2 / precision),
+        difference=estimate.difference(),
+        difference_deviation=math.sqrt(2 / estimate.directed_precision),
         frequencies=frequencies,
         event=event,
         listed=listed,

@@ -118,13 +118,26 @@ def words_of(run: Run) -> Words:
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     try:
+        if not path.is_file():  # a named pipe would be read for ever
+            raise OSError("it is not a file")
         lines = path.read_text(encoding="utf-8").split("\n")
         records = [json.loads(line) for line in lines if line.strip()]
-        if not all(isinstance(record, dict) and "step" in record for record in records):
+        if not all(map(_is_record, records)):
             raise ValueError("a line is not the record of a step")
     except (OSError, ValueError, RecursionError) as error:
         raise DpformerError(f"{path} cannot be read: {error}") from None
     return records
+
+
+def _is_record(record: Any) -> bool:
+    """Whether a line has numbers where curves need them; the file may be a stranger's."""
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        return False
+    accuracy = [record[policy] for policy in ("masked", "unmasked") if policy in record]
+    if len(accuracy) == 1 or not all(isinstance(one, dict) and "ndcg@10" in one for one in accuracy):
+        return False
+    numbers = [record.get(name) for name in ("loss", "median_norm", "epsilon")] + [one["ndcg@10"] for one in accuracy]
+    return all(value is None or (type(value) in (int, float) and math.isfinite(value)) for value in numbers)
 
 
 def _training(records: list[dict[str, Any]], statement: dict[str, Any], words: Words) -> list[Figure]:

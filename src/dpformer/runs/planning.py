@@ -3,6 +3,7 @@
 import math
 
 from dpformer.errors import DpformerError
+from dpformer.privacy.arguments import epsilon_budget
 from dpformer.privacy.calibration import calibrate
 from dpformer.privacy.events import METRICS, Event, Gaussian
 from dpformer.releases.counts import LABEL as COUNTS
@@ -15,6 +16,7 @@ LIST_DELTA = 0.1  # of δ, for the threshold of a released list of items
 
 def make_plan(config: Config, users: int) -> Plan:
     """Calibrates a resolved config for a public number of users."""
+    check_budget(config)
     others = other_events(config)
     if config.model == "counts" and not config.private:
         batch_size, steps, noise_multiplier = users, 0, 0.0
@@ -41,6 +43,15 @@ def make_plan(config: Config, users: int) -> Plan:
         private=config.private and config.seed is None,
         noise=config.noise,
     )
+
+
+def check_budget(config: Config) -> None:
+    """Refuses an ε for which nothing is worked out, before any data is read."""
+    try:
+        if config.private:
+            epsilon_budget(config.epsilon)
+    except ValueError as error:
+        raise DpformerError(str(error)) from None
 
 
 def list_delta(config: Config) -> float:

@@ -28,6 +28,7 @@ def public_description(config: Config, plan: Plan, items: int, tokens: str = "")
     if config.task == "lm":
         return {"unit": config.unit, "max_length": config.max_length, "users": plan.users, "tokens": tokens}
     return {
+        "query": config.query is not None,
         "filters": {"min_rating": config.min_rating, "min_user_actions": config.min_user_actions},
         "vocabulary": {"policy": config.items_policy, "release": list_price(config, plan)},
         "items": items,

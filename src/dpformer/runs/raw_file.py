@@ -6,6 +6,7 @@ that the noise is there (`verify`); nothing else reads the file, and it need not
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from safetensors.numpy import load_file, save
 
 from dpformer.errors import DpformerError
 from dpformer.files import replacing
-from dpformer.releases.counts import TransitionRelease
+from dpformer.releases.counts import ROUNDS, RoundRelease, TransitionRelease
 from dpformer.releases.frequencies import FrequencyRelease
 
 KINDS = {"popularity": np.float64, "items": np.int64, "pairs": np.int64, "total": np.float64, "difference": np.float64}
+PARTS = {"cells": np.int64, "noisy": np.float64}  # of a round
+ROUND = re.compile(f"(?P<part>{'|'.join(PARTS)}) (?P<number>[0-{len(ROUNDS) - 1}])")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class RawReleases:
     pairs: np.ndarray | None = None
     total: np.ndarray | None = None
     difference: np.ndarray | None = None
+    rounds: tuple[RoundRelease, ...] = ()
 
 
 def save_releases(path: Path, frequencies: FrequencyRelease, transitions: TransitionRelease | None = None) -> None:
@@ -37,6 +41,7 @@ def save_releases(path: Path, frequencies: FrequencyRelease, transitions: Transi
     arrays = {"popularity": frequencies.counts}
     if transitions is not None:
         arrays |= {name: getattr(transitions, name) for name in ("items", "pairs", "total", "difference")}
+        arrays |= {f"{part} {one.number}": getattr(one, part) for one in transitions.rounds for part in PARTS}
     with replacing(path) as part:
         part.write_bytes(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 
@@ -47,12 +52,19 @@ def load_releases(path: Path) -> RawReleases:
         arrays = load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise DpformerError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
-    if set(arrays) not in ({"popularity"}, set(KINDS)):
-        raise DpformerError(f"{path} holds {', '.join(sorted(arrays))}, which is not what a run releases")
+    rounds = {name: found for name in arrays if (found := ROUND.fullmatch(name)) is not None}
+    if set(arrays) - set(rounds) not in ({"popularity"}, set(KINDS)):
+        raise DpformerError(f"{path} holds {', '.join(sorted(arrays))[:200]}, which is not what a run releases")
     for name, array in arrays.items():
-        if array.dtype != KINDS[name] or array.ndim != 1 + (name == "pairs") or not np.isfinite(array).all():
-            raise DpformerError(f"{path}: {name} is not a table of finite {KINDS[name].__name__}")
-    found = RawReleases(**arrays)
+        kind = PARTS[rounds[name]["part"]] if name in rounds else KINDS[name]
+        if array.dtype != kind or array.ndim != 1 + (name == "pairs") or not np.isfinite(array).all():
+            raise DpformerError(f"{path}: {name} is not a table of finite {kind.__name__}")
+    numbers = sorted({int(found["number"]) for found in rounds.values()})
+    if len(rounds) != len(PARTS) * len(numbers) or (numbers and "pairs" not in arrays):
+        raise DpformerError(f"{path}: a round lacks its cells or its numbers")
+    whole = {name: array for name, array in arrays.items() if name not in rounds}
+    each = tuple(RoundRelease(n, arrays[f"cells {n}"], arrays[f"noisy {n}"]) for n in numbers)
+    found = RawReleases(**whole, rounds=each)
     _check(path, found)
     return found
 
@@ -74,3 +86,9 @@ def _check(path: Path, found: RawReleases) -> None:
     )
     if not inside or not paired or len(found.total) != count or len(found.difference) != count:
         raise DpformerError(f"{path}: its pairs are not of its items")
+    for one in found.rounds:
+        fits = len(one.noisy) == len(one.cells) * (2 if ROUNDS[one.number].directed else 1)
+        if not fits or (len(one.cells) and (one.cells[0] < 0 or one.cells[-1] >= m * (m - 1) // 2)):
+            raise DpformerError(f"{path}: round {one.number} is not of pairs of its items")
+        if (np.diff(one.cells) <= 0).any():
+            raise DpformerError(f"{path}: the pairs of round {one.number} are not in order")

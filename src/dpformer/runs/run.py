@@ -47,7 +47,7 @@ from dpformer.runs.network import (
     released_before,
 )
 from dpformer.runs.owner import is_own, mark_as_own
-from dpformer.runs.planning import make_plan
+from dpformer.runs.planning import check_budget, make_plan
 from dpformer.runs.progress import TrainingProgress
 from dpformer.runs.raw_file import save_releases
 from dpformer.runs.signature import private_key, sign
@@ -97,6 +97,7 @@ def train(
     is written down there before anything is released, or refused. A `Ledger` only counts.
     """
     RunFolder(out).refuse_existing()
+    check_budget(config)
     signer = None if key is None else private_key(key)
     random = SecureRandom("run", seed=config.seed)
     with _threads(config.threads) as threads:

@@ -32,7 +32,8 @@ from dpformer.runs import nist
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.model_file import load_release, save_release, sha256_of
-from dpformer.runs.planning import make_plan
+from dpformer.runs.planning import check_budget, make_plan
+from dpformer.runs.signature import private_key, sign
 from dpformer.runs.statement import headline, words
 
 SCORE_NOISE = 20.0  # in units of one user's contribution to the score
@@ -124,6 +125,7 @@ def tune(
     mean_runs: float = 10.0,
     trial: Trial | None = None,
     announce: Callable[[Tuning], None] = lambda _: None,
+    key: Path | None = None,
 ) -> dict[str, Any]:
     """Tunes and keeps the winner in the run folder `out`; returns its statement, which states the ε of the search.
 
@@ -134,9 +136,11 @@ def tune(
         mean_runs: how many runs on average.
         trial: trains and scores one candidate; by default `dpformer.training.train` and a noisy NDCG@10.
         announce: is told the plan before any data is touched for it.
+        key: private key (PEM, Ed25519) that signs the statement of the winner, once it states the whole search.
     """
     folder = RunFolder(out)
     folder.refuse_existing()
+    signer = None if key is None else private_key(key)
     config = config.but(validation=True)
     _refuse(config, choices, mean_runs)
     from dpformer.runs.network import load_dataset
@@ -149,6 +153,8 @@ def tune(
     try:
         best = _search(config, tuning, workshop, random, trial or train_and_score)
         facts = _restate(best, tuning)
+        if signer is not None:
+            sign(RunFolder(best), signer)
         best.rename(folder.path)
     finally:
         shutil.rmtree(workshop, ignore_errors=True)  # losers, and everything about them
@@ -218,6 +224,7 @@ def _refuse(config: Config, choices: dict[str, list[Any]], mean_runs: float) -> 
     """What would make the stated ε a lie."""
     if not config.private:
         raise DpformerError("epsilon is inf: tuning without privacy needs no accounting; compare runs yourself")
+    check_budget(config)
     if config.seed is not None:
         raise DpformerError("tuning with a seed is not private: whoever knows it can repeat the search; leave it out")
     if config.evaluate_every:

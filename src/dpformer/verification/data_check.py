@@ -5,11 +5,7 @@ each the exact number is counted again here, and the difference must be noise of
 
 - *Popularity.* c_i = x_i + z·N(0, 1). Where only counts above a threshold τ were released, noise is normal *given* that
   it passed, so u_i = Q((c_i − x_i)/z) / Q((τ − x_i)/z) is uniform, for every item; Σ Φ⁻¹(u_i)² is χ².
-- *Transitions.* Which pairs survive is decided by totals of both directions, and the difference D of a pair's two
-  directions is independent of its total. So among survivors D is the exact difference, averaged over the rounds, plus
-  noise of known deviation that no selection has touched. The exact difference of rounds but the last cannot be counted
-  again (which pairs were in play then is not released); whatever it is, it moves squares up: Σ (D − exact)²/sd² is at
-  least χ² in distribution, and *too little* noise shows. The rounds without direction are left to the audit.
+- *Transitions*, round by round (rounds.py).
 """
 
 from __future__ import annotations
@@ -20,16 +16,21 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dpformer.data import Dataset
+from dpformer.data.attributes import Attributes
 from dpformer.models.counts import TransitionCounts
 from dpformer.privacy.events import Gaussian
 from dpformer.privacy.randomness import public_grid
 from dpformer.releases.counts import LABEL as COUNTS
-from dpformer.releases.counts import TransitionRelease, exact_differences, final_deviations
+from dpformer.releases.counts import ROUNDS, TransitionRelease, final_deviations, noise_of_pairs
+from dpformer.releases.frequencies import LABEL as FREQUENCIES
 from dpformer.releases.frequencies import FrequencyRelease, estimate, user_counts
 from dpformer.releases.items import exact_popularity, passed_noise
 from dpformer.releases.metrics import ALARM
+from dpformer.releases.sums import ArraySums
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.model_file import sha256_of
@@ -39,6 +40,7 @@ from dpformer.training.plan import Plan
 from dpformer.verification.findings import Finding
 from dpformer.verification.limits import regular
 from dpformer.verification.released_file import ReleasedFile
+from dpformer.verification.rounds import wrong_with_rounds
 
 
 class DataCheck:
@@ -108,20 +110,25 @@ class DataCheck:
         p, _ = estimate(self._raw.popularity, self._deviation, self.facts["users"])
         if not np.array_equal(p, np.asarray(self.file.release.frequencies)):
             return Finding(name, False, "the frequencies of the model do not follow from what was released")
-        if getattr(self.file.release.model, "num_attributes", 0):
-            return Finding(name, None, "frequencies follow from them; not checked: counts that back off to attributes")
-        if self.config.model == "counts" and not self._model_follows():
+        if self.config.model != "counts":
+            return Finding(name, True, "the model is made of them")
+        attributes = self.file.attributes()
+        if attributes is None and getattr(self.file.release.model, "num_attributes", 0):
+            said = "frequencies follow from them; not checked: counts back off to attributes of a catalogue (--catalog)"
+            return Finding(name, None, said)
+        if not self._model_follows(attributes):
             return Finding(name, False, "the counts of the model do not follow from what was released")
         return Finding(name, True, "the model is made of them")
 
-    def _model_follows(self) -> bool:
+    def _model_follows(self, attributes: Attributes | None) -> bool:
         release = self._transitions()
         if release is None:
             return False
-        again, found = TransitionCounts.from_release(release), self.file.release.model
-        return again.arguments == found.arguments and all(
-            bool((value == found.state_dict()[name]).all()) for name, value in again.state_dict().items()
-        )
+        again, found = TransitionCounts.from_release(release, attributes), self.file.release.model
+        names = getattr(found, "attribute_names", [])
+        if again.arguments != found.arguments or list(map(tuple, again.attribute_names)) != list(map(tuple, names)):
+            return False
+        return all(_equal(value, found.state_dict()[name]) for name, value in again.state_dict().items())
 
     def _transitions(self) -> TransitionRelease | None:
         """The release again: its deviations follow from σ."""
@@ -133,7 +140,8 @@ class DataCheck:
             event.noise_multiplier, listed=self.config.items_policy == "dp", described=bool(self.config.attributes)
         )
         p, detected = estimate(raw.popularity, self._deviation, self.facts["users"])
-        frequencies = FrequencyRelease(p, raw.popularity, detected, event, self.facts["users"])
+        popularity = Gaussian(self._deviation, label=FREQUENCIES)
+        frequencies = FrequencyRelease(p, raw.popularity, detected, popularity, self.facts["users"])
         return TransitionRelease(raw.items, raw.pairs, raw.total, total, raw.difference, difference, frequencies, event)
 
     # Noise.
@@ -167,19 +175,31 @@ class DataCheck:
         return Finding(name, p >= ALARM, f"its deviation is {seen}")
 
     def noise_of_transitions(self) -> Finding:
-        from scipy import stats
-
         name = "noise of transitions"
         if self.config.model != "counts":
             said = "not checked: the network has been trained since" if self.config.warm_start else "none released"
             return Finding(name, None if self.config.warm_start else True, said)
-        release = self._transitions()
-        if self.dataset is None or release is None:
-            return Finding(name, None, "not checked: the data was not read")
+        release, raw = self._transitions(), self._raw
+        if self.dataset is None or release is None or raw is None or not self.config.private:
+            return Finding(name, None, "not checked: the data was not read, or there is no noise")
+        assert release.event is not None
         items, offsets = self.dataset.packed_train()
-        numbers = self.file.vocabulary.match(list(self.dataset.vocabulary.ids))
-        exact = exact_differences(release, items, offsets, numbers)
-        squares = float(np.square((release.difference - exact) / release.difference_deviation).sum())
-        p = float(stats.chi2.cdf(squares, len(exact))) if len(exact) else 1.0
-        detail = f"of {len(exact):,} pairs, directed rounds: {'there' if p >= ALARM else 'less than the ledger says'}"
-        return Finding(name, p >= ALARM, detail)
+        placed = np.full(len(release.frequencies.p) + 1, -1)  # the last place is that of items that were not released
+        placed[release.items] = np.arange(len(release.items))
+        places = placed[self.file.vocabulary.match(list(self.dataset.vocabulary.ids))]
+        sigma = noise_of_pairs(release.event.noise_multiplier, listed=self.config.items_policy == "dp")
+        wrong = wrong_with_rounds(raw, ArraySums.packed(items, offsets), places, sigma)
+        if wrong:
+            return Finding(name, False, wrong)
+        kept, rounds = {one.number for one in raw.rounds}, range(len(ROUNDS))
+        missing = ", ".join(str(number + 1) for number in rounds if number not in kept)
+        if missing:
+            return Finding(name, None, f"there in the other rounds; not checked: rounds of too many pairs ({missing})")
+        return Finding(name, True, f"there in all {len(ROUNDS)} rounds, from which the counts follow")
+
+
+def _equal(made: Tensor, found: Tensor) -> bool:
+    """The same; numbers that back-off makes by sums of any order, to rounding."""
+    if not made.is_floating_point():
+        return torch.equal(made, found)
+    return made.shape == found.shape and bool(torch.isclose(made, found, rtol=1e-5, atol=0).all())

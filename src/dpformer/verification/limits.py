@@ -10,12 +10,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from dpformer.privacy.arguments import EPSILONS
 from dpformer.runs.config import Config
 
 MOST_USERS = 10**10  # people there are
 MOST_STEPS = 10**6  # some 20 seconds of accounting
 MOST_EVENTS = 8  # of which a run has at most five
-EPSILON = (1e-3, 1e4)
 MOST_RUNS = 10**6  # of tuning, on average
 MOST_BYTES = 2**22  # of JSON or TOML
 MOST_METRICS = 2**30
@@ -30,8 +30,8 @@ def beyond(config: Config, facts: dict[str, Any]) -> str:
         return f"the ledger holds more than {MOST_EVENTS} events, or is no list"
     if not isinstance(facts.get("hashes"), dict) or not isinstance(facts.get("versions"), dict):
         return "the statement has no hashes or no versions"
-    if config.private and not EPSILON[0] <= config.epsilon <= EPSILON[1]:
-        return f"ε = {config.epsilon:g} is outside {EPSILON[0]:g} to {EPSILON[1]:g}, which is all that is worked out"
+    if config.private and not EPSILONS[0] <= config.epsilon <= EPSILONS[1]:
+        return f"ε = {config.epsilon:g} is outside {EPSILONS[0]:g} to {EPSILONS[1]:g}, which is all that is worked out"
     if config.delta is None or config.model == "auto":
         return "config.toml leaves delta or the model open, which a finished run has decided"
     if config.model == "counts":

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dpformer.data import Dataset, Vocabulary
+from dpformer.data.attributes import Attributes
 from dpformer.data.tokens import Tokens
 from dpformer.evaluation.evaluate import served_ranks
 from dpformer.models.counts import ROW_PRIOR, TransitionCounts
@@ -92,6 +93,13 @@ class ReleasedFile:
         wrong = [t for i, t in zip(self.release.vocabulary, titles, strict=True) if known.get(str(i)) != t]
         return Finding(name, not wrong, f"{wrong[0]!r} is not in the catalogue" if wrong else "those of the catalogue")
 
+    def attributes(self) -> Attributes | None:
+        """Those of the public catalogue, for the items of the model; None where none was given, or it has none."""
+        catalog = self.catalog
+        if catalog is None or catalog.attributes is None:
+            return None
+        return catalog.attributes.of_rows(catalog.match([str(item) for item in self.release.vocabulary]))
+
     def _tokens(self) -> Tokens:
         """The vocabulary of text: of the config's characters, or of the tokenizer in the file itself."""
         if self.config.tokenizer is None:
@@ -108,7 +116,9 @@ class ReleasedFile:
                 header, names = file.metadata() or {}, set(file.keys())
         except (SafetensorError, OSError) as error:
             return Finding("model file", False, " ".join(str(error).split()))
-        allowed = {"vocabulary", "titles", "frequencies", "attributes"}
+        allowed = {"vocabulary", "titles", "frequencies"}
+        if getattr(self.release.model, "num_attributes", 0) and self.config.items_policy == "catalog":
+            allowed.add("attributes")
         extra = sorted(name for name in names if not name.startswith("model.") and name not in allowed)
         extra += sorted(f"header {name}" for name in header.keys() - {"dpformer"})
         extra += sorted(f"header entry {name}" for name in json.loads(header["dpformer"]).keys() - HEADER)

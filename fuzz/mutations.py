@@ -1,0 +1,371 @@
+"""Faults put into the source on purpose, one at a time, each with the test that must fail then.
+
+    python -m fuzz.mutations [--only WORD …] [--markdown]
+
+Each fault is put into a copy of `src` in a temporary folder, against which the tests here are run. A fault
+is *killed* if its test fails on the copy and passes on the source as it is. Exit code 1 if one survives.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Fault(NamedTuple):
+    what: str
+    file: str  # in src/dpformer
+    old: str  # occurs once
+    new: str
+    test: str  # under tests
+
+
+FAULTS = (
+    # Tuning.
+    Fault(
+        "tuning: candidates picked in order",
+        "runs/tuning.py",
+        "int(random.words(1, step=1 + number)[0] % np.uint64(len(tuning.candidates)))",
+        "number % len(tuning.candidates)",
+        "cli/test_tune.py::test_candidates_are_drawn_at_random_and_independently",
+    ),
+    Fault(
+        "tuning: scored on test items",
+        "runs/tuning.py",
+        'load_dataset(run.config), "validation")',
+        'load_dataset(run.config), "test")',
+        "cli/test_tune.py::test_the_real_trial_trains_and_scores_with_noise",
+    ),
+    Fault(
+        "tuning: a score with less noise than accounted",
+        "runs/tuning.py",
+        'release_metrics(ranks, SCORE_NOISE, label="score")',
+        'release_metrics(ranks, SCORE_NOISE / 10, label="score")',
+        "cli/test_tune.py::test_the_real_trial_trains_and_scores_with_noise",
+    ),
+    Fault(
+        "tuning: event of the score at σ = 10⁶",
+        "runs/tuning.py",
+        'Gaussian(SCORE_NOISE, label="score"))',
+        'Gaussian(1e6, label="score"))',
+        "cli/test_tune.py::test_only_the_winner_is_kept_and_states_the_whole_search",
+    ),
+    Fault(
+        "tuning: `mean_runs` restated as 1.01",
+        "runs/tuning.py",
+        '"mean_runs": self.mean_runs,',
+        '"mean_runs": 1.01,',
+        "cli/test_tune.py::test_only_the_winner_is_kept_and_states_the_whole_search",
+    ),
+    Fault(
+        "tuning: more runs drawn than accounted for",
+        "runs/tuning.py",
+        "draw_runs(tuning.mean_runs,",
+        "draw_runs(2 * tuning.mean_runs,",
+        "cli/test_tune.py::test_only_the_winner_is_kept_and_states_the_whole_search",
+    ),
+    Fault(
+        "tuning: its ε believed by verify",
+        "verification/statement_check.py",
+        '"epsilon": repeated_epsilon(events, runs, config.delta or math.nan),',
+        '"epsilon": tuning["epsilon"],',
+        "cli/test_tune.py::test_only_the_winner_is_kept_and_states_the_whole_search",
+    ),
+    # Noise.
+    Fault(
+        "the same noise in every piece of a large table",
+        "privacy/noise.py",
+        "numbers.fill(noisy, at)",
+        "numbers.fill(noisy, 0)",
+        "training/test_pieces.py",
+    ),
+    Fault(
+        "sparse noise: gaps × 1.02",
+        "privacy/sparse.py",
+        "np.floor(np.log(uniform) / math.log1p(-p))",
+        "np.floor(1.02 * np.log(uniform) / math.log1p(-p))",
+        "privacy/test_sparse.py",
+    ),
+    Fault(
+        "counts: the threshold of a large table follows the data",
+        "releases/counts.py",
+        "threshold = first_threshold(m) * deviation",
+        "threshold = first_threshold(max(m - len(cells) % 7, 2)) * deviation",
+        "models/test_counts.py::test_the_threshold_of_a_large_table_is_a_function_of_its_size",
+    ),
+    Fault(
+        "counts: a tenth of the noise on items",
+        "releases/counts.py",
+        "frequencies = release_sums(counted, sums.num_users, deviation,",
+        "frequencies = release_sums(counted, sums.num_users, deviation / 10,",
+        "audit/test_counts.py",
+    ),
+    # Clipping.
+    Fault(
+        "clipping: the bound check × 2",
+        "clipping/engine.py",
+        "clip.clip_norm * (1 + 1e-5)",
+        "clip.clip_norm * 2",
+        "clipping/test_rounding.py::test_a_promise_broken_by_a_little",
+    ),
+    Fault(
+        "clipping: C/(n + 0.5)",
+        "clipping/factors.py",
+        "torch.clamp(self.clip_norm / norms, max=1.0)",
+        "torch.clamp(self.clip_norm / (norms + 0.5), max=1.0)",
+        "clipping/test_rounding.py",
+    ),
+    Fault(
+        "clipping: γ = 0.5",
+        "clipping/factors.py",
+        "return self.clip_norm / (norms + self.gamma)",
+        "return self.clip_norm / (norms + 0.5)",
+        "clipping/test_rounding.py",
+    ),
+    Fault(
+        "clipping: cancellation guard 0",
+        "clipping/rounding.py",
+        "return _MARGIN * steps * unit(sizes.dtype) * sizes.square()",
+        "return 0 * sizes.square()",
+        "clipping/test_rounding.py::test_rows_that_cancel",
+    ),
+    Fault(
+        "audit: the spread of contributions ignored",
+        "verification/audit/checks.py",
+        "p = _two_sided(float(stats.chi2.cdf(squares, count)), squares, count) if around[1] else 1.0",
+        "p = 1.0",
+        "audit/test_audit.py::test_users_who_count_twice_are_seen_beside_those_who_count_not_at_all",
+    ),
+    # The list of items.
+    Fault(
+        "items: released whatever their count",
+        "releases/items.py",
+        "released = noisy > threshold + step",
+        "released = noisy > -math.inf",
+        "attacks/test_releases.py::test_an_item_of_one_user_alone_is_not_in_the_model",
+    ),
+    Fault(
+        "items: the threshold is for one item a user",
+        "releases/items.py",
+        "return float(np.max(-np.expm1(last * np.log1p(-tail))))",
+        "return float((-np.expm1(last * np.log1p(-tail)))[0])",
+        "privacy/test_items.py",
+    ),
+    Fault(
+        "items: a list that was released is kept for the next run",
+        "runs/network.py",
+        'random = random.within(f"releases config {config.hash()} data {dataset.hash}")',
+        'random = globals().setdefault("_kept", {}).setdefault(config.hash(), random)',
+        "attacks/test_releases.py::test_a_released_list_is_of_one_run_and_in_no_cache",
+    ),
+    # Statement, δ, resume.
+    Fault(
+        "headline without “given the list of items”",
+        "runs/statement.py",
+        """f", given {facts['given']}" if "given" in facts else \"\"""",
+        '""',
+        "attacks/test_releases.py::test_items_assumed_public_are_in_the_headline",
+    ),
+    Fault(
+        "δ = 1/N by default",
+        "runs/config.py",
+        "else 10 * users)",
+        "else users)",
+        "attacks/test_releases.py::test_delta_is_a_tenth_of_one_user_and_n_is_public",
+    ),
+    Fault(
+        "the key is not saved before the release",
+        "runs/run.py",
+        "save_keys(folder, random, config=config.hash(), data=dataset.hash)  # before anything is released",
+        "pass",
+        "attacks/test_releases.py::test_counts_that_died_before_their_statement_are_the_same_again",
+    ),
+    Fault(
+        "a model without statement and keys is made again",
+        "runs/run.py",
+        'folder.refuse_released(by_steps=config.model != "counts")',
+        "pass",
+        "attacks/test_releases.py::test_a_model_whose_keys_are_gone_is_never_made_again",
+    ),
+    Fault(
+        "a key is used for other data",
+        "runs/checkpoint.py",
+        "if saved != found:",
+        "if False:",
+        "attacks/test_releases.py::test_keys_for_other_data_are_refused",
+    ),
+    Fault(
+        "the ledger is not compared with the plan",
+        "runs/run.py",
+        "if happened != planned:",
+        "if False:",
+        "training/test_run.py::test_counts_with_other_noise_than_planned_are_never_released_nor_trained_on",
+    ),
+    Fault(
+        "SIGHUP ends a run at once",
+        "runs/run.py",
+        "STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)",
+        "STOPPING = (signal.SIGINT, signal.SIGTERM)",
+        "training/test_run.py::test_a_request_to_stop_saves_and_says_how_to_go_on",
+    ),
+    # Verify.
+    Fault(
+        "verify: the noise of popularity is believed",
+        "verification/data_check.py",
+        'return Finding(name, p >= ALARM, f"its deviation is {seen}")',
+        'return Finding(name, True, f"its deviation is {seen}")',
+        "attacks/test_releases.py::test_noise_that_was_never_added_is_found",
+    ),
+    Fault(
+        "verify: the noise of a round is believed",
+        "verification/rounds.py",
+        "if p < ALARM:",
+        "if False:",
+        "attacks/test_releases.py::test_too_little_noise_in_any_round_is_found",
+    ),
+    Fault(
+        "verify: counts need not follow from the rounds",
+        "verification/rounds.py",
+        'return "" if _follow(raw, sigma) else "totals and differences do not follow from the rounds"',
+        'return ""',
+        "attacks/test_releases.py::test_counts_that_do_not_follow_from_their_rounds_are_found",
+    ),
+    Fault(
+        "verify: the hash of the model is believed",
+        "verification/released_file.py",
+        'same = hmac.compare_digest(str(self.facts["hashes"].get("model")), sha256_of(self.path))',
+        "same = True",
+        "cli/test_verify.py::test_other_weights_are_another_file",
+    ),
+    Fault(
+        "verify: sentences on the data are believed",
+        "verification/statement_check.py",
+        "if found == due:",
+        "if True:",
+        "cli/test_verify.py::test_changed_sentences_and_hashes_are_found",
+    ),
+    Fault(
+        "verify: whatever stands in versions",
+        "verification/statement_check.py",
+        "if odd is not None:",
+        "if False:",
+        "cli/test_verify.py::test_user_text_in_versions_and_hashes_is_found",
+    ),
+    # A stranger's folder.
+    Fault(
+        "files that a stranger's folder names are read",
+        "runs/owner.py",
+        "    if is_own(folder):\n        return config if data",
+        "    if True:\n        return config if data",
+        "attacks/test_folders.py::test_files_that_a_stranger_names_are_not_read",
+    ),
+    Fault(
+        "terminal escapes are sent",
+        "cli/terminal.py",
+        """return CONTROL.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)""",
+        "return text",
+        "attacks/test_folders.py::test_markup_and_escapes_of_a_stranger_are_shown",
+    ),
+    Fault(
+        "a crash has the exit code of a finding",
+        "cli/__init__.py",
+        "CRASHED = 3",
+        "CRASHED = 1",
+        "attacks/test_folders.py::test_a_verify_that_crashes_is_not_one_that_found_something",
+    ),
+    Fault(
+        "tensors of another type are loaded",
+        "runs/model_file.py",
+        "if state[key].dtype != empty.dtype:",
+        "if False:",
+        "attacks/test_folders.py::test_a_model_of_other_types_is_refused_when_it_is_opened",
+    ),
+    # Reading.
+    Fault(
+        "reading: times as floats",
+        "data/values.py",
+        """TRY_CAST({value} AS BIGINT) END\"""",
+        """CAST(TRY_CAST({value} AS DOUBLE) AS BIGINT) END\"""",
+        "data/test_law.py::test_a_fraction_among_nanoseconds",
+    ),
+    Fault(
+        "reading: quotes reach beyond their line",
+        "data/fields.py",
+        "quote = '', escape = ''",
+        "quote = '\\\"', escape = '\\\"'",
+        "data/test_law.py",
+    ),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[""], help="faults whose words hold one of these")
+    parser.add_argument("--markdown", action="store_true", help="print a table")
+    arguments = parser.parse_args()
+    survived = 0
+    if arguments.markdown:
+        print("| fault put in | test that fails then |\n| --- | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        for fault in FAULTS:
+            if any(word in fault.what for word in arguments.only):
+                found, seconds = tried(fault, source)
+                survived += found != "killed"
+                print(_line(fault, found, seconds, arguments.markdown), flush=True)
+    raise SystemExit(f"{survived} survived" if survived else 0)
+
+
+def _line(fault: Fault, found: str, seconds: float, markdown: bool) -> str:
+    if not markdown:
+        return f"{found}: {fault.what} ({fault.test}, {seconds:.0f} CPU seconds)"
+    test = f"`{fault.test}`" if found == "killed" else f"**{found}**: `{fault.test}`"
+    return f"| {fault.what} | {test} |"
+
+
+def tried(fault: Fault, source: Path) -> tuple[str, float]:
+    """ "killed", "survived", or "fails without it": the test is no proof then; and CPU seconds."""
+    before = os.times()
+    if not passes_as_it_is(source, fault.test):
+        return "fails without it", _spent(before)
+    path = source / "dpformer" / fault.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(fault.old) != 1:
+        raise SystemExit(f"{fault.what}: {fault.file} holds {fault.old!r} {text.count(fault.old)} times")
+    try:
+        path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+        return ("survived" if passes(source, fault.test) else "killed"), _spent(before)
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+@cache
+def passes_as_it_is(source: Path, test: str) -> bool:
+    return passes(source, test)
+
+
+def passes(source: Path, test: str) -> bool:
+    """Whether a test passes on this source."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(ROOT / "tests" / test)]
+    environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if ended.returncode not in (0, 1):  # 1: tests failed
+        raise SystemExit(f"{test}: pytest ended with {ended.returncode}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+    return ended.returncode == 0
+
+
+def _spent(before: os.times_result) -> float:
+    after = os.times()
+    return after.children_user - before.children_user
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Every round of transition counts against the data: the noise of the ledger is there, and the model follows from it.
+
+Round r ≥ 1 gives every pair in play its exact count x (each user scaled over the pairs in play) plus σ_r·N(0, 1), and
+which pairs are in play was decided before its noise was drawn: Σ ((noisy − x)/σ_r)² is χ². Of the first round only
+pairs above its threshold τ are there: given that it passed, u = Q((noisy − x)/σ)/Q((τ − x)/σ) is uniform, and how many
+pass is a sum of independent trials with p = Q((τ − x)/σ).
+
+Retraced from these numbers by the rules of the release, the pairs and their estimates must be those of the model.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import stats
+from scipy.special import ndtr
+
+from dpformer.privacy.randomness import public_grid
+from dpformer.privacy.sparse import moved_threshold
+from dpformer.releases.counts import ROUNDS, RoundRelease, deviation_of, first_threshold, retraced
+from dpformer.releases.items import passed_noise
+from dpformer.releases.metrics import ALARM
+from dpformer.releases.sums import GRID, Sums
+from dpformer.runs.raw_file import RawReleases
+
+
+def wrong_with_rounds(raw: RawReleases, sums: Sums, places: np.ndarray, sigma: float) -> str:
+    """What does not hold of the kept rounds; nothing if all does.
+
+    Args:
+        raw: what was released.
+        sums: of the data.
+        places: (num_items,) the place of each item of the data among those that count, -1 for others.
+        sigma: the noise multiplier of the rounds of pairs.
+    """
+    assert raw.items is not None and raw.pairs is not None
+    for one in raw.rounds:
+        deviation = deviation_of(ROUNDS[one.number], sigma)
+        if (one.noisy / public_grid(deviation) % 1).any():
+            return f"round {one.number + 1} is not on the grid of its noise"
+        p = (
+            _first(one, sums, places, len(raw.items), deviation)
+            if one.number == 0
+            else _later(one, sums, places, sigma)
+        )
+        if p < ALARM:
+            return f"round {one.number + 1} has not the noise that the ledger says"
+    return "" if _follow(raw, sigma) else "totals and differences do not follow from the rounds"
+
+
+def _later(one: RoundRelease, sums: Sums, places: np.ndarray, sigma: float) -> float:
+    this = ROUNDS[one.number]
+    exact = sums.pairs(places, one.cells, this.directed) / GRID
+    return _spread((one.noisy - exact) / deviation_of(this, sigma))
+
+
+def _first(one: RoundRelease, sums: Sums, places: np.ndarray, m: int, deviation: float) -> float:
+    """The smaller of two p-values, doubled: of the noise of those that passed, and of how many did."""
+    cells, counted = sums.all_pairs(places)
+    counts = counted / GRID
+    threshold = moved_threshold(first_threshold(m) * deviation, public_grid(deviation))
+    at = np.searchsorted(cells, one.cells)
+    found = np.minimum(at, max(len(cells) - 1, 0))
+    exact = np.where(cells[found] == one.cells, counts[found], 0.0) if len(cells) else np.zeros(len(one.cells))
+    chances = ndtr((counts - threshold) / deviation)  # that a pair with data passes
+    empty, chance = m * (m - 1) // 2 - len(cells), float(ndtr(-threshold / deviation))
+    expected = float(chances.sum()) + empty * chance
+    variance = float((chances * (1 - chances)).sum()) + empty * chance * (1 - chance)
+    excess = (abs(len(one.cells) - expected) - 0.5) / math.sqrt(max(variance, 1e-9))
+    many = math.erfc(excess / math.sqrt(2)) if excess > 0 else 1.0
+    if variance < 25:  # too few trials for the normal law, and a bound that always holds instead (Bernstein)
+        far = max(abs(len(one.cells) - expected), 0.0)
+        many = min(1.0, 2 * math.exp(-(far**2) / (2 * variance + 2 * far / 3))) if far else 1.0
+    noise = passed_noise(one.noisy, exact, deviation, threshold)
+    return min(1.0, 2 * min(many, _spread(noise)))
+
+
+def _spread(noise: np.ndarray) -> float:
+    """p-value of Σ x² under χ², two-sided."""
+    if not len(noise):
+        return 1.0
+    squares = float(np.square(noise).sum())
+    return 2 * min(float(stats.chi2.cdf(squares, len(noise))), float(stats.chi2.sf(squares, len(noise))))
+
+
+def _follow(raw: RawReleases, sigma: float) -> bool:
+    """Retraced, if all rounds are there; else the last one at least is of the pairs of the model."""
+    assert raw.pairs is not None and raw.total is not None and raw.difference is not None
+    low, high = raw.pairs.T
+    cells = high * (high - 1) // 2 + low
+    if len(raw.rounds) < len(ROUNDS):
+        last = raw.rounds[-1] if raw.rounds else None
+        return last is None or last.number != len(ROUNDS) - 1 or np.array_equal(last.cells, cells)
+    again = retraced(raw.rounds, sigma)
+    return (
+        again is not None
+        and np.array_equal(again.cells, cells)
+        and np.array_equal(again.total(), raw.total)
+        and np.array_equal(again.difference(), raw.difference)
+    )
