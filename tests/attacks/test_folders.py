@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+import dpformer as dp
 from dpformer.cli.terminal import visible
+from dpformer.errors import DpformerError
 from dpformer.runs import load_release, train
 from dpformer.verification.verify import verify
 from tests.runs import invoke, printed, refused
@@ -47,6 +49,8 @@ def test_files_that_a_stranger_names_are_not_read(own: Path, tmp_path: Path) -> 
     printed("report", own, "--out", page)
     assert "secret-row" not in page.read_text() and "was not made by you" in page.read_text()
     invoke("verify", own)
+    with pytest.raises(DpformerError, match="was not made by you"):
+        dp.load(own).evaluate(exact=True)
     assert not (tmp_path / "stolen").exists()
     assert "facts on the data" in json.loads(invoke("verify", own, "--json").stdout)["not_checked"]
 
@@ -96,6 +100,12 @@ def test_nested_metrics_are_a_finding(own: Path) -> None:
     assert not verify(own).passed
 
 
+@pytest.mark.parametrize("line", ['{"step": "x", "loss": 1}', '{"step": 1, "loss": {}}', '{"step": 1, "masked": 3}'])
+def test_metrics_of_other_types_are_one_sentence(own: Path, line: str) -> None:
+    (own / "metrics.jsonl").write_text(line + "\n")
+    assert "is not the record of a step" in refused("report", own)
+
+
 def test_markup_and_escapes_of_a_stranger_are_shown(own: Path) -> None:
     facts = json.loads((own / "privacy.json").read_text())
     facts["events"][-1]["label"] = "[/] \x1b[2J"
@@ -140,7 +150,6 @@ def test_a_model_of_other_types_is_refused_when_it_is_opened(own: Path, dtype: s
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    from dpformer.errors import DpformerError
     from dpformer.runs.model_file import _digest
 
     path = own / "model.safetensors"

@@ -21,9 +21,11 @@ from typer.testing import CliRunner
 from dpformer.cli import app
 from dpformer.report.page import write_report
 from dpformer.runs import Config, load_dataset, load_release, save_release, train
+from dpformer.runs.model_file import _digest
 from dpformer.runs.planning import make_plan
 from dpformer.training.trainer import Trainer
 from dpformer.verification.verify import Verification, verify
+from tests.runs import invoke, printed
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log
@@ -392,3 +394,36 @@ def test_correlated_noise(tmp_path: Path) -> None:
         assert not verify(tmp_path / "other").passed
     (run / "config.toml").write_text((run / "config.toml").read_text().replace("bands = 3", "bands = 2"))
     assert {"ledger", "hashes"} <= wrong(verify(run))
+
+
+def test_counts_that_back_off_to_attributes_are_made_again(tmp_path: Path) -> None:
+    """Users stay with one of three kinds of items; the catalogue says which those are."""
+    rng = np.random.default_rng(0)
+    rows = [f"u{user},i{3 * rng.integers(20) + user % 3},{time}" for user in range(900) for time in range(8)]
+    (tmp_path / "log.csv").write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
+    lines = [f"i{item},{'abc'[item % 3]}" for item in range(60)]
+    (tmp_path / "items.csv").write_text("\n".join(["item_id,kind", *lines]) + "\n")
+    log, catalog = tmp_path / "log.csv", tmp_path / "items.csv"
+    done = train(Config.make(file=log, catalog=catalog, epsilon=8.0, threads=1), tmp_path / "run")
+    assert done.release.model.num_attributes == 3
+    found = json.loads(printed("verify", done.folder, "--json"))
+    assert found["not_checked"] == ["signature"], found
+    unread = json.loads(printed("verify", done.folder, "--no-read-data", "--json"))
+    assert "releases" in unread["not_checked"]
+    (tmp_path / "other.csv").write_text("\n".join(["item_id,kind", *lines[:1], *(f"i{n},a" for n in range(1, 60))]))
+    other = json.loads(invoke("verify", done.folder, "--catalog", tmp_path / "other.csv", "--json").stdout)
+    assert [finding["name"] for finding in other["findings"] if finding["ok"] is False] == ["releases"]
+
+
+def test_attributes_without_a_catalogue_are_found(run: Path) -> None:
+    """Nobody reads them from a model that has none: any text could stand there."""
+    path = run / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        about = json.loads(file.metadata()["dpformer"])
+    tensors["attributes"] = torch.tensor(list(json.dumps([["user", "ann"]]).encode()), dtype=torch.uint8)
+    del about["sha256"]
+    save_file(tensors, path, {"dpformer": json.dumps({**about, "sha256": _digest(about, tensors)})})
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    edit(run / "privacy.json", lambda facts: facts["hashes"].update(model=digest))
+    assert wrong(verify(run)) == {"model file"}

@@ -4,6 +4,7 @@ The same in every format, with bad rows refused and with bad rows skipped. `fuzz
 """
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import duckdb
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Reading, prepare, read
+from dpformer.data.interactions import Codes, from_frame
 from dpformer.errors import DpformerError
 
 rows = st.one_of(
@@ -131,3 +133,43 @@ def test_types_in_a_parquet_file_are_its_own(tmp_path: Path) -> None:
         read(path)
     assert others(path, skip_bad_rows=True) == clean
     assert prepare(path, reading=Reading(skip_bad_rows=True)).description["skipped"] == {"no time": 1}
+
+
+def test_one_users_true_is_not_anothers_one() -> None:
+    """For a dict True is 1: whoever came first named the item of both."""
+    frame = {"user_id": ["troll", "a", "a", "a"], "item_id": [True, 1, 2, 1.0], "timestamp": [0, 1, 2, 3]}
+    assert from_frame(frame).histories().named() == {"troll": ["True"], "a": ["1", "2", "1"]}
+    mixed = {**frame, "item_id": [Decimal("1.0"), 1, 2, 1.0]}
+    assert from_frame(mixed).histories().named()["a"] == ["1", "2", "1"]
+
+
+def test_ids_that_collide_cost_what_others_cost(tmp_path: Path) -> None:
+    """Whole numbers that are 0 modulo 2⁶¹ − 1 have one hash in Python: a dict of 100,000 of them takes an hour."""
+    ids = [number * (2**61 - 1) for number in range(100_000)]
+    codes = Codes()
+    assert [codes[number] for number in ids] == list(range(len(ids)))
+    rows = "".join(f'{{"user_id": 1, "item_id": {number}, "timestamp": 1}}\n' for number in ids[:20_000])
+    assert len(read(written(tmp_path / "log.jsonl", rows.encode())).item_ids) == 20_000
+
+
+@pytest.mark.parametrize("sql", ["SELECT 1; COPY (SELECT * FROM log) TO '{leak}'", "SELECT * FROM read_csv('{other}')"])
+def test_sql_reads_its_log_alone_and_writes_nothing(tmp_path: Path, sql: str) -> None:
+    """A query stands in config.toml, which may be a stranger's."""
+    path, leak = tmp_path / "log.parquet", tmp_path / "leak.csv"
+    other = written(tmp_path / "other.csv", b"user_id,item_id,timestamp\nroot,secret,1\n")
+    with duckdb.connect() as connection:
+        connection.execute(f"COPY (SELECT 'u' AS user_id, 1 AS item_id, 1 AS timestamp) TO '{path}'")
+    with pytest.raises(DpformerError, match="Permission Error"):
+        read(path, reading=Reading(query=sql.format(leak=leak, other=other)))
+    assert not leak.exists()
+    assert read(path, reading=Reading(query="SELECT * FROM log")).named() == {"u": ["1"]}
+
+
+def test_a_view_of_a_strangers_database_reads_no_other_file(tmp_path: Path) -> None:
+    other = written(tmp_path / "other.csv", b"user_id,item_id,timestamp\nroot,secret,1\n")
+    with duckdb.connect(str(tmp_path / "log.duckdb")) as connection:
+        connection.execute("CREATE TABLE log AS SELECT 'u' AS user_id, 1 AS item_id, 1 AS timestamp")
+        connection.execute(f"CREATE VIEW trap AS SELECT * FROM read_csv('{other}')")
+    assert read(tmp_path / "log.duckdb", reading=Reading(table="log")).named() == {"u": ["1"]}
+    with pytest.raises(DpformerError, match="Permission Error"):
+        read(tmp_path / "log.duckdb", reading=Reading(table="trap"))

@@ -15,7 +15,9 @@ def verify(
     data: Annotated[
         Path | None, typer.Option(help="The run's data, to compare.  [default: where it was, if the run is your own]")
     ] = None,
-    catalog: Annotated[Path | None, typer.Option(help="The run's catalogue, to compare titles.")] = None,
+    catalog: Annotated[
+        Path | None, typer.Option(help="The run's catalogue, for titles and attributes.  [default: as for data]")
+    ] = None,
     key: Annotated[Path | None, typer.Option(help="Public key (PEM, Ed25519) of whoever should have signed.")] = None,
     read_data: Annotated[bool, typer.Option(help="Prepare the data again and compare it, if it is there.")] = True,
     as_json: AsJson = False,
@@ -27,15 +29,14 @@ def verify(
     from dpformer.cli.train import quiet_threads
 
     quiet_threads()
-    from dpformer.data import read_catalog
     from dpformer.runs.signature import public_key
     from dpformer.verification.verify import verify as check
 
     if key is not None:
         public_key(key)  # a wrong file is bad input, not a wrong signature
-    titles = None if catalog is None else read_catalog(catalog)
     dataset = _dataset(run, data) if read_data else None
-    conclude(check(run, dataset=dataset, catalog=titles or _public(dataset), key=key), _print, as_json)
+    public = _catalog(run, catalog, follow=read_data) or _public(dataset)
+    conclude(check(run, dataset=dataset, catalog=public, key=key), _print, as_json)
 
 
 def _dataset(run: Path, data: Path | None) -> Any:
@@ -60,6 +61,25 @@ def _dataset(run: Path, data: Path | None) -> Any:
         if data is not None:
             raise
         return None  # what is wrong with them is found again, and said, by the checks
+
+
+def _catalog(run: Path, named: Path | None, *, follow: bool) -> Any:
+    """The catalogue that was named, or that of a run of one's own if it is still there."""
+    from dpformer.data import read_catalog
+    from dpformer.runs.config import Config
+    from dpformer.runs.folder import RunFolder
+    from dpformer.runs.owner import is_own
+
+    if named is not None:
+        return read_catalog(named)
+    folder = RunFolder.open(run)
+    if not follow or not is_own(folder):
+        return None
+    try:
+        path = Config.make(folder.config).catalog
+        return read_catalog(path) if path is not None and path.exists() else None
+    except DpformerError:
+        return None
 
 
 def _public(dataset: Any) -> Any:
