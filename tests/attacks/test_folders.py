@@ -13,10 +13,12 @@ import pytest
 import dpformer as dp
 from dpformer.cli.terminal import visible
 from dpformer.errors import DpformerError
-from dpformer.runs import load_release, train
+from dpformer.runs import Config, load_release, train
+from dpformer.runs.checkpoint import load_checkpoint, save_checkpoint
 from dpformer.verification.verify import verify
 from tests.runs import invoke, printed, refused
 from tests.training.conftest import tiny_config
+from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log
 from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this file)
 
@@ -166,6 +168,31 @@ def test_a_model_of_other_types_is_refused_when_it_is_opened(own: Path, dtype: s
             save_file(changed, path, header)
             with pytest.raises(DpformerError, match="is not a whole model"):
                 load_release(path)
+
+
+@pytest.mark.parametrize("where", ["optimizer", "plan", "both", "bound", "rate"])
+def test_halved_noise_in_a_checkpoint_is_refused(tmp_path: Path, where: str) -> None:
+    """Its digest made right: training went on with less noise, and ended in a traceback at the statement."""
+    config = tiny_config(write_log(tmp_path / "log.csv"), seed=None, epochs=1)
+    with pytest.MonkeyPatch.context() as patch:
+        crash_after(patch, 1)
+        with pytest.raises(Crash):
+            train(config, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint" / "state.safetensors"
+    hashed = Config.make(tmp_path / "run" / "config.toml").hash()
+    state = load_checkpoint(path, config=hashed)
+    if where in ("optimizer", "both"):
+        state["trainer"]["optimizer"]["noise_multiplier"] /= 2
+    if where in ("plan", "both"):
+        state["plan"]["noise_multiplier"] /= 2
+    if where == "bound":
+        state["trainer"]["optimizer"]["clip_norm"] *= 2
+    if where == "rate":
+        state["trainer"]["batches"]["sample_rate"] *= 2
+    save_checkpoint(path, state, config=hashed, data=state.pop("data"))
+    assert invoke("verify", tmp_path / "run").exit_code == 1
+    refused("train", "--resume", tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
 # Signatures.

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization as pems
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -107,6 +109,11 @@ def test_the_real_trial_trains_and_scores_with_noise(
 ) -> None:
     """On validation items: the test items are for whoever evaluates the winner."""
     force_runs(monkeypatch, 1)
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(pems.Encoding.PEM, pems.PrivateFormat.PKCS8, pems.NoEncryption())
+    public = key.public_key().public_bytes(pems.Encoding.PEM, pems.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key.pem").write_bytes(pem)
+    (tmp_path / "public.pem").write_bytes(public)
     asked: list[Any] = []
     release = release_metrics
 
@@ -115,7 +122,9 @@ def test_the_real_trial_trains_and_scores_with_noise(
         return release(ranks, *given, **named)
 
     monkeypatch.setattr("dpformer.releases.metrics.release_metrics", watched)
-    tune(config, {"dropout": [0.0, 0.1]}, tmp_path / "run", mean_runs=2)
+    tune(config, {"dropout": [0.0, 0.1]}, tmp_path / "run", mean_runs=2, key=tmp_path / "key.pem")
+    signed = verify(tmp_path / "run", key=tmp_path / "public.pem")
+    assert signed.passed and {f.name: f.ok for f in signed.findings}["signature"] is True, "of the whole search"
     ((ranks, given, named),) = asked
     assert (given, named) == ((tuning.SCORE_NOISE,), {"label": "score"}), "with noise, and without a seed"
     model = load_release(tmp_path / "run" / "model.safetensors").model

@@ -16,7 +16,7 @@ Connection: TypeAlias = Any  # duckdb.DuckDBPyConnection; duckdb has no types of
 
 
 @contextmanager
-def engine(memory: str | None = None, what: str = "the data") -> Iterator[Connection]:
+def engine(memory: str | None = None, what: str = "the data", failed: str = "cannot be read") -> Iterator[Connection]:
     """An engine of its own, closed at the end; what does not fit `memory` goes to a private folder.
 
     Nothing is ever downloaded, times without a zone are UTC, and the order of rows is kept.
@@ -24,6 +24,7 @@ def engine(memory: str | None = None, what: str = "the data") -> Iterator[Connec
     Args:
         memory: its limit, such as "4GB"; by default half of what the machine has, at most 8 GB.
         what: named in the sentence of a failure.
+        failed: what could not be done with it.
     """
     folder = Path(tempfile.mkdtemp(prefix="dpformer-"))  # mode 0700: it may hold private rows
     options: dict[str, str | bool | int | float | list[str]] = {
@@ -45,7 +46,7 @@ def engine(memory: str | None = None, what: str = "the data") -> Iterator[Connec
     except duckdb.OutOfMemoryException as error:
         raise DpformerError(f"{what} needs more memory than its limit: raise --memory ({first_line(error)})") from None
     except duckdb.Error as error:
-        raise DpformerError(f"{what} cannot be read: {first_line(error)}") from None
+        raise DpformerError(f"{what} {failed}: {first_line(error)}") from None
     finally:
         connection.close()
         shutil.rmtree(folder, ignore_errors=True)

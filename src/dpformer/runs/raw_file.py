@@ -64,9 +64,9 @@ def load_releases(path: Path) -> RawReleases:
         raise DpformerError(f"{path}: a round lacks its cells or its numbers")
     whole = {name: array for name, array in arrays.items() if name not in rounds}
     each = tuple(RoundRelease(n, arrays[f"cells {n}"], arrays[f"noisy {n}"]) for n in numbers)
-    found = RawReleases(**whole, rounds=each)
-    _check(path, found)
-    return found
+    releases = RawReleases(**whole, rounds=each)
+    _check(path, releases)
+    return releases
 
 
 def _check(path: Path, found: RawReleases) -> None:

@@ -84,7 +84,7 @@ def write_recommendations(
 
     path = Path(path)
     form, release, packed = format_of(path), ranker.release, Packed.of(histories, ranker.release)
-    with replacing(path) as part, engine(what="the recommendations") as connection:
+    with replacing(path) as part, engine(what=str(path), failed="cannot be written") as connection:
         connection.execute("CREATE TABLE found (user_number INTEGER, rank INTEGER, item INTEGER, score FLOAT)")
         for top, users in ranker.blocks(packed.items, packed.offsets, k, filter_seen=filter_seen):
             connection.register("part", _rows(top, users))

@@ -112,8 +112,8 @@ class DataCheck:
             return Finding(name, False, "the frequencies of the model do not follow from what was released")
         if self.config.model != "counts":
             return Finding(name, True, "the model is made of them")
-        attributes = self.file.attributes()
-        if attributes is None and getattr(self.file.release.model, "num_attributes", 0):
+        attributes, used = self.file.attributes(), int(getattr(self.file.release.model, "num_attributes", 0))
+        if attributes is None and used:
             said = "frequencies follow from them; not checked: counts back off to attributes of a catalogue (--catalog)"
             return Finding(name, None, said)
         if not self._model_follows(attributes):
