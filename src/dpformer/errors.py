@@ -1,5 +1,7 @@
 """The errors a user can cause, each one sentence with the value seen and the fix."""
 
+import errno
+
 
 class DpformerError(Exception):
     """Bad input: the command line prints the sentence and exits with code 2, without a traceback."""
@@ -10,3 +12,21 @@ class MissingExtra(DpformerError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; run: pip install 'dpformer[{extra}]'")
+
+
+# How libraries say that memory is out: the loader, torch, NumPy, C++ and threads.
+_NO_MEMORY = (
+    "failed to map segment", "allocate memory", "bad_alloc", "bad allocation", "start new thread", "not enough memory",
+    "unable to allocate",
+)  # fmt: skip
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, whoever noticed, and whatever was made of it."""
+    while error is not None:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        if any(words in str(error).lower() for words in _NO_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

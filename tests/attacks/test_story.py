@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-
 from dpformer.integrations.card import model_card
+
 from dpformer.privacy.numbers import plain, round_up
 from dpformer.runs import Config, load_release, train
 from tests.runs import invoke, printed, write_catalog

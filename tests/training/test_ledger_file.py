@@ -48,7 +48,21 @@ def test_two_processes_never_spend_the_same_budget(tmp_path: Path) -> None:
     assert sum(done) == 3 == len(ledger_file.read(path).runs)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": 1, "epsilon": 1, "delta": 2, "runs": []}'])
+def test_a_run_that_may_fail_more_often_than_the_ledger_allows_is_one_sentence(tmp_path: Path) -> None:
+    """A list of items released at δ = 10⁻⁴ has no ε at all at 10⁻⁶: it was a traceback."""
+    ledger_file.create(tmp_path / "budget.json", 10, 1e-6)
+    with pytest.raises(DpformerError, match="it would be ∞: its δ is not below the ledger's, lower --delta"):
+        ledger_file.reserve(tmp_path / "budget.json", "run", [Gaussian(9.0, label="items", delta=1e-4)])
+
+
+WRONG_RUNS = ('[{"events": []}]', '[{"run": 1, "started": "now", "events": []}]', "[[]]", '{"a": 1}')
+HELD = '{{"format": 1, "epsilon": 1, "delta": 0.1, "runs": {}}}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[1]", '{"format": 1, "epsilon": 1, "delta": 2, "runs": []}', *map(HELD.format, WRONG_RUNS)],
+)
 def test_what_cannot_be_believed_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "budget.json"
     path.write_text(content)

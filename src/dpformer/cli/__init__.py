@@ -26,7 +26,7 @@ from dpformer.cli.terminal import plain_output
 from dpformer.cli.train import train, with_choices
 from dpformer.cli.tune import tune
 from dpformer.cli.verify import verify
-from dpformer.errors import DpformerError
+from dpformer.errors import DpformerError, out_of_memory
 
 app = typer.Typer(
     name="dpformer",
@@ -70,6 +70,7 @@ app.command()(with_choices(tune))
 app.command()(demo)
 
 
+NO_MEMORY = "there is not enough memory; free some, or lower --micro-batch-tokens or --threads"
 CRASHED = 3  # a fault of dpformer; 1 is "a check did not pass", 2 "bad input"
 
 
@@ -95,14 +96,13 @@ def run() -> int:
             return output.flushed(code)
         except DpformerError as error:
             return output.sentence(str(error))
-        except MemoryError:
-            return output.sentence("there is not enough memory; free some, or lower --micro-batch-tokens or --threads")
-        except OSError as error:
-            if output.broken(error):
+        except Exception as error:
+            if out_of_memory(error):
+                return output.sentence(
+                    "there is not enough memory; free some, or lower --micro-batch-tokens or --threads"
+                )
+            if isinstance(error, OSError) and output.broken(error):
                 return output.sentence(f"the output cannot be written: {error.strerror or error}")
-            traceback.print_exc()
-            return CRASHED
-        except Exception:
             traceback.print_exc()
             return CRASHED
     return 0

@@ -37,6 +37,8 @@ def engine(memory: str | None = None, what: str = "the data", failed: str = "can
         connection = duckdb.connect(":memory:", config=options)
     except duckdb.Error as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if memory is None:
+            raise MemoryError(first_line(error)) from None
         raise DpformerError(f"memory is {memory!r}; give an amount such as 4GB ({first_line(error)})") from None
     try:
         with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets has no bar, and none to switch off

@@ -73,11 +73,17 @@ def read(path: str | Path) -> Budget:
         if facts.pop("format") != FORMAT or set(facts) != {"epsilon", "delta", "runs"}:
             raise ValueError("its keys are others")
         budget = Budget(float(facts["epsilon"]), float(facts["delta"]), tuple(facts["runs"]))
-        if not (0 < budget.epsilon < math.inf and 0 < budget.delta < 1 and all(budget.events)):
+        if not (0 < budget.epsilon < math.inf and 0 < budget.delta < 1):
             raise ValueError("its budget is no budget")
+        if not all(budget.events) or not all(_is_entry(run) for run in budget.runs):
+            raise ValueError("a run in it is not one that was written down here")
         return budget
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DpformerError(f"{path} is not a ledger that can be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def _is_entry(run: dict[str, Any]) -> bool:
+    return run.keys() == {"run", "started", "events"} and all(isinstance(run[name], str) for name in ("run", "started"))
 
 
 def reserve(path: str | Path, run: str | Path, events: Sequence[Event]) -> Budget:
@@ -91,8 +97,10 @@ def reserve(path: str | Path, run: str | Path, events: Sequence[Event]) -> Budge
             "events": [event.to_dict() for event in events],
         }
         after = Budget(budget.epsilon, budget.delta, (*budget.runs, entry))
-        if not events or not after.spent <= budget.epsilon:
-            total = "∞" if not events else round_up(after.spent)
+        spent = after.spent if events else math.inf
+        if not spent <= budget.epsilon:
+            # An event that fails outright with more than the ledger's δ (a released list of items) has no ε there.
+            total = round_up(spent) if math.isfinite(spent) else "∞: its δ is not below the ledger's, lower --delta"
             raise DpformerError(
                 f"{path} has a budget of ε = {plain(budget.epsilon)} at δ = {budget.delta:g}, of which "
                 f"{round_up(budget.spent)} is spent by {len(budget.runs)} runs; with this one it would be {total}: "

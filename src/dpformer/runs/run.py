@@ -276,7 +276,11 @@ class _Session:
             )
         trainer = make_trainer(self.config, self.plan, self.users, model, self.random)
         if self.resumed is not None:
-            trainer.restore(self.resumed["trainer"])
+            try:
+                trainer.restore(self.resumed["trainer"])
+            except (KeyError, TypeError, ValueError) as error:
+                said = " ".join(str(error).split())[:300]
+                raise DpformerError(f"{self.folder.checkpoint} is not a state of this run: {said}") from None
             return trainer
         # Before the first step, so that no resumed run ever draws other noise for the same step.
         self._remember_data()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dpformer.errors import DpformerError, out_of_memory
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -56,9 +58,9 @@ def made(check: Callable[[], Finding]) -> Finding:
     """A check's finding; what a tampered file makes it trip over is a finding too."""
     try:
         return check()
-    except MemoryError:
-        return Finding(_name(check), False, "it would take more memory than there is")
     except Exception as error:  # a stranger's file can be wrong in any way
+        if out_of_memory(error):  # which says nothing about the run
+            raise DpformerError(f"there is not enough memory to check the {_name(check)}: free some") from None
         return Finding(_name(check), False, " ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
