@@ -117,14 +117,14 @@ FAULTS = (
     ),
     Fault(
         "clipping: C/(n + 0.5)",
-        "clipping/factors.py",
+        "clipping/clip_functions.py",
         "torch.clamp(self.clip_norm / norms, max=1.0)",
         "torch.clamp(self.clip_norm / (norms + 0.5), max=1.0)",
         "clipping/test_rounding.py",
     ),
     Fault(
         "clipping: γ = 0.5",
-        "clipping/factors.py",
+        "clipping/clip_functions.py",
         "return self.clip_norm / (norms + self.gamma)",
         "return self.clip_norm / (norms + 0.5)",
         "clipping/test_rounding.py",

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from dpformer.integrations.card import model_card
 
 from dpformer.privacy.numbers import plain, round_up
 from dpformer.runs import Config, load_release, train
@@ -43,7 +42,7 @@ def test_all_tell_the_same_story(told: tuple[str, Path], tmp_path: Path) -> None
 
     places = {
         "model": json.dumps(load_release(run / "model.safetensors").metadata, ensure_ascii=False),
-        "card": model_card(facts, ""),
+        "card": card(run, tmp_path),
         "report": page(run, tmp_path),
         "public report": page(run, tmp_path, "--public"),
         "verify": json.loads(printed("verify", run, "--json"))["headline"],
@@ -58,6 +57,12 @@ def test_all_tell_the_same_story(told: tuple[str, Path], tmp_path: Path) -> None
         assert given is (name == "given"), place
     for place in ("report", "public report"):
         assert facts["adjacency"] in places[place], place
+
+
+def card(run: Path, folder: Path) -> str:
+    """The model card."""
+    printed("card", run, "--out", folder / "README.md")
+    return (folder / "README.md").read_text()
 
 
 def page(run: Path, folder: Path, *options: str) -> str:
