@@ -91,6 +91,20 @@ def statement(name: str) -> bytes:
     return (run(name) / "privacy.json").read_bytes()
 
 
+def releases() -> bytes:
+    return (run("counts") / "releases.safetensors").read_bytes()
+
+
+def budget() -> bytes:
+    from dpformer.privacy.events import Gaussian
+    from dpformer.runs import ledger_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        ledger_file.create(Path(folder) / "budget.json", 9.0, 1e-6)
+        ledger_file.reserve(Path(folder) / "budget.json", "run", [Gaussian(3.0, label="items", delta=1e-7)])
+        return (Path(folder) / "budget.json").read_bytes()
+
+
 def metrics() -> bytes:
     return (run("transformer") / "metrics.jsonl").read_bytes()
 

@@ -158,6 +158,21 @@ def _ledger(path: Path) -> None:
     assert Ledger.from_json(ledger.to_json()) == ledger
 
 
+def _budget(path: Path) -> None:
+    from dpformer.runs.ledger_file import read
+
+    budget = read(path)
+    assert budget.epsilon > 0 and 0 < budget.delta < 1 and all(run["started"] >= "" for run in budget.runs)
+
+
+def _releases(path: Path) -> None:
+    from dpformer.runs.raw_file import load_releases
+
+    found = load_releases(path)
+    for one in found.rounds:
+        assert found.items is not None and len(one.noisy) in (len(one.cells), 2 * len(one.cells))
+
+
 @cache
 def _copy_of_run(name: str) -> Path:
     from tests.training.memo import remember
@@ -244,6 +259,8 @@ TARGETS: dict[str, Target] = {
         partial(_release_header, "transformer"), ".safetensors", lambda: [seeds.model_header("transformer")]
     ),
     "counts-header": Target(partial(_release_header, "counts"), ".safetensors", lambda: [seeds.model_header("counts")]),
+    "releases": Target(_releases, ".safetensors", _one(seeds.releases)),
+    "budget": Target(_budget, ".json", _one(seeds.budget)),
     "ledger": Target(_ledger, ".json", _one(seeds.ledger), (ValueError,)),
     "statement": Target(
         partial(_statement, "transformer"), ".json", lambda: [seeds.statement("transformer")], slow=True

@@ -60,7 +60,7 @@ def made(check: Callable[[], Finding]) -> Finding:
         return check()
     except Exception as error:  # a stranger's file can be wrong in any way
         if out_of_memory(error):  # which says nothing about the run
-            raise DpformerError(f"there is not enough memory to check the {_name(check)}: free some") from None
+            raise DpformerError(f"there is not enough memory to check {_name(check)}: free some") from None
         return Finding(_name(check), False, " ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
