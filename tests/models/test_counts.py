@@ -170,7 +170,7 @@ def test_rounds_cost_one_event_whatever_the_first_takes(listed: bool, described:
     """Σ_r 1/σ_r² ≤ 1/σ², from the deviations that are used."""
     sigma = 0.8
     first = counts_release.round_of_items(listed=listed, described=described)
-    rest = counts_release._rest(first, sigma)
+    rest = counts_release.noise_of_pairs(first, sigma)
     spent = [counts_release.deviation_of(first, sigma) ** -2]
     spent += [counts_release.deviation_of(this, rest) ** -2 for this in ROUNDS]
     assert 1 - 1e-8 < sum(spent) * sigma**2 <= 1

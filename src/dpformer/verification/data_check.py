@@ -25,7 +25,7 @@ from dpformer.models.counts import TransitionCounts
 from dpformer.privacy.events import Gaussian
 from dpformer.privacy.randomness import public_grid
 from dpformer.releases.counts import LABEL as COUNTS
-from dpformer.releases.counts import ROUNDS, TransitionRelease, final_deviations, noise_of_pairs
+from dpformer.releases.counts import ROUNDS, TransitionRelease, final_deviations, noise_of_pairs, round_of_items
 from dpformer.releases.frequencies import LABEL as FREQUENCIES
 from dpformer.releases.frequencies import FrequencyRelease, estimate, user_counts
 from dpformer.releases.items import exact_popularity, passed_noise
@@ -187,7 +187,8 @@ class DataCheck:
         placed = np.full(len(release.frequencies.p) + 1, -1)  # the last place is that of items that were not released
         placed[release.items] = np.arange(len(release.items))
         places = placed[self.file.vocabulary.match(list(self.dataset.vocabulary.ids))]
-        sigma = noise_of_pairs(release.event.noise_multiplier, listed=self.config.items_policy == "dp")
+        first = round_of_items(listed=self.config.items_policy == "dp", described=bool(self.config.attributes))
+        sigma = noise_of_pairs(first, release.event.noise_multiplier)
         wrong = wrong_with_rounds(raw, ArraySums.packed(items, offsets), places, sigma)
         if wrong:
             return Finding(name, False, wrong)

@@ -96,7 +96,7 @@ class ReleasedFile:
     def attributes(self) -> Attributes | None:
         """Those of the public catalogue, for the items of the model; None where none was given, or it has none."""
         catalog = self.catalog
-        if catalog is None or catalog.attributes is None:
+        if catalog is None or catalog.attributes is None or not self.config.attributes:
             return None
         return catalog.attributes.of_rows(catalog.match([str(item) for item in self.release.vocabulary]))
 
