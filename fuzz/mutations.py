@@ -82,8 +82,8 @@ FAULTS = (
     Fault(
         "the same noise in every piece of a large table",
         "privacy/noise.py",
-        "numbers.fill(noisy, at)",
-        "numbers.fill(noisy, 0)",
+        "numbers, group = piece.numbers, piece.group + (low - done) // GROUP",
+        "numbers, group = piece.numbers, (low - done) // GROUP",
         "training/test_pieces.py",
     ),
     Fault(
