@@ -1,6 +1,7 @@
 """The built wheel, installed into an environment of its own, has everything that `dpformer demo` needs."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -20,8 +21,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "src"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         (source / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     build = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     found = subprocess.run(
