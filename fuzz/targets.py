@@ -98,7 +98,8 @@ def seeds_release() -> Any:
 def _config(path: Path) -> None:
     from dpformer.runs.config import Config
 
-    found = Config.make(path).resolve(users=10**6, threads=1)
+    found = Config.make(path)
+    found = (found.but(model="counts") if found.model == "auto" else found).resolve(users=10**6, threads=1)
     path.write_text(found.to_toml(), encoding="utf-8")
     assert Config.make(path) == found, "what is written is what is read"
 
