@@ -15,7 +15,7 @@ from typing import Any
 
 from dpformer.data import read
 from dpformer.evaluation import hit, ndcg
-from dpformer.evaluation.evaluate import masked_ranks
+from dpformer.evaluation.evaluate import served_ranks
 from dpformer.runs import Config, load_dataset, train
 from dpformer.runs.tasks.recommend import vocabulary_of
 
@@ -36,7 +36,7 @@ def measured(data: str, model: str, epsilon: float, items: str, seed: int) -> di
         run = train(config, Path(folder) / "run")
         dataset = load_dataset(run.config)
         known = vocabulary_of(run.release)
-        ranks = masked_ranks(run.release.model, dataset, vocabulary=known)
+        ranks = served_ranks(run.release.model, dataset, vocabulary=known)
     held_out = known.match([dataset.vocabulary.ids[item] for item in dataset.test_items.tolist()])
     return {
         "items": len(known),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from dpformer.cli import app
 from dpformer.errors import DpformerError
-from dpformer.evaluation.evaluate import masked_ranks
+from dpformer.evaluation.evaluate import served_ranks
 from dpformer.privacy import Gaussian, PoissonGaussian, SecureRandom
 from dpformer.releases.metrics import release_metrics
 from dpformer.runs import Config, load_release, train, tuning
@@ -129,8 +129,8 @@ def test_the_real_trial_trains_and_scores_with_noise(
     assert (given, named) == ((tuning.SCORE_NOISE,), {"label": "score"}), "with noise, and without a seed"
     model = load_release(tmp_path / "run" / "model.safetensors").model
     dataset = load_dataset(config.but(validation=True))
-    assert np.array_equal(ranks, masked_ranks(model, dataset, "validation"))
-    assert not np.array_equal(ranks, masked_ranks(model, dataset, "test"))
+    assert np.array_equal(ranks, served_ranks(model, dataset, "validation"))
+    assert not np.array_equal(ranks, served_ranks(model, dataset, "test"))
 
 
 def test_candidates_are_drawn_at_random_and_independently(
