@@ -1,4 +1,4 @@
-"""Preparing a log and counting it: processor time beside what DuckDB itself needs, in one run, in turns.
+"""Preparing a log, counting it, ranking held-out items: processor time beside what DuckDB needs, in one run, in turns.
 
     python -m benchmarks.data --interactions 10000000
 
@@ -66,6 +66,8 @@ def prepared(path: Path) -> dict[str, float]:
 def counted(path: Path) -> dict[str, float]:
     from dpformer.data import prepare
     from dpformer.data.duckdb_sums import transition_sums
+    from dpformer.evaluation.evaluate import evaluate, popularity, ranker
+    from dpformer.models.counts import TransitionCounts
     from dpformer.privacy import calibrate
     from dpformer.releases.counts import release_transition_sums
 
@@ -74,7 +76,12 @@ def counted(path: Path) -> dict[str, float]:
     began = time.process_time()
     with transition_sums(dataset) as sums:
         release = release_transition_sums(sums, dataset.num_items, noise, seed=0)
-    return {"counts": time.process_time() - began, "pairs_released": len(release.pairs)}
+    counts, began = time.process_time() - began, time.process_time()
+    model = TransitionCounts.from_release(release)
+    for placing in (ranker(model), popularity(dataset)):  # what `dpformer evaluate` does after reading
+        evaluate(placing, dataset).metrics((10,))
+    evaluation = time.process_time() - began
+    return {"counts": counts, "evaluate": evaluation, "pairs_released": len(release.pairs)}
 
 
 MEASURED = {"baseline": baseline, "prepared": prepared, "counted": counted}

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from dpformer.data import Dataset, prepare
+from dpformer.evaluation import rankers
+from dpformer.runs.folder import RunFolder
+from dpformer.runs.kept import Kept
 from dpformer.runs.model_file import load_release
+from dpformer.runs.owner import mark_as_own
 from tests.runs import copied, point_at, printed, refused, tiny_run
 from tests.training.logs import write_log
 
@@ -113,3 +117,36 @@ def test_data_that_has_changed_is_refused(tmp_path_factory: pytest.TempPathFacto
     log = write_log(tmp_path / "log.csv", items=30)
     point_at(spoiled, log)
     assert "has changed since training" in refused("evaluate", spoiled)
+
+
+def test_what_was_evaluated_is_kept_for_the_report(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers, and nothing is ranked again while model, data and split are the same."""
+    run = own_copy(run, tmp_path)
+    first = json.loads(printed("evaluate", run, "--json", "--samples", 10))
+    kept = run / "checkpoint" / "evaluation.npz"
+    assert kept.stat().st_mode & 0o077 == 0  # as private as the data
+    ranked: list[str] = []
+    monkeypatch.setattr(rankers.NetworkRanker, "place", lambda *given, **more: ranked.append("again") or 1 / 0)
+    assert json.loads(printed("evaluate", run, "--json", "--samples", 10)) == first
+    printed("report", run, "--out", tmp_path / "page.html")
+    assert not ranked
+    kept.write_bytes(b"junk")
+    with pytest.raises(AssertionError):
+        printed("evaluate", run, "--json", "--samples", 10)
+    assert ranked
+
+
+def own_copy(run: Path, tmp_path: Path) -> Path:
+    copy = copied(run, tmp_path)
+    mark_as_own(RunFolder(copy))
+    return copy
+
+
+def test_what_was_kept_of_another_model_is_not_taken(run: Path, tmp_path: Path) -> None:
+    folder = RunFolder(own_copy(run, tmp_path))
+    arrays = {"model-masked": np.arange(3)}
+    Kept(folder).put(arrays, "data", "test")
+    assert Kept(folder).get("data", "test") is not None
+    assert Kept(folder).get("other data", "test") is None and Kept(folder).get("data", "validation") is None
+    folder.evaluation.unlink()
+    assert Kept(folder).get("data", "test") is None

@@ -1,14 +1,16 @@
 """Sums of a round by every engine: the same whole numbers, and no user counts for more than one."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pytest
 
 from dpformer.data.duckdb_sums import duckdb_sums
+from dpformer.data.spark_sums import spark_sums
 from dpformer.releases.counts import release_transition_sums
 from dpformer.releases.sums import GRID, LONGEST, WEIGHTS, ArraySums, Sums
+from tests.data.spark import spark  # noqa: F401
 
 ITEMS = 11
 
@@ -18,16 +20,18 @@ def packed(histories: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndar
     return np.concatenate(histories).astype(np.int32), ends - [len(history) for history in histories], ends
 
 
-@contextmanager
-def spark_sums(items: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Iterator[Sums]:
-    pytest.importorskip("pyspark", reason="Spark is not installed")
-    from dpformer.data.spark_sums import local_spark, spark_sums
-
-    with local_spark() as session:
-        yield spark_sums(session, items, starts, stops)
+Opened = Callable[..., AbstractContextManager[Sums]]
 
 
-ENGINES = {"duckdb": duckdb_sums, "spark": spark_sums}
+@pytest.fixture(params=["numpy", "duckdb", "spark"])
+def opened(request: pytest.FixtureRequest) -> Opened:
+    """The sums of each engine, as a context."""
+    if request.param == "duckdb":
+        return duckdb_sums
+    if request.param == "numpy":
+        return lambda *arrays: nullcontext(ArraySums(*arrays))
+    session = request.getfixturevalue("spark")
+    return lambda *arrays: nullcontext(spark_sums(session, *arrays))
 
 
 def crafted() -> list[np.ndarray]:
@@ -38,12 +42,11 @@ def crafted() -> list[np.ndarray]:
     return [np.array(history, dtype=np.int64) for history in (*odd, *usual)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_gives_the_same_release(engine: str) -> None:
+def test_every_engine_gives_the_same_release(opened: Opened) -> None:
     arrays = packed(crafted())
     twin = ArraySums(*arrays)
     places = np.where(np.arange(ITEMS) == 3, -1, np.arange(ITEMS) - (np.arange(ITEMS) > 3))
-    with ENGINES[engine](*arrays) as sums:
+    with opened(*arrays) as sums:
         np.testing.assert_array_equal(sums.items(ITEMS), twin.items(ITEMS))
         cells, counts = sums.all_pairs(places)
         for found, expected in zip((cells, counts), twin.all_pairs(places), strict=True):
@@ -72,12 +75,34 @@ def test_weights_leave_room_for_the_longest_history() -> None:
     ],
     ids=["one pair", "a million items", "all different"],
 )
-def test_a_crafted_user_counts_for_one(history: np.ndarray) -> None:
-    alone = ArraySums.packed(history, np.array([0, len(history)]))
-    cells, q = alone.all_pairs(np.arange(1000))
-    norm = np.linalg.norm(q.astype(np.float64))
-    assert 0.99 * GRID < norm <= GRID
+def test_a_crafted_user_counts_for_one(history: np.ndarray, opened: Opened) -> None:
+    """Beside others, who come first: what the sums have more is one user's, and of norm 1 at most."""
+    others = [np.array([1, 2, 3]), np.array([5, 5, 6])]
+    places, sums = np.arange(1000), []
+    for histories in ([*others, np.zeros(0, np.int64)], [*others, history]):
+        with opened(*packed(histories)) as found:
+            cells, q = found.all_pairs(places)
+            sums.append((found.items(1000), dict(zip(cells.tolist(), q.tolist(), strict=True)), found))
+            if len(sums) == 2:
+                survivors = cells
+                both = [found.pairs(places, survivors, directed) for directed in (False, True)]
+            else:
+                most = np.arange(1000 * 999 // 2)
+                before = [found.pairs(places, most, directed) for directed in (False, True)]
+    (items, pairs, _), (more_items, more_pairs, _) = sums
+    assert np.linalg.norm((more_items - items).astype(float)) <= GRID
+    added = np.array([value - pairs.get(cell, 0) for cell, value in more_pairs.items()], dtype=float)
+    assert 0.99 * GRID < np.linalg.norm(added) <= GRID
     for directed in (False, True):
-        again = alone.pairs(np.arange(1000), cells, directed).astype(np.float64)
-        assert 0.99 * GRID < np.linalg.norm(again) <= GRID
-    assert np.linalg.norm(alone.items(1000).astype(np.float64)) <= GRID
+        old = before[directed].reshape(-1, 2)[survivors].ravel() if directed else before[directed][survivors]
+        assert 0.99 * GRID < np.linalg.norm((both[directed] - old).astype(float)) <= GRID
+
+
+@pytest.mark.parametrize("history", [[7] * 50, [7], []], ids=["self pairs", "one item", "nothing"])
+def test_a_user_without_pairs_adds_none(history: list[int], opened: Opened) -> None:
+    others = [np.array([1, 2, 3]), np.array(history, dtype=np.int64)]
+    with opened(*packed(others)) as found:
+        expected = ArraySums(*packed(others[:1])).all_pairs(np.arange(10))
+        for got, due in zip(found.all_pairs(np.arange(10)), expected, strict=True):
+            np.testing.assert_array_equal(got, due)
+        assert found.items(10)[7] <= GRID

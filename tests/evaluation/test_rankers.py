@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpformer.evaluation import rankers
+from dpformer.evaluation import rankers, sparse_ranker
 from dpformer.evaluation.evaluate import ranker, scorer
 from dpformer.evaluation.rankers import DenseRanker, Histories, KnownItems, NetworkRanker, Placed, Ranker
 from dpformer.evaluation.ranking import NonFiniteScores
@@ -61,11 +61,16 @@ def same(found: Placed, expected: Placed) -> None:
     np.testing.assert_array_equal(found.first, expected.first)
 
 
-@settings(max_examples=30, deadline=None)
+@pytest.mark.parametrize("few", [0.0, 1.0], ids=["all items are compared", "through what is not zero"])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32 - 1), k=st.sampled_from([0, 1, 5, 40]), allow_seen=st.booleans())
-def test_counts_and_popularity_are_placed_as_by_the_dense_twin(seed: int, k: int, allow_seen: bool) -> None:
+def test_counts_and_popularity_are_placed_as_by_the_dense_twin(
+    few: float, monkeypatch: pytest.MonkeyPatch, seed: int, k: int, allow_seen: bool
+) -> None:
     rng = np.random.default_rng(seed)
     model = counts(rng, density=float(rng.choice([0.0, 0.1, 0.9])))
+    monkeypatch.setattr(sparse_ranker, "FEW", few)
+    monkeypatch.setattr(rankers, "GROUP", int(rng.choice([2, 4, 64])))
     histories, targets = some(rng, 9)
     same(
         ranker(model).place(histories, targets, k, allow_seen=allow_seen),

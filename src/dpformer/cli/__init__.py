@@ -27,6 +27,7 @@ from dpformer.cli.train import train, with_choices
 from dpformer.cli.tune import tune
 from dpformer.cli.verify import verify
 from dpformer.errors import DpformerError, out_of_memory
+from dpformer.progress import shown
 
 app = typer.Typer(
     name="dpformer",
@@ -90,7 +91,8 @@ def run() -> int:
     """The command of `sys.argv`, and its exit code."""
     with plain_output() as output:
         try:
-            app()
+            with shown():
+                app()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
             return output.flushed(code)

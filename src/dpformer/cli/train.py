@@ -125,7 +125,7 @@ def quiet_threads() -> None:
 
 def default_out(config: Config) -> Path:
     """runs/<data>-<model>-epsilon-<ε>"""
-    data = "synthetic" if config.file is None else config.file.stem
+    data = "synthetic" if config.synthetic else config.file.stem if config.file else config.table or "query"
     return Path("runs") / f"{data}-{config.model}-epsilon-{config.epsilon:g}"
 
 

@@ -52,7 +52,7 @@ def _dataset(run: Path, data: Path | None) -> Any:
         return None
     try:
         config = followed(folder, Config.make(folder.config), data)
-        if data is None and config.file is not None and not config.file.exists():
+        if config.engine == "spark" or (data is None and config.file is not None and not config.file.exists()):
             return None
         return task_of(config).read_again(config, load_release(folder.model))
     except NotOwn:

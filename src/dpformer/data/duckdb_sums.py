@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from dpformer.data.cluster import ClusterLog
 from dpformer.data.dataset import Dataset
 from dpformer.data.engine import Connection, engine
 from dpformer.data.sql_sums import SqlSums, history_rows
@@ -39,11 +40,16 @@ class DuckDB:
 
 
 @contextmanager
-def transition_sums(dataset: Dataset, chosen: str | None = None, memory: str | None = None) -> Iterator[Sums]:
-    """The sums of what all users train on, from arrays, or from DuckDB: the same whole numbers.
+def transition_sums(
+    dataset: Dataset | ClusterLog, chosen: str | None = None, memory: str | None = None
+) -> Iterator[Sums]:
+    """The sums of what all users train on, from arrays, from DuckDB or from Spark: the same whole numbers.
 
     Arrays take a third of the processor time; the cells that occur must fit memory, for which DuckDB has a limit.
     """
+    if isinstance(dataset, ClusterLog):
+        yield dataset.sums()
+        return
     arrays = dataset.items, dataset.train_starts, dataset.train_stops
     if (chosen or ("duckdb" if dataset.num_interactions > MOST_IN_MEMORY else "numpy")) == "numpy":
         yield ArraySums(*arrays)

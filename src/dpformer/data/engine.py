@@ -41,8 +41,10 @@ def engine(memory: str | None = None, what: str = "the data", failed: str = "can
             raise MemoryError(first_line(error)) from None
         raise DpformerError(f"memory is {memory!r}; give an amount such as 4GB ({first_line(error)})") from None
     try:
-        with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets has no bar, and none to switch off
-            connection.execute("SET enable_progress_bar = false")
+        with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets has no bar
+            connection.execute(
+                "SET enable_progress_bar = true; SET enable_progress_bar_print = false"
+            )  # it may be asked
         connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = true")
         yield connection
     except duckdb.OutOfMemoryException as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dpformer.data.engine import text
 
+BLOCK = 1 << 20
 LONGEST = 1 << 21  # bytes of a line: a longer one is no row
 OK, FIELDS, QUOTE, JSON, USER, ITEM, TIME, RATING = range(8)  # what is wrong with a row
 
@@ -44,6 +45,39 @@ def lines(files: list[Path], skip: int, *, rejects: bool = True) -> str:
         f"delim = '\x01', quote = '', escape = '', comment = '', new_line = '\\n', strict_mode = false, "
         f"max_line_size = {LONGEST}, ignore_errors = true, store_rejects = {str(rejects).lower()})"
     )
+
+
+def columns(files: list[Path], skip: int, delimiter: str, width: int) -> str:
+    """SQL of the fields of lines that are all plain, as columns c0, c1, …; a row of another width fails.
+
+    The engine's own splitting takes half the time of splitting lines here. Where nothing is quoted and no line is
+    blank (`all_plain`), the two give the same fields, but for empty ones, which are NULL here.
+    """
+    names = ", ".join(text(no_glob(file)) for file in files)
+    kinds = ", ".join(f"'c{place}': 'VARCHAR'" for place in range(width))
+    return (
+        f"read_csv([{names}], auto_detect = false, header = false, skip = {skip}, columns = {{{kinds}}}, "
+        f"delim = {text(delimiter)}, quote = '', escape = '', comment = '', new_line = '\\n', strict_mode = true, "
+        f"null_padding = false, ignore_errors = false, max_line_size = {LONGEST})"
+    )
+
+
+def all_plain(files: list[Path], delimiter: str, *, quotes: bool) -> bool:
+    """Whether no line is blank or ends in a delimiter or carriage return and, with `quotes`, nothing is quoted."""
+    end = delimiter.encode()  # the engine forgives one after the last field
+    odd = [b"\r", b"\n\n", b"\0", b"\x01", end + b"\n", *([b'"'] if quotes else [])]
+    for path in files:
+        if len(end) > 1 or path.suffix.lower() in (".gz", ".zst"):
+            return False
+        last = b"\n"
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                if any(mark in last + block[:1] or mark in block for mark in odd):
+                    return False
+                last = block[-1:]
+        if last == end:
+            return False
+    return True
 
 
 def no_glob(path: Path) -> str:

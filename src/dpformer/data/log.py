@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import duckdb
 import numpy as np
 
 from dpformer.data.columns import Columns
@@ -16,6 +17,7 @@ from dpformer.data.refusals import check_rows
 from dpformer.data.relation import Relation
 from dpformer.data.sources import relation
 from dpformer.errors import DpformerError
+from dpformer.progress import watching
 
 ROWS_AT_ONCE = 1 << 22
 
@@ -65,7 +67,8 @@ def open_log(
     columns, reading = columns or Columns(), reading or Reading()
     with TemporaryDirectory(prefix="dpformer-") as folder, engine(reading.memory, str(path)) as connection:
         found = relation(connection, path, columns, reading, rating=min_rating is not None, folder=Path(folder))
-        connection.execute(f"CREATE TABLE raw AS {found.sql}")
+        with watching(f"reading {path.name}", lambda: _share(connection)):
+            _load(connection, found)
         skipped = check_rows(connection, found, path, skip=reading.skip_bad_rows)
         total = int(connection.execute(f"SELECT count(*) FROM raw WHERE fault = {OK}").fetchone()[0])
         if not total:
@@ -77,6 +80,22 @@ def open_log(
         )
         connection.execute("DROP TABLE raw; DROP TABLE users; DROP TABLE items")
         yield Log(connection, users, items, found.format, found.time_column, total, skipped)
+
+
+def _load(connection: Connection, found: Relation) -> None:
+    """Table `raw`; where the quick way meets an odd row, the other one, which says what is odd about it."""
+    if found.quick is not None:
+        try:
+            connection.execute(f"CREATE TABLE raw AS {found.quick}")
+            return
+        except (duckdb.InvalidInputException, duckdb.ConversionException):
+            connection.execute("DROP TABLE IF EXISTS raw")
+    connection.execute(f"CREATE TABLE raw AS {found.sql}")
+
+
+def _share(connection: Connection) -> float:
+    """How much of a running query is done, as far as the engine can tell."""
+    return max(0.0, float(connection.query_progress())) / 100
 
 
 def _order(connection: Connection, found: Relation, min_rating: float | None, min_user_actions: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpformer.data.sql_sums import SqlSums, history_rows
-from dpformer.errors import DpformerError
+from dpformer.errors import DpformerError, MissingExtra
 
 
 class Spark:
@@ -17,14 +17,14 @@ class Spark:
         self.session = session
 
     def table(self, name: str, columns: dict[str, np.ndarray]) -> None:
-        rows = list(zip(*(values.tolist() for values in columns.values()), strict=True))
-        kinds = ", ".join(f"{column} BIGINT" for column in columns)
-        self.session.createDataFrame(rows, kinds).createOrReplaceTempView(name)
+        import pyarrow
+
+        given = pyarrow.table({column: np.asarray(values, dtype=np.int64) for column, values in columns.items()})
+        self.session.createDataFrame(given).createOrReplaceTempView(name)
 
     def query(self, sql: str) -> Sequence[np.ndarray]:
-        rows = self.session.sql(sql).collect()
-        width = 2 if not rows else len(rows[0])
-        return [np.array([row[column] for row in rows], dtype=np.int64) for column in range(width)]
+        found = self.session.sql(sql).toArrow()
+        return [np.asarray(column.to_numpy(), dtype=np.int64) for column in found.columns]
 
 
 def spark_sums(session: Any, items: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> SqlSums:
@@ -34,15 +34,32 @@ def spark_sums(session: Any, items: np.ndarray, starts: np.ndarray, stops: np.nd
     return SqlSums(made, len(starts))
 
 
+def spark_session(**options: str) -> Any:
+    """The SparkSession there is, or one as Spark is configured here (spark-submit, spark-defaults.conf)."""
+    try:
+        import pyarrow  # noqa: F401
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise MissingExtra("pyspark", "spark") from None
+    builder = SparkSession.builder.appName("dpformer")
+    for name, value in options.items():
+        builder = builder.config(name.replace("_", "."), value)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:  # no Java, or no cluster: py4j has no class of its own for it
+        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise DpformerError(f"Spark does not start; it needs a Java (default-jre-headless): {said}") from None
+
+
 @contextmanager
 def local_spark(threads: int = 2) -> Iterator[Any]:
     """A SparkSession on this machine alone."""
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise DpformerError("Spark needs pyspark and a Java: pip install 'dpformer[spark]'") from None
-    builder = SparkSession.builder.master(f"local[{threads}]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.sql.shuffle.partitions", "2").config("spark.driver.host", "127.0.0.1").getOrCreate()
+    session = spark_session(
+        spark_master=f"local[{threads}]",
+        spark_ui_enabled="false",
+        spark_sql_shuffle_partitions="2",
+        spark_driver_host="127.0.0.1",
+    )
     session.sparkContext.setLogLevel("ERROR")
     try:
         yield session

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from dpformer.data.columns import COLUMN_NAMES, listed, plain, usual
 from dpformer.data.engine import Connection, text
-from dpformer.data.fields import FIELDS, OK, Fields, delimited, lines, separated
+from dpformer.data.fields import FIELDS, OK, Fields, all_plain, columns, delimited, lines, separated
 from dpformer.data.reading import DELIMITERS, FORMATS, Reading
 from dpformer.data.relation import Relation, Wanted, rows, shown
-from dpformer.data.values import id_of_text, rating_of, time_of_text
+from dpformer.data.values import id_of_text, rating_of, time_of_text, whole_time
 from dpformer.errors import DpformerError
 
 _BLANKS = "' \t'"
@@ -45,14 +45,28 @@ def text_lines(connection: Connection, files: list[Path], kind: str, wanted: Wan
     values = {role: fields.field(names.index(column)) for role, column in roles.items()}
     time = time_of_text("time") if "timestamp" in values else None
     inner = f"SELECT {fields.expression} AS s, line FROM {source} WHERE line IS NOT NULL AND trim(line) <> ''"
-    select = (
-        f"SELECT {values['user']} AS user, {values['item']} AS item, "
-        f"{'trim(' + values['timestamp'] + chr(44) + _BLANKS + ')' if time else 'NULL'} AS time, "
-        f"{values.get('rating', 'NULL')} AS rating, {fields.fault} AS fault FROM ({inner})"
-    )
+    select = _cells(values, fields.fault, f"({inner})")
     rating = rating_of("rating") if "rating" in values else None
-    sql = rows(select, id_of_text("user"), id_of_text("item"), time, rating, "fault")
-    return Relation(sql, FORMATS[kind], roles.get("timestamp"), 2 if headed else 1, select, source)
+
+    def typed(select: str, time: tuple[str, str, str] | None) -> str:
+        return rows(select, id_of_text("user"), id_of_text("item"), time, rating, "fault")
+
+    quick = None
+    if kind in ("csv", "tsv", "inter") and all_plain(files, delimiter, quotes=fields.quoted):
+        cells = {role: f"c{names.index(column)}" for role, column in roles.items()}
+        plainly = columns(files, 1 if headed else 0, delimiter, len(names))
+        quick = typed(_cells(cells, str(OK), plainly), time and whole_time("time"))
+    first_row = 2 if headed else 1
+    return Relation(typed(select, time), FORMATS[kind], roles.get("timestamp"), first_row, select, source, quick)
+
+
+def _cells(values: dict[str, str], fault: str, source: str) -> str:
+    """SQL of (user, item, time, rating, fault) from SQL of each."""
+    time = f"trim({values['timestamp']}, {_BLANKS})" if "timestamp" in values else "NULL"
+    return (
+        f"SELECT {values['user']} AS user, {values['item']} AS item, {time} AS time, "
+        f"{values.get('rating', 'NULL')} AS rating, {fault} AS fault FROM {source}"
+    )
 
 
 def _one_user_a_line(source: str, delimiter: str, kind: str, names: list[str], wanted: Wanted) -> Relation:

@@ -56,6 +56,12 @@ def time_of_text(value: str) -> tuple[str, str, str]:
     return t, f, kind
 
 
+def whole_time(value: str) -> tuple[str, str, str]:
+    """(t, f, kind) of text that is a whole number, or nothing; any other fails. Knowing one kind takes a quarter."""
+    fails = f"CAST({value} || 'x' AS BIGINT)"  # a fraction would be rounded
+    return f"CASE WHEN contains({value}, '.') THEN {fails} ELSE CAST({value} AS BIGINT) END", "0", str(NUMBER)
+
+
 def time_of(column: str, kind: str) -> tuple[str, str, str]:
     """(t, f, kind) of a typed column."""
     value = name(column)

@@ -5,7 +5,7 @@ before is missed; with `filter_seen=False` (`--allow-seen`) it ranks everything.
 case and leave out the rest of the history, which rewards recommending what was seen wherever items repeat.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from dpformer.evaluation.sparse_ranker import SparseRanker
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.evidence import Evidence
 from dpformer.models.sequence import SequenceModel
+from dpformer.progress import advance, stage
 
 USERS_AT_ONCE = 1 << 13
 LIST = 10  # items that are recommended, for coverage
@@ -73,6 +74,22 @@ class Evaluation:
     def coverage(self) -> float:
         """The share of items that are among the `LIST` best of anybody."""
         return float((self.listed > 0).mean())
+
+    def measured(self, name: str) -> dict[str, np.ndarray]:
+        """What was measured, to be kept under a name."""
+        found = {"masked": self.masked.numpy(), "unmasked": self.unmasked.numpy()}
+        return {
+            f"{name}-{of}": values for of, values in (found | {"repeats": self.repeats, "listed": self.listed}).items()
+        }
+
+    @classmethod
+    def of(
+        cls, dataset: Dataset, split: str, filter_seen: bool, kept: Mapping[str, np.ndarray], name: str
+    ) -> "Evaluation":
+        """Back from `measured`, with the same data and options."""
+        masked, unmasked = (torch.from_numpy(kept[f"{name}-{of}"]) for of in ("masked", "unmasked"))
+        others = kept[f"{name}-repeats"], kept[f"{name}-listed"]
+        return cls(*dataset.held_out(split), masked, unmasked, *others, dataset.num_items, split, filter_seen)
 
     def metrics(self, ks: Sequence[int] = (10,), *, samples: int = 1000) -> dict[str, dict[str, dict[str, float]]]:
         """policy → metric → {value, low, high}: means over users with 95% bootstrap intervals."""
@@ -129,13 +146,15 @@ def evaluate(
         raise DpformerError("no user has a held-out item: histories of at least 3 items are needed")
     placing = score if isinstance(score, Ranker) else DenseRanker(score, dataset.num_items)
     parts, repeats, listed = [], [], np.zeros(dataset.num_items, dtype=np.int64)
-    for start in range(0, len(everyone), USERS_AT_ONCE):
-        part = slice(start, start + USERS_AT_ONCE)
-        histories = Histories(*dataset.packed_held_out(everyone[part], split))
-        found = placing.place(histories, items[part], min(LIST, dataset.num_items), allow_seen=not filter_seen)
-        parts.append(found)
-        repeats.append(_met_before(histories, items[part]))
-        listed += np.bincount(found.first[found.first >= 0], minlength=dataset.num_items)
+    with stage("ranking held-out items", len(everyone)):
+        for start in range(0, len(everyone), USERS_AT_ONCE):
+            part = slice(start, start + USERS_AT_ONCE)
+            histories = Histories(*dataset.packed_held_out(everyone[part], split))
+            found = placing.place(histories, items[part], min(LIST, dataset.num_items), allow_seen=not filter_seen)
+            parts.append(found)
+            repeats.append(_met_before(histories, items[part]))
+            listed += np.bincount(found.first[found.first >= 0], minlength=dataset.num_items)
+            advance(len(histories))
     ranks = [np.concatenate([getattr(part, name) for part in parts]) for name in ("masked", "unmasked")]
     if isinstance(placing, KnownItems):  # what a model does not have it never recommends
         ranks = [np.where(placing.numbers[items] >= 0, of, NEVER) for of in ranks]

@@ -25,6 +25,7 @@ from dpformer.models.sequence import SequenceModel
 
 ScoreFunction = Callable[[list[np.ndarray]], Tensor]  # histories of B users → scores (B, M)
 SCORES_AT_ONCE = 1 << 22  # users × items that are looked at together: 16 MB
+GROUP = 64  # items of which the best is looked at first
 TOKENS_AT_ONCE = 1 << 15  # items of histories that a network reads together
 
 
@@ -93,7 +94,8 @@ class DenseRanker:
         if scores.shape != (len(targets), self.num_items):
             raise ValueError(f"scores have shape {tuple(scores.shape)}, not {(len(targets), self.num_items)}")
         unmasked = ranks(scores, torch.from_numpy(targets)).numpy()
-        return _placed(scores.numpy().copy() if k else scores.numpy(), unmasked, histories, targets, k, allow_seen)
+        found = placed(scores.numpy().copy() if k else scores.numpy(), histories, targets, k, allow_seen)
+        return Placed(unmasked, found.masked, found.first)
 
 
 class NetworkRanker:
@@ -114,9 +116,7 @@ class NetworkRanker:
             nonlocal at
             at += len(part)
             scores = self._scores(states[at - len(part) : at])
-            own = scores[np.arange(len(of)), of]
-            unmasked = np.array([np.count_nonzero(row >= least) for row, least in zip(scores, own, strict=True)])
-            return _placed(scores, unmasked, part, of, k, allow_seen)
+            return placed(scores, part, of, k, allow_seen)
 
         return in_blocks(block, histories, targets, self.num_items, k, allow_seen)
 
@@ -192,12 +192,12 @@ def joined(parts: list[Placed], k: int) -> Placed:
     )
 
 
-def _placed(
-    scores: np.ndarray, unmasked: np.ndarray, histories: Histories, targets: np.ndarray, k: int, allow_seen: bool
-) -> Placed:
-    """From all scores (B, M), which are overwritten where `k` is not 0."""
-    row, item = histories.seen(scores.shape[1])
+def placed(scores: np.ndarray, histories: Histories, targets: np.ndarray, k: int, allow_seen: bool) -> Placed:
+    """From all scores (B, M), finite, which are overwritten where `k` is not 0."""
     of_target = scores[np.arange(len(targets)), targets]
+    counted = [np.count_nonzero(row >= own) for row, own in zip(scores, of_target, strict=True)]  # rows stay in cache
+    unmasked = np.array(counted, dtype=np.int64)
+    row, item = histories.seen(scores.shape[1])
     ahead = (scores[row, item] >= of_target[row]) & (item != targets[row])
     masked = unmasked - np.bincount(row[ahead], minlength=len(targets))
     if not k:
@@ -208,10 +208,16 @@ def _placed(
 
 
 def _first_items(scores: np.ndarray, k: int) -> np.ndarray:
-    place = scores.shape[1] - min(k, scores.shape[1])
-    least = np.partition(scores, place, axis=1)[:, place]
-    row, item = np.nonzero((scores >= least[:, None]) & np.isfinite(scores))
-    return first_of(row, item, scores[row, item], len(scores), k)
+    """The k best of all: among those that reach the k-th of the maxima of groups of items, k of which do at least."""
+    users, size = scores.shape
+    groups = size // GROUP
+    best = scores[:, : groups * GROUP].reshape(users, GROUP, groups).max(1) if groups >= k else scores
+    place = best.shape[1] - min(k, best.shape[1])
+    least = np.partition(best, place, axis=1)[:, place]
+    row, item = np.nonzero(scores >= least[:, None])
+    score = scores[row, item]
+    there = np.isfinite(score)
+    return first_of(row[there], item[there], score[there], users, k)
 
 
 def first_of(row: np.ndarray, item: np.ndarray, score: np.ndarray, users: int, k: int) -> np.ndarray:

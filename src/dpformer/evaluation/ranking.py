@@ -17,6 +17,7 @@ from torch import Tensor
 from dpformer.errors import DpformerError
 
 NEVER = 2**62  # the rank of what is not recommended however long the list is
+FEW_VALUES = 256  # of a metric, for which how often each is drawn is drawn at once
 
 
 class NonFiniteScores(DpformerError, ValueError):
@@ -78,17 +79,19 @@ def bootstrap(
 ) -> tuple[float, float]:
     """A percentile confidence interval of a metric of ranks (U,): users are drawn again with replacement.
 
-    It says how much the value would move with other users; not how much with another training run.
+    The metric is a mean over users, so that each user's value is computed once. It says how much the value would move
+    with other users; not how much with another training run.
     """
     _depth(ranks, 1)
-    generator = torch.Generator().manual_seed(seed)
-    block = max(1, (1 << 22) // len(ranks))
-    values = []
-    for start in range(0, samples, block):
-        shape = (min(block, samples - start), len(ranks))
-        values.append(metric(ranks[torch.randint(len(ranks), shape, generator=generator)]))
+    of_user = metric(ranks[:, None]).numpy()  # (U,): the mean of one
+    values, counts = np.unique(of_user, return_counts=True)
+    random = np.random.default_rng(seed)
+    if len(values) <= FEW_VALUES:  # how often each value is drawn is multinomial: no user has to be drawn
+        means = random.multinomial(len(of_user), counts / counts.sum(), samples) @ values / len(of_user)
+    else:
+        means = np.array([of_user[random.integers(0, len(of_user), len(of_user))].mean() for _ in range(samples)])
     tail = (1 - confidence) / 2
-    low, high = torch.quantile(torch.cat(values), torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    low, high = np.quantile(means, [tail, 1 - tail]).tolist()
     return low, high
 
 

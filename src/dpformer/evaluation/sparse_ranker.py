@@ -5,7 +5,7 @@ r"""Ranking by scores that are popularity and, for few items, something on top o
 Of the items that stand before a target of score s_t, those with p_b ≥ s_t are counted by one search among the sorted
 p, and those with p_b < s_t ≤ c_b + p_b are among the few with a claim c_b: the work is in proportion to the claims.
 Floating-point addition is monotonic, so the two are all. The numbers are those that recommendations are sorted by
-(`models.evidence`), compared as they are.
+(`models.evidence`), compared as they are. Where claims are not few, all items are compared: that is the quicker way.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpformer.evaluation.rankers import SCORES_AT_ONCE, Histories, Placed, first_of, joined
+from dpformer.evaluation.rankers import SCORES_AT_ONCE, Histories, Placed, first_of, joined, placed
 from dpformer.evaluation.ranking import NonFiniteScores
 from dpformer.models.evidence import Evidence
 
+FEW = 1 / 16  # of all items: about where comparing all of them becomes quicker
 Claims = Callable[[Histories], Any]  # → sparse matrix (B, M) by rows
 
 
@@ -46,7 +47,7 @@ class SparseRanker:
         parts = [(start, min(start + size, len(targets))) for start in range(0, len(targets), size)]
 
         def work(part: tuple[int, int]) -> Placed:
-            return _Block(self, histories.some(*part), targets[slice(*part)]).place(k, allow_seen)
+            return self._block(histories.some(*part), targets[slice(*part)], k, allow_seen)
 
         threads = min(torch.get_num_threads(), len(parts))
         if threads <= 1:
@@ -54,21 +55,30 @@ class SparseRanker:
         with ThreadPoolExecutor(threads) as pool:  # products run outside of Python's lock
             return joined(list(pool.map(work, parts)), k)
 
+    def _block(self, histories: Histories, targets: np.ndarray, k: int, allow_seen: bool) -> Placed:
+        found = None if self.claims is None else self.claims(histories)
+        if found is None:
+            return _Block(self, None, histories, targets).place(k, allow_seen)
+        if not np.isfinite(found.data).all():
+            raise NonFiniteScores("what counts claim is not finite")
+        if found.nnz <= FEW * len(targets) * self.num_items:
+            return _Block(self, found, histories, targets).place(k, allow_seen)
+        scores = found.toarray()
+        scores += self.popularity
+        return placed(scores, histories, targets, k, allow_seen)
+
 
 class _Block:
     """Some users: the claims of their histories as (row, item, claim), and looked up."""
 
-    def __init__(self, ranker: SparseRanker, histories: Histories, targets: np.ndarray) -> None:
+    def __init__(self, ranker: SparseRanker, found: Any, histories: Histories, targets: np.ndarray) -> None:
         self.ranker, self.targets, self.size = ranker, targets, ranker.num_items
         self.seen = histories.seen(self.size)
         self.dense: np.ndarray | None = None
         self.row = self.item = np.zeros(0, np.int64)
         self.score = ranker.popularity[:0]
-        if ranker.claims is None:
+        if found is None:
             return
-        found = ranker.claims(histories)
-        if not np.isfinite(found.data).all():
-            raise NonFiniteScores("what counts claim is not finite")
         self.row, self.item = np.repeat(np.arange(len(targets)), np.diff(found.indptr)), found.indices
         self.score = found.data + ranker.popularity[self.item]
         self.dense = np.zeros((len(targets), self.size), dtype=found.data.dtype)  # pages without a claim stay untouched

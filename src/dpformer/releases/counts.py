@@ -32,6 +32,7 @@ from dpformer.privacy.arguments import positive, whole
 from dpformer.privacy.events import Gaussian
 from dpformer.privacy.randomness import SecureRandom, public_grid
 from dpformer.privacy.sparse import noisy_above
+from dpformer.progress import reach, stage
 from dpformer.releases.frequencies import FrequencyRelease, exact_sums, of_items, release_sums
 from dpformer.releases.items import release_item_sums
 from dpformer.releases.sums import GRID, ArraySums, Sums
@@ -166,8 +167,15 @@ def release_transition_sums(
     """The same, of histories wherever they are: `sums` makes the exact sums of a round, everything private is here."""
     num_items, noise_multiplier = whole("num_items", num_items, 1), positive("noise_multiplier", noise_multiplier)
     random = random or SecureRandom(LABEL, seed=seed)
-    counted = sums.items(num_items) / GRID
     items = round_of_items(listed=bool(delta), described=described)
+    with stage("adding up counts", (1 + len(ROUNDS)) * sums.num_users):
+        return _rounds(sums, num_items, items, noise_multiplier, delta, random)
+
+
+def _rounds(
+    sums: Sums, num_items: int, items: Round, noise_multiplier: float, delta: float, random: SecureRandom
+) -> TransitionRelease:
+    counted = sums.items(num_items) / GRID
     deviation, rest = deviation_of(items, noise_multiplier), noise_of_pairs(items, noise_multiplier)
     if delta:
         found = release_item_sums(counted, deviation, delta=delta, random=random.within("items"))
@@ -179,9 +187,11 @@ def release_transition_sums(
         head = np.flatnonzero(frequencies.counts > _head_threshold(items, frequencies) * deviation)
     places = np.full(num_items, -1)
     places[head if listed is None else listed] = np.arange(len(head))
+    reach(sums.num_users)
     first = _first_round(sums, places, len(head), rest, random)
     estimate, rounds = Estimate(first.cells, first.noisy, deviation_of(ROUNDS[0], rest)), [first]
     for number, this in enumerate(ROUNDS[1:], start=1):
+        reach((1 + number) * sums.num_users)
         deviation = deviation_of(this, rest)
         counts = sums.pairs(places, estimate.cells, this.directed) / GRID
         noisy = _noisy(counts, deviation, random, number)

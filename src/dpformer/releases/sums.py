@@ -11,6 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from dpformer.progress import advance
+
 WINDOW, DECAY = 12, 0.88
 WEIGHTS = tuple(round(256 * DECAY**distance) for distance in range(WINDOW))  # of pairs 1, 2, … items apart
 GRID = 2**24  # one user's norm
@@ -127,6 +129,7 @@ class ArraySums:
             else:  # what is held out lies between
                 rows = np.arange(offsets[-1]) + np.repeat(self.starts[user:stop] - offsets[:-1], lengths[user:stop])
                 yield np.asarray(self.history[rows], dtype=np.int64), offsets
+            advance(stop - user)
             user = stop
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dpformer.data import Dataset
 from dpformer.runs.folder import RunFolder
+from dpformer.runs.kept import Kept
 from dpformer.runs.owner import followed, is_own
 from dpformer.runs.tasks import Measured, recommend, task_of
 
@@ -23,7 +24,9 @@ def measure(run: Run, data: str | Path | None = None, *, split: str = "test", fi
     The run's own data is found only if the run is one's own; a stranger's folder names files that it should not.
     """
     config, other = _places(run, data)
-    return task_of(config).measure(config, run.release, other, split, filter_seen=filter_seen)
+    folder = RunFolder(run.folder)
+    kept = Kept(folder) if is_own(folder) else None  # a stranger's folder may hold any numbers
+    return task_of(config).measure(config, run.release, other, split, filter_seen=filter_seen, kept=kept)
 
 
 def held_out_data(run: Run, data: str | Path | None = None) -> Dataset:

@@ -77,7 +77,7 @@ def render(content: Content) -> str:
 
 
 def _title(config: Config) -> str:
-    return "Synthetic default" if config.file is None else config.file.name
+    return "Synthetic default" if config.synthetic else config.file.name if config.file else config.table or "query"
 
 
 def _model(config: Config) -> str:

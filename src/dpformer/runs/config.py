@@ -139,7 +139,9 @@ class Config(BaseModel):
     skip_bad_rows: bool = _choice("Data", False, "Leave out and count rows that cannot be read.")
     table: str | None = _choice("Data", None, "Table of a database.")
     query: str | None = _choice("Data", None, "SQL that gives the log: of a database, or of Parquet as table log.")
-    engine: Literal["numpy", "duckdb"] | None = _choice("Data", None, "What adds up counts (by size; the same sums).")
+    engine: Literal["numpy", "duckdb", "spark"] | None = _choice(
+        "Data", None, "What adds up counts (by size; the same sums); spark reads the log too: --table db.events."
+    )
     memory: str | None = _choice("Data", None, "Limit of the engine that reads, such as 4GB (half of the machine's).")
     min_rating: float | None = _choice("Data", None, "Leave out lower ratings.")
     min_user_actions: Limit = _choice("Data", 0, "Leave out users with fewer interactions.")
@@ -249,12 +251,22 @@ class Config(BaseModel):
             return None
         if self.base is not None:
             return min(256, _positions(self.base))
-        return 256 if self.task == "lm" else 50 if self.file is None else 200
+        return 256 if self.task == "lm" else 50 if self.synthetic else 200
+
+    def on_file(self, file: Path | None) -> Config:
+        """The same choices for another log, which is on this machine."""
+        elsewhere = {"engine": None, "table": None, "query": None} if self.engine == "spark" else {}
+        return self.but(file=file, **elsewhere)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether there is no log: the synthetic default, made up and public. Spark has logs without a file."""
+        return self.file is None and self.engine != "spark"
 
     @property
     def items_policy(self) -> str:
         """How the list of items comes about: a public `catalog`, `dp` (released from the data), or `assumed-public`."""
-        if self.catalog is not None or self.file is None or self.task == "lm":
+        if self.catalog is not None or self.synthetic or self.task == "lm":
             return "catalog"
         return "assumed-public" if self.assume_items_public or not self.private else "dp"
 
@@ -290,6 +302,8 @@ class Config(BaseModel):
             raise ValueError(f"model is {str(name)!r}; it must be one of {', '.join(MODELS[:-1])}, or a folder")
         if name != "auto":
             return {"learning_rate": 1e-3, **given, "model": "pretrained", "base": Path(name)}
+        if given.get("engine") == "spark":
+            return {**given, "model": "counts"}  # what it can add up
         return {**given, "model": "transformer" if given.get("task") == "lm" else "auto"}
 
     @model_validator(mode="after")
@@ -298,6 +312,7 @@ class Config(BaseModel):
         if self.model != "transformer" and self.reattention:
             raise ValueError(f"Re-Attention needs attention, {self.model} has none: leave it out")
         self._check_task()
+        self._check_engine()
         if self.dim % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide dim, which is {self.dim}")
         if self.catalog is not None and self.assume_items_public and self.recipe == "default":
@@ -327,6 +342,17 @@ class Config(BaseModel):
             )
             raise ValueError(f"{asker} needs item frequencies: give frequency_share above 0, or {fix}")
         return self
+
+    def _check_engine(self) -> None:
+        if self.engine != "spark":
+            return
+        if self.task != "recommend" or self.model != "counts":
+            raise ValueError(f"engine is spark, which adds up counts, and model is {self.model}: leave engine out")
+        if self.private_metrics or self.cache is not None:
+            name = "private_metrics" if self.private_metrics else "cache"
+            raise ValueError(f"{name} needs histories on this machine, and engine spark leaves them where they are")
+        if self.file is None and self.table is None and self.query is None:
+            raise ValueError("engine is spark: give --table db.events, --query, or Parquet files")
 
     def _check_base(self) -> None:
         if (self.model == "pretrained") != (self.base is not None):
@@ -413,7 +439,7 @@ class Config(BaseModel):
             tokenizer=self.tokenizer and self.tokenizer.resolve(),
             base=self.base and self.base.resolve(),
             max_length=self.max_length or self.default_length,
-            epochs=self.epochs or (None if self.model == "counts" else 10 if self.file is None else 100),
+            epochs=self.epochs or (None if self.model == "counts" else 10 if self.synthetic else 100),
             reattention=None if self.model == "counts" else needed,
             delta=self.delta or 1 / (users if self.recipe.startswith("paper") else 10 * users),
             batch_size=None if self.model == "counts" else batch_size,

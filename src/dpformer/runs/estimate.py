@@ -6,8 +6,6 @@ code that trains. No private data is touched.
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from typing import Any
 
@@ -20,6 +18,10 @@ from dpformer.privacy import SecureRandom
 from dpformer.privacy.mechanisms import noise_of
 from dpformer.privacy.numbers import round_up
 from dpformer.privacy.units import USER
+from dpformer.progress import peak_memory
+from dpformer.releases.counts import LABEL as COUNTS
+from dpformer.releases.counts import release_transition_sums
+from dpformer.releases.sums import WINDOW, ArraySums
 from dpformer.runs.choice import chosen_before
 from dpformer.runs.config import Config
 from dpformer.runs.ledger_file import delta_notes
@@ -28,6 +30,8 @@ from dpformer.runs.planning import make_plan
 from dpformer.runs.tasks import task_of
 from dpformer.runs.tasks.recommend import SYNTHETIC_USERS
 from dpformer.training.plan import Plan
+
+COUNTED, COUNTED_USERS = 50, 4000  # items a user, and users, of an estimate of counts
 
 
 def dry_run(config: Config, users: int | None = None, items: int | None = None) -> dict[str, Any]:
@@ -38,7 +42,7 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
         users: the number of users, public; that of the synthetic default is known.
         items: the number of items, public; a catalogue tells it.
     """
-    if config.file is None:
+    if config.synthetic:
         users = users or SYNTHETIC_USERS
     if users is None:
         raise DpformerError("a dry run does not read the data, so it cannot count users: give --users N")
@@ -51,9 +55,31 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
     notes = delta_notes(plan.delta if epsilon is not None else None, users)
     facts = {"model": config.model, **plan.to_dict(), "sample_rate": plan.sample_rate, "epsilon": epsilon}
     facts["notes"] = notes
-    if items is None or not plan.steps:  # counts take seconds
+    if items is None:
         return {**facts, "estimate": None}
-    return {**facts, "estimate": estimate(config, plan, items)}
+    return {**facts, "estimate": estimate(config, plan, items) if plan.steps else estimate_counts(config, plan, items)}
+
+
+def estimate_counts(config: Config, plan: Plan, items: int) -> dict[str, Any]:
+    """Seconds and peak bytes of transition counts, if users have `COUNTED` items each, or as many as are trained on.
+
+    Some users with random histories, popular items first, go through the code that counts. Time is in proportion to
+    users; memory is that of the pairs of items that occur, all of them at worst.
+    """
+    users, length = min(plan.users, COUNTED_USERS), min(config.max_length or COUNTED, COUNTED)
+    histories = (items ** np.random.default_rng(0).random(users * length)).astype(np.int64) - 1  # Zipf's law
+    noise = plan.noise_of(COUNTS) or 1.0
+    began = time.monotonic()
+    sums = ArraySums.packed(np.clip(histories, 0, items - 1), np.arange(0, users * length + 1, length))
+    release_transition_sums(sums, items, noise * users / plan.users, seed=0)  # as many pairs stay, in proportion
+    seconds = (time.monotonic() - began) / users * plan.users
+    pairs = min(items * (items - 1) // 2, plan.users * length * WINDOW)
+    return {
+        "parameters": None,
+        "seconds": seconds,
+        "memory": peak_memory() + 4 * plan.users * length + 2 * 16 * pairs,
+        "items_a_user": length,
+    }
 
 
 def estimate(config: Config, plan: Plan, items: int) -> dict[str, Any]:
@@ -83,14 +109,10 @@ def estimate(config: Config, plan: Plan, items: int) -> dict[str, Any]:
     return {
         "parameters": parameters,
         "seconds": per_user * plan.expected_batch_size * plan.steps,
-        "memory": _peak() + data + 8 * parameters * (len(plan.noise.coefficients()) - 1),  # the noise of past steps
+        "memory": peak_memory()
+        + data
+        + 8 * parameters * (len(plan.noise.coefficients()) - 1),  # the noise of past steps
     }
-
-
-def _peak() -> int:
-    """The most memory this process has held, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -122,10 +144,13 @@ def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _effort(facts: dict[str, Any]) -> list[tuple[str, str]]:
     estimate = facts["estimate"]
-    if not facts["steps"]:
-        return [("time", "seconds")]
     if estimate is None:
         return [("time, memory", "not known: give --items, or --catalog")]
+    if not facts["steps"]:
+        return [
+            ("time", f"about {estimate['seconds'] / 60:,.1f} min, if users have {estimate['items_a_user']} items each"),
+            ("memory", f"at most {estimate['memory'] / 2**30:.1f} GiB"),
+        ]
     return [
         ("parameters", f"{estimate['parameters']:,}"),
         ("time", f"at most {estimate['seconds'] / 60:,.1f} min, if every user fills --max-length"),

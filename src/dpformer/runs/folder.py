@@ -7,7 +7,8 @@ releases.safetensors  noisy numbers as they were released, of which the model is
 privacy.json        the statement; with it the run is done
 privacy.json.sig    a signature under it, if asked for
 report.html         made by `dpformer report`
-checkpoint/         private: the state of an unfinished run with its keys, the hash of the data, whose folder it is
+checkpoint/         private: the state of an unfinished run with its keys, the hash of the data, whose folder it is,
+                    the ranks that were evaluated
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class RunFolder:
         self.keys = self.private / "keys.json"
         self.data = self.private / "data.json"
         self.owner = self.private / "owner"
+        self.evaluation = self.private / "evaluation.npz"
 
     @classmethod
     def create(cls, path: str | Path, config: str) -> RunFolder:
@@ -126,7 +128,7 @@ class RunFolder:
 
     def stray_secrets(self) -> list[Path]:
         """What is in checkpoint/ of a finished run, and should not be."""
-        left = {self.data.name, self.owner.name}
+        left = {self.data.name, self.owner.name, self.evaluation.name}
         return [path for path in self.private.iterdir() if path.name not in left] if self.private.is_dir() else []
 
     def refuse_released(self, *, by_steps: bool) -> None:

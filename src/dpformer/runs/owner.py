@@ -49,13 +49,14 @@ def followed(folder: RunFolder, config: Config, data: Path | None = None) -> Con
         data: the log to read; by default the run's own, if the run is one's own.
     """
     if is_own(folder):
-        return config if data is None else config.but(file=data)
-    if data is None and config.file is not None:
+        return config if data is None else config.on_file(data)
+    if data is None and not config.synthetic:
+        name = config.file.name if config.file is not None else config.table or "a query"
         raise NotOwn(
             f"{folder.path} was not made by you on this machine, so the file that it names is not read: name its data "
-            f"(DATA after the run, or --data; in the run it is called {config.file.name!r})"
+            f"(DATA after the run, or --data; in the run it is called {name!r})"
         )
-    return config.but(file=data, catalog=None, tokenizer=None, cache=None)
+    return config.on_file(data).but(catalog=None, tokenizer=None, cache=None)
 
 
 class NotOwn(DpformerError):

@@ -28,6 +28,7 @@ from dpformer.models.counts import TransitionCounts
 from dpformer.models.warm_start import low_rank_items
 from dpformer.privacy import Ledger, SecureRandom
 from dpformer.privacy.events import METRICS
+from dpformer.progress import Phases
 from dpformer.releases.counts import TransitionRelease
 from dpformer.releases.metrics import MetricRelease, release_metrics
 from dpformer.runs.checkpoint import check_data, load_checkpoint, save_checkpoint
@@ -100,9 +101,11 @@ def train(
     check_budget(config)
     signer = None if key is None else private_key(key)
     random = SecureRandom("run", seed=config.seed)
+    phases = Phases()
     with _threads(config.threads) as threads:
-        dataset = load_dataset(config)
-        if config.file is not None and (said := order_line(dataset.description)):
+        with phases("reading"):
+            dataset = load_dataset(config)
+        if not config.synthetic and (said := order_line(dataset.description)):
             Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
         reason = ""
         if config.model == "auto":
@@ -112,7 +115,7 @@ def train(
             Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
         config = with_attributes(config, dataset.vocabulary).resolve(users=dataset.num_users, threads=threads)
         plan = make_plan(config, dataset.num_users)
-        budget = config.delta if config.private and config.seed is None and config.file is not None else None
+        budget = config.delta if config.private and config.seed is None and not config.synthetic else None
         for said in notes(out, dataset.hash, budget, dataset.num_users, ledger is not None):
             Console(stderr=True).print(f"note: {said}", markup=False, highlight=False, soft_wrap=True)
         if ledger is not None:
@@ -126,9 +129,13 @@ def train(
         with folder.lock():
             mark_as_own(folder)
             save_keys(folder, random, config=config.hash(), data=dataset.hash)  # before anything is released
-            run = _Session(folder, config, plan, dataset, random, team=team).go()
+            with phases("release"):
+                session = _Session(folder, config, plan, dataset, random, team=team)
+            with phases("model" if config.model == "counts" else "training"):
+                run = session.go()
             if signer is not None:
                 sign(folder, signer)
+            Console(stderr=True).print(str(phases), markup=False, highlight=False, soft_wrap=True)
             return run
 
 
@@ -234,7 +241,11 @@ class _Session:
         self.ledger = Ledger()  # what happened
         self.released = self._release_items()
         self.vocabulary = self.released.vocabulary(dataset)
-        self.users = known_items(dataset, self.vocabulary)  # what is trained on
+
+    @cached_property
+    def users(self) -> Dataset:
+        """What a network is trained on."""
+        return known_items(self.dataset, self.vocabulary)
 
     def _release_items(self) -> Released:
         """What is released before training; after a crash in training it is in the checkpoint, and paid for."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dpformer.data import Dataset, Vocabulary
     from dpformer.privacy.units import UnitOfPrivacy
     from dpformer.runs.config import Config
+    from dpformer.runs.kept import Kept
     from dpformer.runs.model_file import Release
     from dpformer.training.plan import Plan
 
@@ -59,8 +60,12 @@ class Task(Protocol):
         split: str = "test",
         *,
         filter_seen: bool = True,
+        kept: Kept | None = None,
     ) -> Measured:
-        """The accuracy of a released model on held-out data: the run's own, or that of another file."""
+        """The accuracy of a released model on held-out data: the run's own, or that of another file.
+
+        What was measured before is taken from `kept`, where there is such a thing, and else put there.
+        """
 
 
 class Measured(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dpformer.data import (
     Dataset,
@@ -23,9 +23,11 @@ from dpformer.runs.public_facts import public_description
 if TYPE_CHECKING:
     from dpformer.evaluation import Evaluation
     from dpformer.runs.config import Config
+    from dpformer.runs.kept import Kept
     from dpformer.runs.model_file import Release
     from dpformer.training.plan import Plan
 
+RANKED = ("model", "popularity")
 SYNTHETIC_USERS, SYNTHETIC_ITEMS = 6000, 400  # of the synthetic default: made up, so public
 NOT_COVERED = (
     "Measured on users' own held-out items: the privacy guarantee does not cover these numbers, keep them as private "
@@ -68,9 +70,12 @@ class Recommend:
 
     def read(self, config: Config, vocabulary: Vocabulary | None = None) -> Dataset:
         max_length = config.max_length or config.default_length
-        if config.file is None:
+        if config.synthetic:
             return synthetic(0, SYNTHETIC_USERS, SYNTHETIC_ITEMS, max_length=max_length, validation=config.validation)
         catalog = read_catalog(config.catalog) if config.catalog is not None else None
+        if config.engine == "spark":
+            return self._in_cluster(config, catalog)
+        assert config.file is not None
         dataset = prepare(
             config.file,
             columns=config.log_columns(),
@@ -84,13 +89,34 @@ class Recommend:
         )
         return dataset if catalog is None or vocabulary is not None else dataset.with_attributes(catalog)
 
+    def _in_cluster(self, config: Config, catalog: Vocabulary | None) -> Dataset:
+        """A log that stays where it is, of which counts ask no more than sums: see `ClusterLog`."""
+        from dpformer.data.cluster import cluster_log
+
+        log = cluster_log(
+            config.file,
+            columns=config.log_columns(),
+            reading=config.reading(),
+            vocabulary=catalog,
+            drop_unknown_items=config.drop_unknown_items,
+            filters=Filters(config.min_rating, config.min_user_actions),
+            max_length=config.max_length,
+            validation=config.validation,
+        )
+        return cast(Dataset, log)
+
     def read_again(self, config: Config, release: Release) -> Dataset:
-        if config.items_policy == "catalog" and config.file is not None:
+        if config.engine == "spark":
+            raise DpformerError(
+                "the log of this run is in a cluster, and stayed there: name a log on this machine, of some users or "
+                "all: dpformer evaluate RUN sample.parquet"
+            )
+        if config.items_policy == "catalog" and not config.synthetic:
             return self.read(config.but(catalog=None), vocabulary_of(release))
         return self.read(config)
 
     def count_items(self, config: Config) -> int | None:
-        if config.file is None:
+        if config.synthetic:
             return SYNTHETIC_ITEMS
         return None if config.catalog is None else len(read_catalog(config.catalog))
 
@@ -130,19 +156,24 @@ class Recommend:
         split: str = "test",
         *,
         filter_seen: bool = True,
+        kept: Kept | None = None,
     ) -> RankingAccuracy:
-        from dpformer.evaluation import evaluate, popularity
+        from dpformer.evaluation import Evaluation, evaluate, popularity
         from dpformer.evaluation.evaluate import ranker
 
         dataset, vocabulary = held_out_data(config, release, other=data), vocabulary_of(release)
         if split == "validation" and not dataset.validation:
             raise DpformerError("the run held out no validation items; train it with --validation, or use --split test")
+        key = (dataset.hash, split, "seen left out" if filter_seen else "all ranked")
+        if kept is not None and (before := kept.get(*key)) is not None:
+            of_model, of_popularity = (Evaluation.of(dataset, split, filter_seen, before, name) for name in RANKED)
+            return RankingAccuracy(of_model, of_popularity, dataset)
         options: dict[str, Any] = {"split": split, "filter_seen": filter_seen}
-        return RankingAccuracy(
-            evaluate(ranker(release.model, dataset, vocabulary), dataset, **options),
-            evaluate(popularity(dataset), dataset, **options),
-            dataset,
-        )
+        of_model = evaluate(ranker(release.model, dataset, vocabulary), dataset, **options)
+        found = RankingAccuracy(of_model, evaluate(popularity(dataset), dataset, **options), dataset)
+        if kept is not None:
+            kept.put({**found.model.measured("model"), **found.popularity.measured("popularity")}, *key)
+        return found
 
 
 def held_out_data(config: Config, release: Release, other: Path | None = None) -> Dataset:
@@ -154,7 +185,7 @@ def held_out_data(config: Config, release: Release, other: Path | None = None) -
     read = Recommend().read
     if other is not None and (config.file is None or other.resolve() != config.file.resolve()):
         # Which items are common there has no say: the model has the items it has.
-        elsewhere = config.but(file=other, catalog=None)
+        elsewhere = config.on_file(other).but(catalog=None)
         return read(elsewhere, None if config.items_policy == "dp" else vocabulary_of(release))
     dataset, known = Recommend().read_again(config, release), vocabulary_of(release)
     among = set(known.ids)

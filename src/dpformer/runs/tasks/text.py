@@ -16,6 +16,7 @@ from dpformer.runs.public_facts import public_description
 if TYPE_CHECKING:
     from dpformer.evaluation.language import LanguageLoss
     from dpformer.runs.config import Config
+    from dpformer.runs.kept import Kept
     from dpformer.runs.model_file import Release
     from dpformer.training.plan import Plan
 
@@ -88,6 +89,7 @@ class Text:
         split: str = "test",
         *,
         filter_seen: bool = True,
+        kept: Kept | None = None,  # a loss is measured in seconds
     ) -> TextAccuracy:
         if split != "test":
             raise DpformerError(f"split is {split!r}; text has no validation items: leave it out")
