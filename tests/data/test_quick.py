@@ -82,7 +82,7 @@ def test_broken_utf8_is_found_either_way(tmp_path: Path, monkeypatch: pytest.Mon
     same(both(path, monkeypatch))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.text(alphabet='ab1,,,,"\n\t. é', max_size=12), max_size=6), quotes=st.booleans())
 def test_junk_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[str], quotes: bool) -> None:
     path = tmp_path / "log.csv"

@@ -97,7 +97,7 @@ class _Log:
     def __init__(self, session: Any, source: Any, columns: Columns, reading: Reading, filters: Filters) -> None:
         self.session, self.reading, self.filters = session, reading, filters
         (frame, self.name), rated = source, filters.min_rating is not None
-        kinds = {column: kind.split("(")[0] for column, kind in frame.dtypes}
+        kinds = {column: _kind(kind) for column, kind in frame.dtypes}
         self.roles = resolve(list(kinds), columns, rating=rated, order="time", where=self.name)
         frame.createOrReplaceTempView("dpformer_log")
         user, item = (_id(role, self.roles[role], kinds[self.roles[role]], self.name) for role in ("user", "item"))
@@ -222,6 +222,11 @@ class _Log:
 
     def _view(self, name: str, sql: str) -> None:
         self.session.sql(sql).createOrReplaceTempView(name)
+
+
+def _kind(kind: str) -> str:
+    """A type without its precision; whole decimals (unsigned numbers of Parquet) are whole numbers."""
+    return "bigint" if kind.startswith("decimal(") and kind.endswith(",0)") else kind.split("(")[0]
 
 
 def _id(role: str, column: str, kind: str, where: str) -> str:
