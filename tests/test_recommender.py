@@ -51,7 +51,7 @@ def fitted() -> dp.Recommender:
 def test_a_plan_touches_no_data() -> None:
     plan = dp.Recommender(epsilon=5).plan(users=6040)
     assert plan["users"] == 6040 and plan["epsilon"] <= 5 and plan["notes"] == []
-    assert "for transition counts" in plan._repr_html_() and "seconds" in plan._repr_html_()
+    assert "for transition counts" in plan._repr_html_() and "time, memory" in plan._repr_html_()
     assert "above 1 / (10" in dp.Recommender(epsilon=5, delta=1e-4).plan(users=6040)._repr_html_()
     assert "above 1 / 6,040 users" in dp.Recommender(epsilon=5, delta=1e-3).plan(users=6040)["notes"][0]
     network = dp.Recommender(epsilon=5, model="transformer", epochs=1, max_length=8).plan(users=100, items=20)

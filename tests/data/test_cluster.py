@@ -118,6 +118,8 @@ def _items(dataset: Dataset) -> np.ndarray:
         ),
         ("SELECT user_id, item_id FROM events", "no column of times"),
         ("SELECT nothing FROM events", "Spark cannot read the log"),
+        ("DROP VIEW events", "Spark cannot read the log"),
+        ("WITH x AS (SELECT 1) INSERT INTO events SELECT * FROM x", "Spark cannot read the log"),
         ("SELECT user_id, item_id, created_at FROM events WHERE rating > 9", "has no rows"),
         ("SELECT user_id, item_id, created_at FROM events WHERE user_id = 'u7'", "1 user is left"),
     ],

@@ -86,7 +86,9 @@ def _source(session: Any, file: Path | None, reading: Reading) -> Any:
     if reading.table is not None:
         return session.table(reading.table), reading.table
     if reading.query is not None:
-        return session.sql(reading.query), "the query"
+        return session.sql(
+            f"SELECT * FROM ({reading.query}) AS log"
+        ), "the query"  # inside, nothing but a SELECT may be
     assert file is not None
     return session.read.option("recursiveFileLookup", "false").parquet(str(file)), file.name
 

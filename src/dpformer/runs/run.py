@@ -176,6 +176,10 @@ def resume(path: str | Path, team: Team | None = None, *, file: Path | None = No
 
 
 def _go_on(folder: RunFolder, config: Config, team: Team | None) -> None:
+    if config.engine == "spark" and not is_own(folder):
+        raise DpformerError(
+            f"{folder.path} was not made by you on this machine, so that its SQL is not run in a cluster"
+        )
     folder.refuse_released(by_steps=config.model != "counts")
     random, state = SecureRandom("run", seed=config.seed), None
     keys = load_keys(folder, config=config.hash())
