@@ -188,7 +188,7 @@ def test_losses_of_ones_own(tmp_path: Path) -> None:
 
 def test_losses_divided_by_everybodys_tokens_are_seen(tmp_path: Path) -> None:
     """Autograd and the engine agree on them, so only a user computed alone shows it."""
-    with pytest.raises(dp.UnsupportedUse, match="depend on that user only"):
+    with pytest.raises(dp.UnsupportedUse, match="must depend on that user alone"):
         trainer(tmp_path, train_dataset=rows(users=30), compute_loss_func=over_the_batch).train()
 
 

@@ -47,9 +47,7 @@ def library_loop(examples: list[dict[str, Any]], context: str) -> tuple[Any, dp.
 def run(private: PrivateLoop, steps: int = 4) -> None:
     for batch in private:
         for part in batch:
-            with private.recording():
-                losses = user_losses(private.model, part)
-            private.backward(losses)
+            private.backward(lambda part: user_losses(private.model, part), part)
         private.step()
         if private.session.taken == steps:
             return
@@ -180,3 +178,31 @@ def test_lightning_resumes_and_saves_no_key(tmp_path: Path) -> None:
 def test_lightning_refuses(changes: dict[str, Any], trainer: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(DpformerError, match=says):
         fit(module(tmp_path, **changes), tmp_path, **trainer)
+
+
+@pytest.mark.parametrize("adapter", ["accelerate", "lightning"])
+@pytest.mark.parametrize("begins", [0, 2])
+def test_users_mixed_through_numbers(
+    adapter: str, begins: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack: losses weighted by everybody's, which no gradient shows; at once, or from the third step."""
+    monkeypatch.setattr("dpformer.clipping.independence.EVERY", 1)
+
+    def weighted(model: Any, part: Part, taken: int) -> torch.Tensor:
+        each = user_losses(model, part)
+        return each / each.detach().mean() if taken >= begins else each
+
+    with pytest.raises(dp.UnsupportedUse, match="must depend on that user alone"):
+        if adapter == "accelerate":
+            private = loop(tmp_path)
+            session = private.session
+            for batch in private:
+                for part in batch:
+                    private.backward(lambda part: weighted(private.model, part, session.taken), part)
+                private.step()
+        else:
+            made = module(tmp_path)
+            session = made.session
+            made.user_losses = lambda part: weighted(made.body, part, session.taken)
+            fit(made, tmp_path)
+    assert session.taken == begins
