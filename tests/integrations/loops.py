@@ -204,3 +204,44 @@ def guide(page: str) -> None:
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(block, "several-machines.md", "exec"), names)
     dist.destroy_process_group()
+
+
+def worked_example(page: str) -> None:
+    """The GPT-2 of the guide on two processes: the ledger and, under the same key, the model of one process."""
+    from dpformer.integrations import distributed
+    from dpformer.integrations.batches import Part
+    from dpformer.integrations.losses import user_losses
+    from dpformer.integrations.users import Users
+
+    key, names = bytes(range(32)), {"__name__": "guide"}
+    distributed.shared_key = lambda: key
+    blocks = re.findall(r'```python(?: title="sharded.py")?\n(.*?)```', page, re.DOTALL)
+    exec(compile(blocks[0], "trainers.md", "exec"), names)
+    there: dict[str, Any] = names  # type: ignore[assignment]
+    with_dropout = there["base_model"]
+    there["base_model"] = base = lambda: _without_dropout(with_dropout()).double()
+    exec(compile(blocks[-1], "sharded.py", "exec"), names)
+    alone, users, batches = base(), Users(there["texts"], "author"), there["batches"]
+    again = dp.PoissonBatches(there["AUTHORS"], batches.sample_rate, there["STEPS"], key=key)
+    inner = torch.optim.AdamW(alone.parameters(), lr=1e-3)
+    clipping, bound = dp.PhantomClipping(alone), {"clip_norm": 1.0, "expected_batch_size": there["BATCH"]}
+    optimizer = dp.PrivateOptimizer(inner, noise_multiplier=there["sigma"], key=key, **bound)
+    for drawn in again:
+        if len(drawn):
+            part = Part.of([there["collate"](users[user]) for user in drawn])
+            with clipping:
+                losses = user_losses(alone, part)
+            clipping.backward(losses, dp.normalize(1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert there["ledger"] == dp.Ledger([optimizer.event(again)])
+    for one, other in zip(values(there["model"]), values(alone), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    dist.destroy_process_group()
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model

@@ -86,6 +86,9 @@ def test_train_evaluate_generate_export(name: str, lora: int, tmp_path: Path) ->
     written = json.loads(invoke("generate", run, "--prompt", "tea", "--length", 5, "--seed", 1, "--json"))["text"]
     assert len(written) == 5 and set(written) <= set(LETTERS)
     assert "model.safetensors" in invoke("export", run, out)
+    invoke("verify", run)
+    invoke("report", run)
+    assert list(run.glob("*.html"))
     again = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert json.loads((out / "privacy.json").read_text()) == statement
     assert "differential_privacy" in (out / "README.md").read_text()
@@ -101,6 +104,35 @@ def test_train_evaluate_generate_export(name: str, lora: int, tmp_path: Path) ->
     base = transformers.AutoModelForCausalLM.from_pretrained(folder)
     moved = [k for k, v in base.state_dict().items() if not torch.equal(v, again.state_dict()[k])]
     assert moved and (not lora or all("c_" in key for key in moved))  # adapters are in linear layers only
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_run_on_a_checkpoint_is_resumed(bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.torch import load_file
+
+    from dpformer.training.trainer import Trainer
+
+    folder = checkpoint(tmp_path / "base", "gpt2-tied")
+    rows = [{"author": f"u{number % 40}", "text": "see us at nine"} for number in range(80)]
+    (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = ["train", tmp_path / "text.jsonl", "--task", "lm", "--unit", "author", "--model", folder, "--lora", 2]
+    given += ["--epsilon", 8, "--batch-size", 10, "--epochs", 1, "--seed", 3, "--checkpoint-seconds", 0]
+    given += ["--bf16"] if bf16 else []
+    invoke(*given, "--out", tmp_path / "whole")
+    advance = Trainer.advance
+
+    def stopped(self: Trainer) -> Any:
+        if self.step == 2:
+            raise KeyboardInterrupt
+        return advance(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "advance", stopped)
+        done = CliRunner().invoke(app, [str(part) for part in (*given, "--out", tmp_path / "part")])
+        assert done.exit_code == 130, done.output
+    invoke("train", "--resume", tmp_path / "part")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

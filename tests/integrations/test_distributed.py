@@ -31,6 +31,12 @@ def test_the_guide_runs() -> None:
     assert jobs.finish(jobs.start(2, loops.guide, page)) == [0, 0]
 
 
+def test_the_worked_example_sharded() -> None:
+    pytest.importorskip("transformers")
+    page = (GUIDE.parent / "trainers.md").read_text(encoding="utf-8")
+    assert jobs.finish(jobs.start(2, loops.worked_example, page)) == [0, 0]
+
+
 def test_processes_must_be_joined_first() -> None:
     from torch import nn
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import dpformer as dp
 from dpformer.errors import DpformerError
 from dpformer.integrations.users import Users
+from tests.integrations.secrets import a_leak_is_found, no_secret_in
 from tests.integrations.texts import arguments, collate, gpt2, rows
 
 transformers = pytest.importorskip("transformers")
@@ -83,17 +84,12 @@ def test_resume_and_what_is_saved(tmp_path: Path) -> None:
 
     (vault,) = (tmp_path / "out.keys").iterdir()
     assert stat.S_IMODE(vault.stat().st_mode) == 0o600 and stat.S_IMODE(vault.parent.stat().st_mode) == 0o700
-    secrets = json.loads(vault.read_text())
-    keys = [secrets[name]["key"] for name in ("noise", "sampling", "masks")]
-    assert len(set(keys)) == 3
-    written = [path for path in tmp_path.rglob("*") if path.is_file() and path != vault]
+    written = no_secret_in(tmp_path, vault)
     assert {"optimizer.pt", "trainer_state.json", "training_args.bin", "privacy.json"} <= {p.name for p in written}
+    a_leak_is_found(tmp_path, vault, next(path for path in written if path.name == "optimizer.pt"))
     for path in written:
-        content = path.read_bytes()
-        for secret in (*keys, secrets["data"]):
-            assert secret.encode() not in content and bytes.fromhex(secret) not in content, path
         if path.name == "trainer_state.json":  # exact statistics of the data are not there either
-            assert "loss" not in content.decode() and "grad_norm" not in content.decode()
+            assert "loss" not in path.read_text() and "grad_norm" not in path.read_text()
 
     facts = json.loads((tmp_path / "model" / "privacy.json").read_text())
     assert facts["steps"] == 4 and facts["private"] and facts["headline"].startswith("Author-level")
@@ -192,7 +188,7 @@ def test_losses_of_ones_own(tmp_path: Path) -> None:
 
 def test_losses_divided_by_everybodys_tokens_are_seen(tmp_path: Path) -> None:
     """Autograd and the engine agree on them, so only a user computed alone shows it."""
-    with pytest.raises(dp.UnsupportedUse, match="depend on that user only"):
+    with pytest.raises(dp.UnsupportedUse, match="must depend on that user alone"):
         trainer(tmp_path, train_dataset=rows(users=30), compute_loss_func=over_the_batch).train()
 
 

@@ -1,6 +1,5 @@
 """Accelerate and Lightning: the same model as a loop of the library, exact resume, no key in checkpoints, refusals."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from dpformer.errors import DpformerError
 from dpformer.integrations.batches import Part
 from dpformer.integrations.losses import user_losses
 from dpformer.integrations.users import Users
+from tests.integrations.secrets import a_leak_is_found, no_secret_in
 from tests.integrations.texts import collate, gpt2, rows
 
 pytest.importorskip("transformers")
@@ -47,9 +47,7 @@ def library_loop(examples: list[dict[str, Any]], context: str) -> tuple[Any, dp.
 def run(private: PrivateLoop, steps: int = 4) -> None:
     for batch in private:
         for part in batch:
-            with private.recording():
-                losses = user_losses(private.model, part)
-            private.backward(losses)
+            private.backward(lambda part: user_losses(private.model, part), part)
         private.step()
         if private.session.taken == steps:
             return
@@ -61,14 +59,12 @@ def loop(folder: Path, model: Any = None, **changes: Any) -> PrivateLoop:
     return make_private(accelerate.Accelerator(cpu=True), model, adam(model), **given)
 
 
-def no_key_in(folder: Path, *but: Path) -> None:
+def no_key_in(folder: Path, saved: str) -> None:
+    """In no file; and if one were in the file of the optimizer, it would be found."""
     (vault,) = (folder / "keys").iterdir()
-    secrets = json.loads(vault.read_text())
-    for path in folder.rglob("*"):
-        if path.is_file() and path != vault:
-            for name in ("noise", "sampling", "masks"):
-                key = secrets[name]["key"]
-                assert key.encode() not in path.read_bytes() and bytes.fromhex(key) not in path.read_bytes(), path
+    read = no_secret_in(folder, vault)
+    assert folder / saved in read
+    a_leak_is_found(folder, vault, folder / saved)
 
 
 def test_accelerate_is_the_loop_of_the_library(tmp_path: Path) -> None:
@@ -86,7 +82,8 @@ def test_accelerate_resumes_and_saves_no_key(tmp_path: Path) -> None:
     run(private, 2)
     private.accelerator.save_state(str(tmp_path / "state"))
     run(private)
-    no_key_in(tmp_path)
+    private.model.save_pretrained(tmp_path / "model")
+    no_key_in(tmp_path, "state/optimizer.bin")
     again = loop(tmp_path, gpt2(seed=1, dropout=0.1), seed=None)
     again.accelerator.load_state(str(tmp_path / "state"))
     assert again.session.taken == 2
@@ -155,7 +152,8 @@ def test_lightning_resumes_and_saves_no_key(tmp_path: Path) -> None:
     made = module(tmp_path, gpt2(dropout=0.1), seed=None)
     halfway = fit(made, tmp_path, max_steps=2)
     halfway.save_checkpoint(tmp_path / "half.ckpt")
-    no_key_in(tmp_path)
+    made.body.save_pretrained(tmp_path / "model")
+    no_key_in(tmp_path, "half.ckpt")
     saved = torch.load(tmp_path / "half.ckpt", weights_only=True)
     assert saved["privacy"]["steps"] == 2 and saved["privacy"]["private"]
     whole = []
@@ -180,3 +178,31 @@ def test_lightning_resumes_and_saves_no_key(tmp_path: Path) -> None:
 def test_lightning_refuses(changes: dict[str, Any], trainer: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(DpformerError, match=says):
         fit(module(tmp_path, **changes), tmp_path, **trainer)
+
+
+@pytest.mark.parametrize("adapter", ["accelerate", "lightning"])
+@pytest.mark.parametrize("begins", [0, 2])
+def test_users_mixed_through_numbers(
+    adapter: str, begins: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack: losses weighted by everybody's, which no gradient shows; at once, or from the third step."""
+    monkeypatch.setattr("dpformer.clipping.independence.EVERY", 1)
+
+    def weighted(model: Any, part: Part, taken: int) -> torch.Tensor:
+        each = user_losses(model, part)
+        return each / each.detach().mean() if taken >= begins else each
+
+    with pytest.raises(dp.UnsupportedUse, match="must depend on that user alone"):
+        if adapter == "accelerate":
+            private = loop(tmp_path)
+            session = private.session
+            for batch in private:
+                for part in batch:
+                    private.backward(lambda part: weighted(private.model, part, session.taken), part)
+                private.step()
+        else:
+            made = module(tmp_path)
+            session = made.session
+            made.user_losses = lambda part: weighted(made.body, part, session.taken)
+            fit(made, tmp_path)
+    assert session.taken == begins

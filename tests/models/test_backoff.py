@@ -111,8 +111,12 @@ def test_parts_of_an_explanation_add_up_to_the_score(model: TransitionCounts) ->
         model.explain([3], 60)
 
 
-def test_what_is_served_is_what_the_model_says(model: TransitionCounts) -> None:
+@pytest.mark.parametrize("dense", [0, 1 << 24])
+def test_what_is_served_is_what_the_model_says(
+    model: TransitionCounts, dense: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fast products, which batches and the service use, know the attributes too."""
+    monkeypatch.setattr("dpformer.models.evidence.DENSE", dense)
     histories = [[3, 9, 3, 50], [12], list(range(40))]
     evidence = Evidence(model)
     packed, offsets = np.concatenate(histories), np.cumsum([0, *map(len, histories)])

@@ -83,7 +83,7 @@ def test_last_distinct_against_a_naive_twin(histories: list, k: int) -> None:
 @pytest.mark.parametrize(("own", "sigma"), [(1, 0.4), (4, 0.4), (12, 1.0)])
 def test_items_of_one_user_alone_pass_as_rarely_as_accounted(own: int, sigma: float) -> None:
     """Sampling of the whole mechanism: a user, whose history is nothing in the neighbour, has items nobody else has."""
-    delta, k, runs = 0.05, 4, 4000
+    delta, k, runs = 0.05, 4, 2000
     items, offsets = packed([[0, 1, 2], [0, 1, 3], [*range(4, 4 + own)]])
     seen, release = 0, None
     for seed in range(runs):

@@ -58,6 +58,8 @@ def bound_of(parameter: Tensor) -> Bound | None:
 
 def sum_of(parameter: Tensor) -> Tensor | None:
     """The sum of the users' gradients, in as many digits as it was made."""
+    if parameter.dtype not in _HALF:  # the gradient has them all
+        return parameter.grad
     mark = bound_of(parameter)
     return parameter.grad if mark is None or mark.wide is None else mark.wide
 
@@ -160,7 +162,9 @@ def bits_of(t: Tensor) -> Tensor:
     whole = len(flat) - len(flat) % (8 // size)
     if flat.storage_offset() % (8 // size):
         whole = 0
-    long = flat[:whole].view(torch.int64).sum()  # eight bytes at once: thirty times as quick
+    if whole == len(flat):
+        return flat.view(torch.int64).sum()  # eight bytes at once: thirty times as quick
+    long = flat[:whole].view(torch.int64).sum()
     return long + flat[whole:].view(_WORDS[size]).sum(dtype=torch.int64)
 
 

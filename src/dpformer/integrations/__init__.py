@@ -7,7 +7,7 @@
 | `session.py` | budget, sampler, clipping, noise, ledger and statement of one run |
 | `vault.py` | the keys of a run, in a file of their own, and an optimizer whose state holds none |
 | `losses.py` | one loss per user from the outputs of a Hugging Face model |
-| `alone.py` | a user's loss is the same without the others |
+| `independent_users.py` | `dp.check`: a user's loss is the same without the others |
 | `card.py` | privacy.json and the model card beside a saved model |
 | `huggingface.py`, `accelerate.py`, `lightning.py` | the adapters |
 """

@@ -4,17 +4,18 @@
                            keys="keys")
     for batch in private:                       # the users of a step
         for part in batch:                      # as many as fit into memory
-            with private.recording():
-                losses = ...                    # one per user: private.model, part.inputs, part.mean
-            private.backward(losses)            # instead of accelerator.backward
+            private.backward(losses_of, part)   # instead of accelerator.backward
         private.step()                          # noise once, then the optimizer; zero_grad
+
+`losses_of(part)` gives one loss per user, from `private.model`, `part.inputs` and `part.mean`; it is called more often
+than once where `dp.check` compares users alone with users together.
 
 `accelerator.save_state` and `load_state` resume exactly. What they write holds no key: the keys are in `keys`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from dpformer.errors import DpformerError, MissingExtra
 from dpformer.integrations.batches import Collate, LogicalBatch, Part, StepsLeft, only
+from dpformer.integrations.independent_users import LossesOf
 from dpformer.integrations.session import PrivateSession
 from dpformer.integrations.users import Users
 
@@ -33,7 +35,7 @@ except ImportError:
 
 
 class PrivateLoop:
-    """What a loop needs: batches of users, `recording`, `backward`, `step`. Made by `make_private`."""
+    """What a loop needs: batches of users, `backward`, `step`. Made by `make_private`."""
 
     def __init__(self, accelerator: Accelerator, session: PrivateSession, optimizer: Any, collate: Collate, rows: int):
         self.accelerator, self.session, self.rows, self.collate = accelerator, session, rows, collate
@@ -49,17 +51,14 @@ class PrivateLoop:
             self.model.train()
             yield LogicalBatch(batch.step, [part.to(self.accelerator.device) for part in batch])
 
-    def recording(self) -> Any:
-        """The forward pass of one part: uses of parameters are recorded, dropout masks are secret."""
-        return self.session.recording(self.accelerator.device)
+    def backward(self, losses_of: LossesOf, part: Part) -> Tensor:
+        """Adds the clipped sum of the users' gradients to `p.grad`; returns their losses, which are private.
 
-    def check(self, losses_of: Callable[[Part], Tensor], part: Part) -> None:
-        """Stops if the loss of a user depends on who else is in the part; call it with every part."""
-        self.session.check(losses_of, part, rough=self.accelerator.mixed_precision == "bf16")
-
-    def backward(self, losses: Tensor) -> None:
-        """Adds the clipped sum of the users' gradients to `p.grad`. `losses` has one number per user."""
-        self.session.backward(losses)
+        Args:
+            losses_of: a part → one loss per user, shape (B,). Dropout masks in it are secret.
+            part: of the batch.
+        """
+        return self.session.add(losses_of, part, self.accelerator.device)
 
     def step(self) -> None:
         """The noisy step."""

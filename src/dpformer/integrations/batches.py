@@ -34,6 +34,7 @@ class Part:
     inputs: dict[str, Tensor]
     real: Tensor  # (B, k) bool
     collated: Sequence[Mapping[str, Tensor]] = ()  # the same users, each alone
+    pad_token: int = 0
 
     @property
     def users(self) -> int:
@@ -41,7 +42,11 @@ class Part:
 
     def to(self, device: torch.device | str) -> Part:
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        return Part(inputs, self.real.to(device), self.collated)
+        return Part(inputs, self.real.to(device), self.collated, self.pad_token)
+
+    def some(self, users: Sequence[int]) -> Part:
+        """Some of the users, put together anew: what is padded depends on who they are."""
+        return Part.of([self.collated[user] for user in users], self.pad_token).to(self.real.device)
 
     def mean(self, values: Tensor, counted: Tensor | None = None) -> Tensor:
         """(B,): the mean of each user's own values, (B·k,) or (B·k, L); `counted` says which of them count."""
@@ -62,7 +67,7 @@ class Part:
         even = [_with_mask(user, count, most) for user, count in zip(users, rows, strict=True)]
         inputs = {name: _stack(name, [user[name] for user in even], pad_token) for name in even[0]}
         real = torch.arange(most)[None, :] < torch.tensor(rows)[:, None]
-        return Part(_needed(inputs, names), real, users)
+        return Part(_needed(inputs, names), real, users, pad_token)
 
 
 def _with_mask(user: Mapping[str, Tensor], rows: int, most: int) -> dict[str, Tensor]:

@@ -172,12 +172,12 @@ class PrivateTrainer(Trainer):
         total = torch.zeros((), device=self.args.device)
         for part in self.session.due(inputs):
             part = part.to(self.args.device)
-            self.session.check(partial(self.user_losses, model), part, rough=bool(self.args.bf16))
-            with self.session.recording(self.args.device), self.compute_loss_context_manager():
-                losses = self.user_losses(model, part)
-            self.session.backward(losses)
-            total += losses.detach().nansum()
+            total += self.session.add(partial(self._losses, model), part, self.args.device).nansum()
         return total / self.session.batch_size if self.log_loss else total.new_zeros(())
+
+    def _losses(self, model: nn.Module, part: Part) -> Tensor:
+        with self.compute_loss_context_manager():
+            return self.user_losses(model, part)
 
     def user_losses(self, model: nn.Module, part: Part) -> Tensor:
         """(B,): one loss per user. To be overridden where the model's own kind of loss is not known."""

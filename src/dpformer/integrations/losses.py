@@ -23,12 +23,14 @@ PER_TOKEN = ("ForCausalLM", "ForMaskedLM", "ForTokenClassification")
 
 def kind_of(model: nn.Module) -> str:
     """The kind of loss, as transformers names it."""
+    from torch.distributed.fsdp import FSDPModule
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     inner: Any = model
     if hasattr(inner, "get_base_model"):  # of peft
         inner = inner.get_base_model()
-    name = type(inner).__name__
+    kinds = [kind for kind in type(inner).__mro__ if not issubclass(kind, FSDPModule)]  # fully_shard puts one in front
+    name = kinds[0].__name__
     return "ForCausalLM" if name in CAUSAL.values() else str(getattr(inner, "loss_type", None) or name)
 
 

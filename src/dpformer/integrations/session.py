@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from dpformer.clipping import PhantomClipping, normalize
 from dpformer.clipping.clip_functions import ClipFunction, clip
 from dpformer.errors import DpformerError
-from dpformer.integrations.alone import AloneCheck
-from dpformer.integrations.batches import Collate, LogicalBatch, LogicalBatches, drawing_from
+from dpformer.integrations.batches import Collate, LogicalBatch, LogicalBatches, Part, drawing_from
+from dpformer.integrations.independent_users import LossesOf, UsersCheck
 from dpformer.integrations.users import Users
 from dpformer.integrations.vault import Vault, VaultOptimizer
 from dpformer.privacy import Ledger, PoissonBatches, calibrate
@@ -85,7 +85,7 @@ class PrivateSession:
         self.unit, self.data, self.seed, self.keys = unit_of(unit), list(data), seed, keys
         self.sample_rate = batch_size / len(users)
         self.noise_multiplier = calibrate(epsilon=epsilon, delta=self.delta, sample_rate=self.sample_rate, steps=steps)
-        self.clipping, self.check = PhantomClipping(model), AloneCheck(model)
+        self.clipping, self._check = PhantomClipping(model), UsersCheck(model)
         self.batches = PoissonBatches(len(users), self.sample_rate, steps, seed=seed)
         self._masks: dict[str, Any] = SecureRandom("masks", seed=seed).state_dict()
         self.optimizer: VaultOptimizer | None = None
@@ -123,8 +123,19 @@ class PrivateSession:
         """Step → the users of that step, collated one by one."""
         return LogicalBatches(self.users, self.batches, collate, rows, partial(self._seed, "collator"), pad_token)
 
+    def add(self, losses_of: LossesOf, part: Part, device: torch.device | None = None) -> Tensor:
+        """Adds the clipped sum of a part's users to `p.grad`; returns their losses, which are private.
+
+        Before, `dp.check` looks whether losses depend on other users, at the first part and at random later.
+        """
+        self._check(losses_of, part)
+        with self._recording(device):
+            losses = losses_of(part)
+        self.clipping.backward(losses, self.clip)
+        return losses.detach()
+
     @contextmanager
-    def recording(self, device: torch.device | None = None) -> Iterator[None]:
+    def _recording(self, device: torch.device | None = None) -> Iterator[None]:
         """The forward pass of a part of the step: uses of parameters are recorded, dropout masks are secret."""
         if self._place[0] != self.taken:
             self._place = (self.taken, 0)
@@ -148,10 +159,6 @@ class PrivateSession:
         """A secret seed; looked up when it is used, since resuming replaces the secret."""
         random = SecureRandom("masks", key=bytes.fromhex(self._masks["key"])).within(purpose)
         return int(random.words(1, step=step, stream=stream)[0] >> np.uint64(1))
-
-    def backward(self, losses: Tensor) -> Tensor:
-        """Adds the clipped sum of the users' gradients to `p.grad`; returns their norms, which are private."""
-        return self.clipping.backward(losses, self.clip)
 
     def know_weights(self) -> None:
         """The weights as they are now came from private steps."""

@@ -34,26 +34,46 @@ class Fingerprint:
 
     def __call__(self, tensors: Iterable[Tensor]) -> str:
         """A hexadecimal digest of dtypes, shapes and values."""
-        digest = hashlib.sha256()
-        for tensor in tensors:
+        digest, every = hashlib.sha256(), [tensor.detach().contiguous() for tensor in tensors]
+        short = self._short(every)
+        for place, tensor in enumerate(every):
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-            digest.update(self._rows(tensor.detach().contiguous().view(-1)).cpu().numpy().tobytes())
+            digest.update(short[place] if place in short else self._hashes(tensor.view(-1)))
         return digest.hexdigest()
 
-    def _rows(self, flat: Tensor) -> Tensor:
-        """(rows, 2) int64: the hashes of each row, the last one filled up with zeros."""
+    def _short(self, tensors: list[Tensor]) -> dict[int, bytes]:
+        """The hashes of tensors that do not fill a row, by place: one row each, all hashed together."""
+        found: dict[int, bytes] = {}
+        shorter = [place for place, t in enumerate(tensors) if 0 < t.numel() * t.element_size() < 4 * ROW]
+        for device in {tensors[place].device for place in shorter}:
+            here = [place for place in shorter if tensors[place].device == device]
+            rows = torch.zeros(len(here), ROW, dtype=torch.int32, device=device)
+            for row, place in zip(rows, here, strict=True):
+                row.view(tensors[place].dtype)[: tensors[place].numel()] = tensors[place].view(-1)
+            hashes = self._of_rows(rows).cpu().numpy()
+            found.update({place: hashes[number].tobytes() for number, place in enumerate(here)})
+        return found
+
+    def _hashes(self, flat: Tensor) -> bytes:
+        """The hashes of each row, the last one filled up with zeros."""
         each = ROW * 4 // flat.element_size()
-        rows = -(-len(flat) // each)
-        hashes = torch.empty(rows, HASHES, dtype=torch.int64, device=flat.device)
-        keyed = torch.empty(min(rows, ROWS), ROW, dtype=torch.int32, device=flat.device)
-        high = torch.empty(len(keyed), ROW // 2, dtype=torch.int64, device=flat.device)
-        for at, part in enumerate(flat.split(each * ROWS) if rows else ()):
-            if len(part) % each:
-                part = torch.cat([part, part.new_zeros(-len(part) % each)])
-            words = part.view(torch.int32).view(-1, ROW)
-            for place, key in enumerate(self._keys.to(flat.device)):
-                torch.add(words, key, out=keyed[: len(words)])
-                hashes[at * ROWS : at * ROWS + len(words), place] = _nh(keyed[: len(words)], high[: len(words)])
+        if len(flat) % each:
+            whole = len(flat) - len(flat) % each
+            last = torch.cat([flat[whole:], flat.new_zeros(whole + each - len(flat))])
+            return self._hashes(flat[:whole]) + self._hashes(last)
+        return self._of_rows(flat.view(torch.int32).view(-1, ROW)).cpu().numpy().tobytes() if len(flat) else b""
+
+    def _of_rows(self, words: Tensor) -> Tensor:
+        """(rows, 2) int64 of (rows, 4096) int32."""
+        hashes = torch.empty(len(words), HASHES, dtype=torch.int64, device=words.device)
+        keyed = torch.empty(min(len(words), ROWS), ROW, dtype=torch.int32, device=words.device)
+        high = torch.empty(len(keyed), ROW // 2, dtype=torch.int64, device=words.device)
+        keys = self._keys.to(words.device)
+        for at in range(0, len(words), ROWS):
+            some = words[at : at + ROWS]
+            for place, key in enumerate(keys):
+                torch.add(some, key, out=keyed[: len(some)])
+                hashes[at : at + len(some), place] = _nh(keyed[: len(some)], high[: len(some)])
         return hashes
 
 

@@ -46,7 +46,7 @@ OF_NETWORKS = (
     "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
     "reattention_scale", "frequency_bias", "clipping", "clip_norm", "frequency_share", "items_share", "bands",
     "warm_start", "batch_size", "epochs", "learning_rate", "weight_decay", "warmup", "evaluate_every",
-    "micro_batch_tokens", "checkpoint_seconds",
+    "micro_batch_tokens", "bf16", "checkpoint_seconds",
 )  # fmt: skip
 
 _OF_OWN_NETWORKS = (
@@ -214,6 +214,7 @@ class Config(BaseModel):
     warmup: Share = _choice("Training", 0.2, "Share of the steps in which the rate grows; then it falls to 0.")
     evaluate_every: Limit = _choice("Training", 0, "Epochs between evaluations; 0: none. Not covered by ε.")
     micro_batch_tokens: Count = _choice("Training", 8_192, "Positions at once, at most; never changes the guarantee.")
+    bf16: bool = _choice("Training", False, "Forward passes in bfloat16; weights, clipping and noise are in float32.")
     threads: Count | None = _choice("Training", None, "CPU threads (all).")
     device: str | None = _choice("Training", None, "Where to compute: cpu, cuda (a GPU if there is one).")
     checkpoint_seconds: NotNegative = _choice("Training", 60.0, "Time between checkpoints.")
@@ -464,7 +465,8 @@ class Config(BaseModel):
         """SHA-256 of the choices that define the result and are not at their default. `UNHASHED` is excluded."""
         defaults = {name: field.default for name, field in Config.model_fields.items()}
         defaults["model"] = "counts"  # the default before `auto`, which is never what is hashed
-        values = {name: value for name, value in self if name not in UNHASHED and value != defaults[name]}
+        left_out = {*UNHASHED, *(_OF_OWN_NETWORKS if self.base is not None else ())}  # config.toml has not these either
+        values = {name: value for name, value in self if name not in left_out and value != defaults[name]}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -190,7 +190,7 @@ def make_trainer(config: Config, plan: Plan, dataset: Dataset, model: SequenceMo
     trainer = Trainer(
         users=dataset,
         batches=plan.sampler(seed=config.seed),
-        sum=GradientSum(model, plan.clip, tokens),
+        sum=GradientSum(model, plan.clip, tokens, config.bf16),
         optimizer=plan.optimizer(adam, context=context, seed=config.seed),
         schedule=partial(learning_rate, config, plan),
         dropout=dropout_key(random),

@@ -59,7 +59,7 @@ class Team:
         check_gpus(device)
         state = {name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()}  # others have other GPUs
         key = bytes.fromhex(str(trainer.dropout.state_dict()["key"]))
-        work = Work(build, state, trainer.sum.clip, key, torch.get_num_threads())
+        work = Work(build, state, trainer.sum.clip, key, torch.get_num_threads(), trainer.sum.bf16)
         self._tell([("enlist", work)] * self.size)
         trainer.team = self
 
@@ -149,12 +149,13 @@ class Work:
     clip: ClipFunction | None
     dropout_key: bytes
     threads: int
+    bf16: bool
 
     def begin(self) -> tuple[GradientSum, SecureRandom]:
         torch.set_num_threads(self.threads)
         model = self.build()
         model.load_state_dict(self.state)
-        return GradientSum(model, self.clip, tokens=1), SecureRandom("dropout", key=self.dropout_key)
+        return GradientSum(model, self.clip, tokens=1, bf16=self.bf16), SecureRandom("dropout", key=self.dropout_key)
 
 
 @dataclass(frozen=True)

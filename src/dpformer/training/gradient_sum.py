@@ -50,10 +50,11 @@ class GradientSum:
         model: gives each user of a `Batch` one loss.
         clip: bounds each user's gradient; None: plain gradients, without privacy.
         tokens: positions of a micro-batch at most; it is lowered where memory does not suffice.
+        bf16: forward passes under autocast; weights, norms, factors and sums stay in the precision of the weights.
     """
 
-    def __init__(self, model: nn.Module, clip: ClipFunction | None, tokens: int) -> None:
-        self.model, self.clip, self.tokens = model, clip, tokens
+    def __init__(self, model: nn.Module, clip: ClipFunction | None, tokens: int, bf16: bool = False) -> None:
+        self.model, self.clip, self.tokens, self.bf16 = model, clip, tokens, bf16
         self.clipping = PhantomClipping(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.totals: Totals = [None] * len(self.parameters)
@@ -130,11 +131,13 @@ class GradientSum:
     def _add(self, histories: list[np.ndarray]) -> Part:
         batch = Batch.from_histories(histories, self.max_length).to(self.parameters[0].device)
         with_target = batch.lengths > 0
+        autocast = torch.autocast(self.parameters[0].device.type, torch.bfloat16, enabled=self.bf16)
         if self.clip is None:
-            losses = self.model(batch)
+            with autocast:
+                losses = self.model(batch)
             losses.sum().backward()
             return Part(losses.detach()[with_target].cpu(), None)
-        with self.clipping:
+        with self.clipping, autocast:
             losses = self.model(batch)
         norms = self.clipping.backward(losses, self.clip)
         return Part(losses.detach()[with_target].cpu(), norms.cpu())

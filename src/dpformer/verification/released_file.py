@@ -102,7 +102,7 @@ class ReleasedFile:
 
     def _tokens(self) -> Tokens:
         """The vocabulary of text: of the config's characters, or of the tokenizer in the file itself."""
-        if self.config.tokenizer is None:
+        if self.config.tokenizer is None and self.config.base is None:
             return Tokens.of_characters(self.config.characters or "ascii")
         return Tokens.from_json(self.release.metadata["text"]["tokenizer"])
 

@@ -1,0 +1,205 @@
+"""Hugging Face models trained privately beside plain training, and Opacus, in one process and in turns, on one thread.
+
+    python -m benchmarks.huggingface            # the table "huggingface" of docs/results/speed.md
+
+Width 128, 4 layers, 16 users of 64 tokens, 5,000 tokens in the vocabulary. CPU time, the best of many turns. A step is
+everything: forward and backward pass, clipping, noise (ours; Opacus adds none here), AdamW. Peak memory is of a process
+of its own for each contender, above what was there before the first step.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dpformer as dp
+from benchmarks.page import RESULTS, put
+from dpformer.training.allocator import keep_freed_memory
+
+USERS, LENGTH, TOKENS, WIDTH, LAYERS = 16, 64, 5_000, 128, 4
+AIMS = {"gpt2": 0.80, "bert": 0.75, "lora": 0.95}
+TITLES = {"gpt2": "GPT-2, tied", "bert": "BERT classifier", "lora": "GPT-2, LoRA of rank 8"}
+Step = Callable[[], None]
+
+
+def build(row: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """A model, and what gives each user one loss."""
+    from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    ids = torch.randint(0, TOKENS, (USERS, LENGTH))
+    places = torch.arange(LENGTH).repeat(USERS, 1)  # one row a user: Opacus needs that
+    if row == "bert":
+        sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "vocab_size": TOKENS}
+        model: nn.Module = BertForSequenceClassification(BertConfig(intermediate_size=4 * WIDTH, **sizes))
+        labels = torch.randint(0, 2, (USERS,))
+
+        def classified(model: nn.Module) -> Tensor:
+            logits = model(input_ids=ids, position_ids=places, token_type_ids=torch.zeros_like(ids)).logits
+            return nn.functional.cross_entropy(logits, labels, reduction="none")
+
+        return model.train(), classified
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=TOKENS, n_positions=LENGTH, n_embd=WIDTH, n_layer=LAYERS, n_head=4))
+    if row == "lora":
+        from peft import LoraConfig, get_peft_model
+
+        adapters = LoraConfig(r=8, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
+        model = get_peft_model(model, adapters)
+
+    def continued(model: nn.Module) -> Tensor:
+        logits = model(input_ids=ids, position_ids=places, use_cache=False).logits[:, :-1]
+        return nn.functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none").mean(1)
+
+    return model.train(), continued
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+
+def plain(row: str) -> Step:
+    model, losses = build(row)
+    optimizer = adam(model)
+
+    def step() -> None:
+        losses(model).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def private(row: str, noise_multiplier: float = 1.0) -> Step:
+    model, losses = build(row)
+    clipping = dp.PhantomClipping(model)
+    optimizer = dp.PrivateOptimizer(
+        adam(model), noise_multiplier=noise_multiplier, clip_norm=1.0, expected_batch_size=float(USERS)
+    )
+
+    def step() -> None:
+        with clipping:
+            each = losses(model)
+        clipping.backward(each, dp.normalize(1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def opacus(row: str) -> Step:
+    """Per-sample gradients by hooks, clipped and added up as its DPOptimizer does; no noise."""
+    from opacus import GradSampleModule
+
+    model, losses = build(row)
+    wrapped = GradSampleModule(model, strict=False)
+    optimizer, trainable = adam(model), [p for p in model.parameters() if p.requires_grad]
+
+    def step() -> None:
+        losses(wrapped).sum().backward()
+        norms = torch.stack([p.grad_sample.flatten(1).square().sum(1) for p in trainable]).sum(0).sqrt()  # type: ignore[attr-defined]
+        factors = dp.normalize(1.0)(norms)
+        for p in trainable:
+            p.grad = torch.einsum("b,b...->...", factors, p.grad_sample)  # type: ignore[attr-defined]
+            p.grad_sample = None  # type: ignore[attr-defined]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+CONTENDERS: dict[str, Callable[[str], Step]] = {
+    "plain": plain,
+    "private": private,
+    "private, no noise": lambda row: private(row, 0.0),
+    "opacus": opacus,
+}
+
+
+def measure(row: str, turns: int) -> dict[str, Any]:
+    """Milliseconds of CPU time a step, in turns; what fails says why."""
+    best: dict[str, Any] = {}
+    steps: dict[str, Step] = {}
+    for name, make in CONTENDERS.items():
+        try:
+            steps[name] = make(row)
+            steps[name]()  # the first one proves, and warms up
+        except Exception as error:
+            steps.pop(name, None)
+            best[name] = f"{type(error).__name__}: {error}".partition("\n")[0][:160]
+    for _ in range(turns):
+        for name, step in steps.items():
+            start = time.process_time()
+            step()
+            best[name] = min(best.get(name, float("inf")), 1000 * (time.process_time() - start))
+    return best
+
+
+def peak(row: str, name: str) -> float | None:
+    """MiB above what was there before the first step, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.huggingface", "--peak", row, name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return float(done.stdout) if done.returncode == 0 else None
+
+
+def show_peak(row: str, name: str) -> None:
+    step = CONTENDERS[name](row)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(3):
+        step()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def table(found: dict[str, dict[str, Any]], peaks: dict[str, dict[str, float | None]]) -> str:
+    lines = [
+        "| plain / private, time (aim) | without noise | plain / Opacus | memory, private / plain | Opacus / plain |"
+    ]
+    lines = [f"| {lines[0]}", "| --- | --- | --- | --- | --- | --- |"]
+    for row, times in found.items():
+
+        def ratio(name: str, times: dict[str, Any] = times) -> str:
+            return f"{times['plain'] / times[name]:.2f}" if isinstance(times.get(name), float) else "fails"
+
+        def memory(name: str, row: str = row) -> str:
+            used, base = peaks[row].get(name), peaks[row].get("plain")
+            return f"{used / base:.2f}" if used and base else "fails"
+
+        cells = [f"{ratio('private')} (≥ {AIMS[row]:.2f})", ratio("private, no noise"), ratio("opacus")]
+        lines.append(f"| {TITLES[row]} | " + " | ".join([*cells, memory("private"), memory("opacus")]) + " |")
+    failed = [
+        f"- {TITLES[row]}, {name}: `{why}`"
+        for row, times in found.items()
+        for name, why in times.items()
+        if isinstance(why, str)
+    ]
+    return "\n".join([*lines, *(["", "What failed:", "", *failed] if failed else [])])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=list(AIMS), default=list(AIMS))
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--peak", nargs=2, metavar=("ROW", "CONTENDER"), help="only this peak, in this process")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    if given.peak:
+        show_peak(*given.peak)
+        return
+    found = {row: measure(row, given.turns) for row in given.rows}
+    print(json.dumps(found, indent=2))
+    peaks = {row: {name: peak(row, name) for name in ("plain", "private", "opacus")} for row in given.rows}
+    print(json.dumps(peaks, indent=2))
+    text = table(found, peaks)
+    print(text)
+    put("huggingface", text, RESULTS / "speed.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""`dp.check` for the adapters: the losses of the users of a part, computed alone, in halves and together.
+
+It is on in every adapter: at the first part that has two users or more, and then at random, once in 128 parts, so that
+mixing which begins later is found. Mixing inside a user's own examples is no mixing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+from dpformer.clipping.independence import Check
+from dpformer.integrations.batches import Part
+
+LossesOf = Callable[[Part], Tensor]
+
+
+class UsersCheck:
+    """Called with every part, before its forward pass is recorded.
+
+    Args:
+        model: what must be left as it is.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.looked = model, False
+
+    def __call__(self, losses_of: LossesOf, part: Part) -> None:
+        """Raises `UnsupportedUse` if the loss or gradient of a user depends on who else is there."""
+        if part.users < 2:
+            return
+        check = Check(partial(_losses, self.model, losses_of, part))
+        everybody = range(part.users)
+        if self.looked:
+            check(everybody)
+        else:
+            check.now(everybody)
+            self.looked = True
+
+
+def _losses(model: nn.Module, losses_of: LossesOf, part: Part, users: Sequence[int]) -> Tensor:
+    """The model is named so that the check sees whether it is changed."""
+    return losses_of(part.some(users))
