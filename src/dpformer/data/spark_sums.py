@@ -59,6 +59,7 @@ def local_spark(threads: int = 2) -> Iterator[Any]:
         spark_ui_enabled="false",
         spark_sql_shuffle_partitions="2",
         spark_driver_host="127.0.0.1",
+        spark_driver_memory="4g",
     )
     session.sparkContext.setLogLevel("ERROR")
     try:
