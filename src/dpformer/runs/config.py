@@ -453,7 +453,7 @@ class Config(BaseModel):
     def to_toml(self) -> str:
         """Every choice with its section as a comment; left out are those that are None or say nothing of this model."""
         lines: list[str] = []
-        silent = OF_NETWORKS if self.model == "counts" else _OF_OWN_NETWORKS if self.base is not None else ()
+        silent = OF_NETWORKS if self.model in _WITHOUT_NETWORK else _OF_OWN_NETWORKS if self.base is not None else ()
         for section in get_args(Section):
             chosen = {name: getattr(self, name) for name in fields_of(section) if name not in silent}
             lines += ["", f"# {section}"] + [f"{n} = {_toml(v)}" for n, v in chosen.items() if v is not None]

@@ -222,7 +222,7 @@ $("undo").addEventListener("click", () => { change(state.before); });
 
 // Privacy facts.
 
-const CODE = { user: "one user with the whole history" };
+const CODE = { user: "one user's whole history" };
 const upTo3 = (epsilon) => (Math.ceil(epsilon * 1000 - 1e-9) / 1000).toString();
 
 function showFacts(facts, health) {
