@@ -127,7 +127,10 @@ def test_by_keyboard_alone(page: Any) -> None:
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "search"
     page.keyboard.type("title 1")
-    page.wait_for_selector("#found [role=option]")
+    options = "[...document.querySelectorAll('#found [role=option]')]"
+    until(
+        page, f"{options}.length > 1 && {options}.every((one) => one.innerText.includes('Title 1'))"
+    )  # of all letters
     names = page.locator("#found [role=option]").all_inner_texts()
     page.keyboard.press("ArrowDown")
     assert page.get_attribute("#search", "aria-activedescendant") == "found-1"
