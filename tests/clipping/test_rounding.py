@@ -177,3 +177,46 @@ def test_factors_that_are_no_factors(factor: float) -> None:
 
     with pytest.raises(ValueError, match="promises norms up to"):
         engine(_Losses(nn.Linear(6, 7)), (torch.ones(4, 3, 6),), Broken(1.0))
+
+
+class Product(nn.Module):
+    """The gradient of a user is Σ_t y_t x_tᵀ."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.layer(x) * y).sum((1, 2))
+
+
+@pytest.mark.parametrize("clip", [dp.clipping.clip(1.0), dp.clipping.normalize(1.0)], ids=["clip", "normalize"])
+def test_nobody_changes_the_factors_of_others(clip: dp.clipping.ClipFunction) -> None:
+    """Others are just tight enough for products of rows, and one user's rows cancel more: it must not take them along.
+
+    They all point the same way: together they moved the sum by 3.7 C when one user decided for the whole micro-batch.
+    """
+    width, rows, others = 512, 8, 150
+    x, y = torch.randn(2, 1, 1, width, generator=torch.Generator().manual_seed(1))
+    x, y = x / x.norm(), y / y.norm()
+
+    def user(ratio: float) -> tuple[Tensor, Tensor]:
+        """Rows that cancel in pairs, but for the first: Σ‖g_t‖ is about `ratio` times the norm, which is about 3."""
+        sign = torch.tensor([1.0, -1.0] * (rows // 2))
+        sign[0] += rows / ratio
+        return x.expand(1, rows, width), y * sign[:, None] * 3 * ratio / rows
+
+    def total(users: list[tuple[Tensor, Tensor]]) -> Tensor:
+        model = Product(width)
+        clipping = dp.PhantomClipping(model, proof=False)
+        with clipping:
+            losses = model(*(torch.cat(parts) for parts in zip(*users, strict=True)))
+        clipping.backward(losses, clip)
+        gradient = model.layer.weight.grad
+        assert gradient is not None
+        return gradient.double()
+
+    same, attacker = [user(33.0)] * others, user(60.0)
+    moved = total([*same, attacker]) - total(same)
+    assert float(moved.norm()) <= 1 + 1e-4
+    assert float((moved - total([attacker])).norm()) < 1e-3

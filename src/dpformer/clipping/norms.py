@@ -8,7 +8,7 @@ all parameters fit `KEEP` numbers, so that the clipped sum is one weighted sum o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -80,6 +80,7 @@ class ParameterUses:
     parameter: Tensor
     sources: list[Source]
     written: Tensor | None = None  # (B, *shape), if kept
+    alone: dict[int, Tensor] = field(default_factory=dict)  # users whose rows cancel: their own (*shape)
 
     def squared_norms(self, users: int, room: int) -> Squares:
         """‖g_b‖² of this parameter; written-out gradients are kept if they are at most `room` numbers."""
@@ -89,7 +90,7 @@ class ParameterUses:
         each = made + self.parameter.numel()
         kept = users * each <= room
         if made == 0:  # nothing is computed to look at all users at once
-            gram = self._gram(self._uses(0, users), kept)
+            gram = self._gram(self._uses(0, users), kept, first=0)
             if gram is not None:
                 return gram
         step = users if kept else max(1, KEEP // max(1, each))
@@ -101,13 +102,16 @@ class ParameterUses:
     def _uses(self, a: int, b: int) -> list[Use]:
         return joined([s.part(a, b) for s in self.sources])
 
-    @staticmethod
-    def _gram(uses: list[Use], kept: bool) -> Squares | None:
-        return _squared_by_gram(uses) if gram_cost(uses) < dense_cost(uses, kept) else None
+    def _gram(self, uses: list[Use], kept: bool, first: int) -> Squares | None:
+        if gram_cost(uses) >= dense_cost(uses, kept):
+            return None
+        square, upper, alone = _squared_by_gram(uses)
+        self.alone.update({first + user: gradient for user, gradient in alone.items()})
+        return square, upper
 
     def _squared(self, a: int, b: int, kept: bool) -> Squares:
         uses = self._uses(a, b)
-        gram = self._gram(uses, kept)
+        gram = self._gram(uses, kept, first=a)
         if gram is not None:
             return gram
         written = written_out(uses)
@@ -119,8 +123,14 @@ class ParameterUses:
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
         """out += Σ_b c_b g_b."""
+        shared = c
+        if self.alone:
+            shared = c.clone()
+            shared[list(self.alone)] = 0
         for source in [Dense(self.written)] if self.written is not None else self.sources:
-            source.add_sum(c, out)
+            source.add_sum(shared, out)
+        for user, gradient in self.alone.items():
+            out += (c[user] * gradient).to(out.dtype)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Σ_b c_b g_b."""
@@ -133,6 +143,7 @@ class ParameterUses:
         """Forgets every user that is not kept."""
         if self.written is not None:
             self.written = self.written.masked_fill(~users.reshape(-1, *[1] * (self.written.ndim - 1)), 0)
+        self.alone = {user: gradient for user, gradient in self.alone.items() if bool(users[user])}
         for source in self.sources:
             source.keep(users)
 
@@ -161,16 +172,24 @@ def written_out(uses: Sequence[Use]) -> Tensor:
     return total
 
 
-def _squared_by_gram(uses: Sequence[Use]) -> Squares | None:
-    """Σ over pairs of ⟨g⁽ᵃ⁾, g⁽ᵃ'⟩; None where large parts cancel and too few digits would be left."""
+def _squared_by_gram(uses: Sequence[Use]) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+    """Σ over pairs of ⟨g⁽ᵃ⁾, g⁽ᵃ'⟩, upper bounds, and gradients that were written out.
+
+    Users whose large parts cancel, so that too few digits would be left, are written out one by one: if they took the
+    others along, one user could change the factors of all.
+    """
     total = torch.stack([squared(use) for use in uses]).sum(0)
     for i, one in enumerate(uses):
         for other in uses[i + 1 :]:
             total = total + 2 * inner(one, other)
     error = gram_error(uses, lengths_of_rows(uses))
-    if bool((error > LOOSE * total).any()):
-        return None
-    return total, total + error
+    upper = total + error
+    alone: dict[int, Tensor] = {}
+    for user in (error > LOOSE * total).nonzero().flatten().tolist():
+        alone[user] = written_out([use.part(user, user + 1) for use in uses])[0]
+        square, above = squared_lengths(alone[user].reshape(1, -1))
+        total[user], upper[user] = square[0], above[0]
+    return total, upper, alone
 
 
 def by_parameter(pairs: Iterable[tuple[Tensor, Source]], trainable: set[int]) -> list[ParameterUses]:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from dpformer.errors import DpformerError
 from dpformer.progress import advance
 
 WINDOW, DECAY = 12, 0.88
@@ -150,6 +151,8 @@ def _pairs(sequence: np.ndarray, offsets: np.ndarray, width: int) -> Iterator[_P
 
 def _keys(users: np.ndarray, cells: np.ndarray, backward: np.ndarray, distance: int, width: int) -> np.ndarray:
     """User, cell and distance in one number, so that sorting numbers is all that has to be sorted."""
+    if len(users) and int(users[-1]).bit_length() + width.bit_length() + _BITS > 63:  # two users would become one
+        raise DpformerError(f"{width:,} pairs of items are too many to be counted here: give --engine duckdb")
     return ((users << width.bit_length()) + cells << _BITS) + distance
 
 

@@ -12,10 +12,12 @@ not told: given K, the guarantee would be another.
 
 from __future__ import annotations
 
+import io
 import math
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -177,14 +179,18 @@ def _search(config: Config, tuning: Tuning, workshop: Path, random: SecureRandom
 
 
 def train_and_score(config: Config, out: Path) -> float:
-    """Trains one candidate; its score is NDCG@10 on validation items, with noise."""
+    """Trains one candidate; its score is NDCG@10 on validation items, with noise.
+
+    Without a word: how often candidates are tried, and what losers looked like, is part of what the proof keeps hidden.
+    """
     from dpformer.evaluation.evaluate import served_ranks
     from dpformer.releases.metrics import release_metrics
     from dpformer.runs.network import load_dataset
     from dpformer.runs.run import train
 
-    run = train(config, out)
-    ranks = served_ranks(run.release.model, load_dataset(run.config), "validation")
+    with redirect_stderr(io.StringIO()):
+        run = train(config, out)
+        ranks = served_ranks(run.release.model, load_dataset(run.config), "validation")
     return release_metrics(ranks, SCORE_NOISE, label="score").values["ndcg@10"]
 
 
