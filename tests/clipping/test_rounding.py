@@ -220,3 +220,10 @@ def test_nobody_changes_the_factors_of_others(clip: dp.clipping.ClipFunction) ->
     moved = total([*same, attacker]) - total(same)
     assert float(moved.norm()) <= 1 + 1e-4
     assert float((moved - total([attacker])).norm()) < 1e-3
+
+
+def test_a_part_of_ragged_rows_is_what_these_users_have() -> None:
+    left, right, counts = torch.randn(6, 3), torch.randn(6, 2), [1, 3, 0, 2]
+    whole = pairs.Ragged(left, right, counts, (3, 2))
+    for user in range(len(counts)):
+        torch.testing.assert_close(whole.part(user, user + 1).dense()[0], whole.dense()[user])

@@ -213,8 +213,12 @@ class Config(BaseModel):
     weight_decay: NotNegative = _choice("Training", 1e-5, "Adam's L2 penalty.")
     warmup: Share = _choice("Training", 0.2, "Share of the steps in which the rate grows; then it falls to 0.")
     evaluate_every: Limit = _choice("Training", 0, "Epochs between evaluations; 0: none. Not covered by ε.")
-    micro_batch_tokens: Count = _choice("Training", 8_192, "Positions at once, at most; never changes the guarantee.")
-    bf16: bool = _choice("Training", False, "Forward passes in bfloat16; weights, clipping and noise are in float32.")
+    micro_batch_tokens: Count = _choice("Training", 8_192, "Positions at once, at most; changes rounding only.")
+    bf16: bool = _choice(
+        "Training",
+        False,
+        "Forward passes in bfloat16; the rest in float32. See docs/privacy/accounting.md on its rounding.",
+    )
     threads: Count | None = _choice("Training", None, "CPU threads (all).")
     device: str | None = _choice("Training", None, "Where to compute: cpu, cuda (a GPU if there is one).")
     checkpoint_seconds: NotNegative = _choice("Training", 60.0, "Time between checkpoints.")

@@ -38,6 +38,11 @@ class Ragged:
             left, right = self.left[rows], self.right[rows]
             yield a, b, left.view(*size, left.shape[1]), right.view(*size, right.shape[1])
 
+    def part(self, a: int, b: int) -> Ragged:
+        first, counts = sum(self.counts[:a]), self.counts[a:b]
+        rows = slice(first, first + sum(counts))
+        return Ragged(self.left[rows], self.right[rows], counts, self.shape)
+
     def dense(self) -> Tensor:
         out = self.left.new_empty(len(self.counts), self.left.shape[1], self.right.shape[1])
         for a, b, left, right in self.blocks():
