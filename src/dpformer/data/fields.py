@@ -9,9 +9,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from dpformer.data.engine import text
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18  # bytes looked at together: they stay in the processor's cache
 LONGEST = 1 << 21  # bytes of a line: a longer one is no row
 OK, FIELDS, QUOTE, JSON, USER, ITEM, TIME, RATING = range(8)  # what is wrong with a row
 
@@ -65,19 +67,26 @@ def columns(files: list[Path], skip: int, delimiter: str, width: int) -> str:
 def all_plain(files: list[Path], delimiter: str, *, quotes: bool) -> bool:
     """Whether no line is blank or ends in a delimiter or carriage return and, with `quotes`, nothing is quoted."""
     end = delimiter.encode()  # the engine forgives one after the last field
-    odd = [b"\r", b"\n\n", b"\0", b"\x01", end + b"\n", *([b'"'] if quotes else [])]
+    odd = [b"\r", b"\0", b"\x01", *([b'"'] if quotes else [])]
     for path in files:
         if len(end) > 1 or path.suffix.lower() in (".gz", ".zst"):
             return False
         last = b"\n"
         with path.open("rb") as file:
             while block := file.read(BLOCK):
-                if any(mark in last + block[:1] or mark in block for mark in odd):
+                if any(mark in block for mark in odd) or _cut_short(last + block, end):
                     return False
                 last = block[-1:]
         if last == end:
             return False
     return True
+
+
+def _cut_short(block: bytes, end: bytes) -> bool:
+    """Whether a line break follows another or `end`; arrays take a third of the time of searching for two bytes."""
+    found = np.frombuffer(block, dtype=np.uint8)
+    before = found[:-1]
+    return bool((((before == ord("\n")) | (before == ord(end))) & (found[1:] == ord("\n"))).any())
 
 
 def no_glob(path: Path) -> str:

@@ -55,14 +55,15 @@ def text_lines(connection: Connection, files: list[Path], kind: str, wanted: Wan
     if kind in ("csv", "tsv", "inter") and all_plain(files, delimiter, quotes=fields.quoted):
         cells = {role: f"c{names.index(column)}" for role, column in roles.items()}
         plainly = columns(files, 1 if headed else 0, delimiter, len(names))
-        quick = typed(_cells(cells, str(OK), plainly), time and whole_time("time"))
+        quick = typed(_cells(cells, str(OK), plainly, trim=False), time and whole_time("time"))
     first_row = 2 if headed else 1
     return Relation(typed(select, time), FORMATS[kind], roles.get("timestamp"), first_row, select, source, quick)
 
 
-def _cells(values: dict[str, str], fault: str, source: str) -> str:
-    """SQL of (user, item, time, rating, fault) from SQL of each."""
-    time = f"trim({values['timestamp']}, {_BLANKS})" if "timestamp" in values else "NULL"
+def _cells(values: dict[str, str], fault: str, source: str, *, trim: bool = True) -> str:
+    """SQL of (user, item, time, rating, fault) from SQL of each; a whole number may have blanks around it (`trim`)."""
+    time = values.get("timestamp", "NULL")
+    time = f"trim({time}, {_BLANKS})" if trim and time != "NULL" else time
     return (
         f"SELECT {values['user']} AS user, {values['item']} AS item, {time} AS time, "
         f"{values.get('rating', 'NULL')} AS rating, {fault} AS fault FROM {source}"

@@ -76,13 +76,14 @@ class _Block:
         self.seen = histories.seen(self.size)
         self.dense: np.ndarray | None = None
         self.row = self.item = np.zeros(0, np.int64)
+        self.starts = np.zeros(len(targets) + 1, np.int64)
         self.score = ranker.popularity[:0]
         if found is None:
             return
         self.row, self.item = np.repeat(np.arange(len(targets)), np.diff(found.indptr)), found.indices
         self.score = found.data + ranker.popularity[self.item]
-        self.dense = np.zeros((len(targets), self.size), dtype=found.data.dtype)  # pages without a claim stay untouched
-        self.dense[self.row, self.item] = found.data
+        self.starts = found.indptr
+        self.dense = found.toarray()
 
     def place(self, k: int, allow_seen: bool) -> Placed:
         users = len(self.targets)
@@ -116,7 +117,18 @@ class _Block:
         full = np.bincount(rows, minlength=users) == k
         last = np.searchsorted(rows, np.arange(users), side="right") - 1
         least[full] = self.ranker.popularity[items[last[full]]]
-        chosen = (self.score >= least[self.row]) & ~left_out[self.row, self.item]
+        score = np.where(left_out[self.row, self.item], -np.inf, self.score)
+        least = np.maximum(least, _last_of_best(score, self.starts, k))
+        chosen = (score >= least[self.row]) & (score > -np.inf)
         keys = np.unique(np.concatenate([rows * self.size + items, self.row[chosen] * self.size + self.item[chosen]]))
         rows, items = keys // self.size, keys % self.size
         return first_of(rows, items, self._scores(rows, items), users, k)
+
+
+def _last_of_best(score: np.ndarray, starts: np.ndarray, k: int) -> np.ndarray:
+    """(B,): the k-th best of score[starts[b]:starts[b + 1]]; -∞ where there are fewer."""
+    found = np.full(len(starts) - 1, -np.inf)
+    for row in np.flatnonzero(np.diff(starts) >= k):
+        of_row = score[starts[row] : starts[row + 1]]
+        found[row] = np.partition(of_row, len(of_row) - k)[len(of_row) - k]
+    return found
