@@ -20,7 +20,7 @@ from dpformer.evaluation.ranking import NonFiniteScores
 from dpformer.models.evidence import Evidence
 
 FEW = 1 / 16  # of all items: about where comparing all of them becomes quicker
-Claims = Callable[[Histories], Any]  # → sparse matrix (B, M) by rows
+Claims = Callable[[Histories], Any]  # → sparse matrix (B, M) by rows; or all scores (B, M), where claims are not few
 
 
 class SparseRanker:
@@ -40,7 +40,11 @@ class SparseRanker:
 
     @classmethod
     def of_counts(cls, evidence: Evidence) -> "SparseRanker":
-        return cls(evidence.popularity, lambda histories: evidence.claims(histories.items, histories.offsets))
+        def claims(histories: Histories) -> Any:
+            given, size = (histories.items, histories.offsets), len(histories) * len(evidence.popularity)
+            return evidence.of(*given) if evidence.work(*given) > FEW * size else evidence.claims(*given)
+
+        return cls(evidence.popularity, claims)
 
     def place(self, histories: Histories, targets: np.ndarray, k: int = 0, *, allow_seen: bool = False) -> Placed:
         size = max(1, SCORES_AT_ONCE // self.num_items)
@@ -59,8 +63,11 @@ class SparseRanker:
         found = None if self.claims is None else self.claims(histories)
         if found is None:
             return _Block(self, None, histories, targets).place(k, allow_seen)
-        if not np.isfinite(found.data).all():
+        dense = isinstance(found, np.ndarray)
+        if found.size and not np.isfinite([end(found if dense else found.data) for end in (np.min, np.max)]).all():
             raise NonFiniteScores("what counts claim is not finite")
+        if dense:
+            return placed(found, histories, targets, k, allow_seen)
         if found.nnz <= FEW * len(targets) * self.num_items:
             return _Block(self, found, histories, targets).place(k, allow_seen)
         scores = found.toarray()

@@ -24,7 +24,8 @@ class Evidence:
 
     def __init__(self, model: TransitionCounts) -> None:
         size = model.num_items
-        parts = (model.chances.cpu().numpy(), model.targets.cpu().numpy(), model.offsets.cpu().numpy())
+        chances, targets, offsets = (part.cpu().numpy() for part in (model.chances, model.targets, model.offsets))
+        parts = (chances, targets.astype(_whole(size)), offsets.astype(_whole(len(chances))))
         self.transitions = sparse.csr_array(parts, shape=(size, size))  # T
         self.reach, self.offered = model.backoff_factors()  # R (M, G), μP (G, M)
         self.popularity = HINT * model.popularity.cpu().numpy()  # (M,)
@@ -33,12 +34,32 @@ class Evidence:
 
     def of(self, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """(B, M) float32, above 0, for the histories items[offsets[b]:offsets[b + 1]]."""
-        if self._rows is None:
+        if self._rows is not None:
+            found = _weights(items, offsets, len(self.popularity)) @ self._rows
+        elif self.offered.nnz:
             found = self.claims(items, offsets).toarray()
         else:
-            found = _weights(items, offsets, len(self.popularity)) @ self._rows
+            found = self._dense_claims(_weights(items, offsets, len(self.popularity)))
         found += self.popularity
         return found
+
+    def work(self, items: np.ndarray, offsets: np.ndarray) -> int:
+        """How many numbers of T are added up for some histories: at least as many as `claims` has."""
+        chosen = _weights(items, offsets, len(self.popularity)).indices
+        return int((self.transitions.indptr[chosen + 1] - self.transitions.indptr[chosen]).sum(dtype=np.int64))
+
+    def _dense_claims(self, weights: sparse.csr_array) -> np.ndarray:
+        """A·T as an array (B, M), in the order of additions of the sparse product and so the same bits.
+
+        Each row of T that a history names is added where it belongs: one product of a matrix (B·M, entries of A), of
+        which nothing has to be sought, and half the time where many claims meet in one item.
+        """
+        rows = self.transitions[weights.indices]
+        size, users = weights.shape[1], np.repeat(np.arange(weights.shape[0]), np.diff(weights.indptr))
+        starts = (users * size).astype(_whole(weights.shape[0] * size))
+        places = rows.indices + np.repeat(starts, np.diff(rows.indptr))
+        spread = sparse.csc_array((rows.data, places, rows.indptr), shape=(weights.shape[0] * size, len(users)))
+        return np.asarray(spread @ weights.data).reshape(weights.shape)
 
     def claims(self, items: np.ndarray, offsets: np.ndarray) -> sparse.csr_array:
         """(B, M) float32: evidence without popularity, which most items have none of."""
@@ -84,5 +105,11 @@ def _weights(items: np.ndarray, offsets: np.ndarray, size: int) -> sparse.csr_ar
     sums = np.cumsum(FORGETTING ** np.arange(LATEST))
     alpha = FORGETTING**back / np.repeat(sums[lengths - 1], lengths)
     chosen = items[np.repeat(offsets[1:], lengths) - 1 - back]
-    pointers = np.concatenate([[0], stops])
+    chosen = chosen.astype(_whole(size))  # as T has them, or each product would copy T's
+    pointers = np.concatenate([[0], stops]).astype(chosen.dtype)
     return sparse.csr_array((alpha.astype(np.float32), chosen, pointers), shape=(len(lengths), size))
+
+
+def _whole(size: int) -> type[np.signedinteger]:
+    """The type of numbers up to `size`: half the memory that products go through, where it is enough."""
+    return np.int32 if size < 2**31 else np.int64
