@@ -57,7 +57,8 @@ def test_rows_that_cancel(shape: tuple[int, int, int], size: float, monkeypatch:
 def test_without_the_guard_the_factor_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is needed: with it switched off the same users contribute more than C."""
     monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: float("inf"))
-    monkeypatch.setattr(norms_module, "gram_error", lambda uses, sizes: 0 * sizes)
+    for bound in ("gram_error", "written_error"):
+        monkeypatch.setattr(norms_module, bound, lambda square, uses, rows: 0 * square)
     longest = 0.0
     for seed in range(6):
         right, left = cancelling(200, 300, 40, 100.0, seed)
@@ -190,36 +191,61 @@ class Product(nn.Module):
         return (self.layer(x) * y).sum((1, 2))
 
 
-@pytest.mark.parametrize("clip", [dp.clipping.clip(1.0), dp.clipping.normalize(1.0)], ids=["clip", "normalize"])
+def cancelling_in_pairs(width: int, rows: int, ratio: float, padded: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Rows that cancel in pairs, but for the first: Σ‖g_t‖ is about `ratio` times the norm, which is about 3."""
+    x, y = torch.randn(2, 1, 1, width, generator=torch.Generator().manual_seed(seed))
+    sign = torch.tensor([1.0, -1.0] * (rows // 2))
+    sign[0] += rows / ratio
+    right, left = (x / x.norm()).expand(1, rows, width), y / y.norm() * sign[:, None] * 3 * ratio / rows
+    return F.pad(right, (0, 0, 0, padded - rows)), F.pad(left, (0, 0, 0, padded - rows))
+
+
+def clipped_sum(users: list[tuple[Tensor, Tensor]], clip: dp.clipping.ClipFunction) -> Tensor:
+    model = Product(users[0][0].shape[-1])
+    clipping = dp.PhantomClipping(model, proof=False)
+    with clipping:
+        losses = model(*(torch.cat(parts) for parts in zip(*users, strict=True)))
+    clipping.backward(losses, clip)
+    gradient = model.layer.weight.grad
+    assert gradient is not None
+    return gradient.double()
+
+
+CLIPS = pytest.mark.parametrize("clip", [dp.clip(1.0), dp.normalize(1.0)], ids=["clip", "normalize"])
+
+
+@CLIPS
 def test_nobody_changes_the_factors_of_others(clip: dp.clipping.ClipFunction) -> None:
     """Others are just tight enough for products of rows, and one user's rows cancel more: it must not take them along.
 
     They all point the same way: together they moved the sum by 3.7 C when one user decided for the whole micro-batch.
     """
-    width, rows, others = 512, 8, 150
-    x, y = torch.randn(2, 1, 1, width, generator=torch.Generator().manual_seed(1))
-    x, y = x / x.norm(), y / y.norm()
-
-    def user(ratio: float) -> tuple[Tensor, Tensor]:
-        """Rows that cancel in pairs, but for the first: Σ‖g_t‖ is about `ratio` times the norm, which is about 3."""
-        sign = torch.tensor([1.0, -1.0] * (rows // 2))
-        sign[0] += rows / ratio
-        return x.expand(1, rows, width), y * sign[:, None] * 3 * ratio / rows
-
-    def total(users: list[tuple[Tensor, Tensor]]) -> Tensor:
-        model = Product(width)
-        clipping = dp.PhantomClipping(model, proof=False)
-        with clipping:
-            losses = model(*(torch.cat(parts) for parts in zip(*users, strict=True)))
-        clipping.backward(losses, clip)
-        gradient = model.layer.weight.grad
-        assert gradient is not None
-        return gradient.double()
-
-    same, attacker = [user(33.0)] * others, user(60.0)
-    moved = total([*same, attacker]) - total(same)
+    same, attacker = [cancelling_in_pairs(512, 8, 33.0, 8)] * 150, cancelling_in_pairs(512, 8, 60.0, 8)
+    moved = clipped_sum([*same, attacker], clip) - clipped_sum(same, clip)
     assert float(moved.norm()) <= 1 + 1e-4
-    assert float((moved - total([attacker])).norm()) < 1e-3
+    assert float((moved - clipped_sum([attacker], clip)).norm()) < 1e-3
+
+
+@CLIPS
+@pytest.mark.parametrize("ratio", [20.0, 45.0, 64.0, 300.0])
+def test_a_long_history_does_not_change_the_factors_of_others(clip: dp.clipping.ClipFunction, ratio: float) -> None:
+    """It pads the rows of all, so that gradients are written out instead: bounds of norms must not follow."""
+    short, long = ([cancelling_in_pairs(64, 8, ratio, padded)] * 400 for padded in (8, 600))
+    attacker = cancelling_in_pairs(64, 600, 2.0, 600)
+    moved = clipped_sum([*long, attacker], clip) - clipped_sum(short, clip)
+    assert float(moved.norm()) <= 1 + 1e-3
+
+
+@CLIPS
+@pytest.mark.parametrize("ratio", [20.0, 300.0, 30000.0])
+def test_one_user_more_does_not_change_what_is_kept(
+    clip: dp.clipping.ClipFunction, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written-out gradients are kept while they fit: whether they do must not change the factors of others."""
+    users = [cancelling_in_pairs(32, 64, ratio, 64)] * 100
+    monkeypatch.setattr("dpformer.clipping.norms.KEEP", 100 * 32 * 32)
+    moved = clipped_sum([*users, cancelling_in_pairs(32, 64, 2.0, 64)], clip) - clipped_sum(users, clip)
+    assert float(moved.norm()) <= 1 + 1e-3
 
 
 def test_a_part_of_ragged_rows_is_what_these_users_have() -> None:

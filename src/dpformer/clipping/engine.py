@@ -190,15 +190,15 @@ class PhantomClipping:
 
     @staticmethod
     def _factors(norms: Tensor, upper: Tensor, clip: ClipFunction) -> Tensor:
-        """c_b of the norm; of its upper bound where rounding could have hidden that c_b·‖g_b‖ is above C."""
+        """c_b of the norm, and no more than brings its upper bound to C, whatever rounding has hidden."""
         factors = clip(norms).to(norms.dtype)
-        factors = torch.where(factors.abs() * upper > clip.clip_norm, clip(upper).to(norms.dtype), factors)
-        reached = factors.abs() * upper
+        reached = factors.abs() * norms
         if not bool((reached <= clip.clip_norm * (1 + 1e-5)).all()):
             raise ValueError(
                 f"the clip function promises norms up to {clip.clip_norm}, but gave a user {float(reached.max())}"
             )
-        return factors
+        most = clip.clip_norm / upper  # infinite for a gradient of zero
+        return torch.clamp(factors, -most, most)
 
 
 def bound_of_function(clip: ClipFunction) -> float:

@@ -8,15 +8,16 @@ all parameters fit `KEEP` numbers, so that the clipped sum is one weighted sum o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.recorded_call import Source
-from dpformer.clipping.rounding import LOOSE, gram_error, lengths_of_rows, squared_lengths, written_error
+from dpformer.clipping.rounding import LOOSE, Rows, gram_error, squared_lengths, written_error
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner, squared
 
 Squares = tuple[Tensor, Tensor]  # (B,) ‖g_b‖² as computed, and what it is at most (rounding.py)
@@ -80,7 +81,7 @@ class ParameterUses:
     parameter: Tensor
     sources: list[Source]
     written: Tensor | None = None  # (B, *shape), if kept
-    alone: dict[int, Tensor] = field(default_factory=dict)  # users whose rows cancel: their own (*shape)
+    alone: dict[int, list[Use]] = field(default_factory=dict)  # users whose rows cancel: added up in float64
 
     def squared_norms(self, users: int, room: int) -> Squares:
         """‖g_b‖² of this parameter; written-out gradients are kept if they are at most `room` numbers."""
@@ -105,9 +106,7 @@ class ParameterUses:
     def _gram(self, uses: list[Use], kept: bool, first: int) -> Squares | None:
         if gram_cost(uses) >= dense_cost(uses, kept):
             return None
-        square, upper, alone = _squared_by_gram(uses)
-        self.alone.update({first + user: gradient for user, gradient in alone.items()})
-        return square, upper
+        return self._raised(squared_by_gram(uses), uses, first, gram=True)
 
     def _squared(self, a: int, b: int, kept: bool) -> Squares:
         uses = self._uses(a, b)
@@ -115,11 +114,24 @@ class ParameterUses:
         if gram is not None:
             return gram
         written = written_out(uses)
-        square, upper = squared_lengths(written.reshape(b - a, -1))
+        square, _ = squared_lengths(written.reshape(b - a, -1))
+        out = self._raised(square, uses, first=a, gram=False)
         if kept:
             self.written, self.sources = written, []
-            return square, upper
-        return square, (upper.sqrt() + written_error(uses, lengths_of_rows(uses))).square()
+        return out
+
+    def _raised(self, square: Tensor, uses: list[Use], first: int, gram: bool) -> Squares:
+        """With upper bounds, which a user's own rows decide alone; too few digits are made good one user at a time."""
+        rows = Rows.of(uses)
+        written = written_error(square, uses, rows)
+        error = torch.maximum(written, gram_error(square, uses, rows))
+        for user in ((error if gram else written) > LOOSE * square).nonzero().flatten().tolist():
+            own = [use.part(user, user + 1) for use in uses]
+            self.alone[first + user] = own
+            in_double = squared_lengths(written_in_double(own).reshape(1, -1))[0]
+            square[user] = in_double[0]
+            error[user] = float("inf")
+        return square, square + torch.minimum(error, LOOSE * square)
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
         """out += Σ_b c_b g_b."""
@@ -129,7 +141,8 @@ class ParameterUses:
             shared[list(self.alone)] = 0
         for source in [Dense(self.written)] if self.written is not None else self.sources:
             source.add_sum(shared, out)
-        for user, gradient in self.alone.items():
+        for user, own in self.alone.items():
+            gradient = written_in_double(own)[0].to(out.device)
             out += (c[user] * gradient).to(out.dtype)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
@@ -143,7 +156,7 @@ class ParameterUses:
         """Forgets every user that is not kept."""
         if self.written is not None:
             self.written = self.written.masked_fill(~users.reshape(-1, *[1] * (self.written.ndim - 1)), 0)
-        self.alone = {user: gradient for user, gradient in self.alone.items() if bool(users[user])}
+        self.alone = {user: own for user, own in self.alone.items() if bool(users[user])}
         for source in self.sources:
             source.keep(users)
 
@@ -172,24 +185,28 @@ def written_out(uses: Sequence[Use]) -> Tensor:
     return total
 
 
-def _squared_by_gram(uses: Sequence[Use]) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-    """Σ over pairs of ⟨g⁽ᵃ⁾, g⁽ᵃ'⟩, upper bounds, and gradients that were written out.
+def written_in_double(uses: Sequence[Use]) -> Tensor:
+    """The gradients of all uses together in float64, on the CPU: not every device has it, and few users need it."""
+    return written_out([replace(use, **_in_double(use)) for use in uses])
 
-    Users whose large parts cancel, so that too few digits would be left, are written out one by one: if they took the
-    others along, one user could change the factors of all.
-    """
+
+def _in_double(use: Use) -> dict[str, Any]:
+    tensors = {name: t for name, t in vars(use).items() if isinstance(t, Tensor)}
+    whole = {name: t.cpu() for name, t in tensors.items() if t.dtype == torch.int64}
+    return whole | {
+        name: t.to("cpu", torch.promote_types(t.dtype, torch.float64))
+        for name, t in tensors.items()
+        if name not in whole
+    }
+
+
+def squared_by_gram(uses: Sequence[Use]) -> Tensor:
+    """(B,) Σ over pairs of ⟨g⁽ᵃ⁾, g⁽ᵃ'⟩."""
     total = torch.stack([squared(use) for use in uses]).sum(0)
     for i, one in enumerate(uses):
         for other in uses[i + 1 :]:
             total = total + 2 * inner(one, other)
-    error = gram_error(uses, lengths_of_rows(uses))
-    upper = total + error
-    alone: dict[int, Tensor] = {}
-    for user in (error > LOOSE * total).nonzero().flatten().tolist():
-        alone[user] = written_out([use.part(user, user + 1) for use in uses])[0]
-        square, above = squared_lengths(alone[user].reshape(1, -1))
-        total[user], upper[user] = square[0], above[0]
-    return total, upper, alone
+    return total
 
 
 def by_parameter(pairs: Iterable[tuple[Tensor, Source]], trainable: set[int]) -> list[ParameterUses]:

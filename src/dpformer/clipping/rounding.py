@@ -3,11 +3,15 @@
 A norm in float32 is a sum of many products, and a sum of n products that was rounded n times is off by at most n·u of
 the sum of their sizes, in whatever order it was taken (Higham 2002, section 3.1), with u = 2⁻²⁴. The sizes can be much
 larger than the sum: rows of a user that cancel leave a small gradient and a large error. With K_b = Σ_t ‖g_bt‖, the sum
-of the lengths of what single rows contribute:
+of the lengths of what single rows contribute, and n_b the number of rows that are not zero:
 
-- Gram: ‖g_b‖² ≤ (computed) + ε·K_b², with ε = (numbers added one after another)·u;
-- written out: ‖g_b‖ ≤ (computed) + (rows)·u·K_b;
-- written out and kept: these very numbers are added to the sum, so they have no error.
+- Gram: ‖g_b‖² ≤ (computed) + ε·K_b², with ε = (widths + 2·n_b)·u;
+- written out: ‖g_b‖ ≤ (computed) + 2·n_b·u·K_b.
+
+A bound is made of the user's own rows and of public sizes, never of how the norms were computed: which way is the
+cheaper one, and how far rows are padded, depends on who else is in the micro-batch, and nobody may change the factors
+of others. So a norm is raised by the larger of the two, up to `LOOSE`; where that does not cover the way it was
+computed, it is computed again for that user alone, in float64, and raised by `LOOSE` as well.
 
 docs/maths/phantom-clipping.md has the argument.
 """
@@ -16,14 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-from dpformer.clipping.uses import BLOCK, Dense, Lookup, Outer, Ragged, Use
+from dpformer.clipping.uses import BLOCK, Dense, Lookup, Outer, Ragged, Use, closed_form
 
-LOOSE = 0.04  # a Gram norm whose square may be off by a larger share is computed the other way
-_PIECE = 1 << 16  # numbers squared and added up at once
+LOOSE = 0.04  # a square that may be off by a larger share is computed again in float64
+_PIECE = 1 << 12  # numbers squared and added up at once
 _MARGIN = 1.01  # for the rounding of the bounds themselves
 
 
@@ -46,57 +52,65 @@ def unit(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def lengths_of_rows(uses: Sequence[Use]) -> Tensor:
-    """(B,) K_b = Σ_t ‖g_bt‖ over the rows of all uses."""
-    return torch.stack([_lengths(use) for use in uses]).sum(0)
+@dataclass(frozen=True)
+class Rows:
+    """What each user's rows say about rounding."""
+
+    lengths: Tensor  # (B,) K_b = Σ_t ‖g_bt‖
+    counts: Tensor  # (B,) n_b: rows that are not zero
+
+    @staticmethod
+    def of(uses: Sequence[Use]) -> Rows:
+        """Over the rows of all uses of a parameter."""
+        pairs = [_rows(use) for use in uses]
+        return Rows(sum(lengths for lengths, _ in pairs), sum(counts for _, counts in pairs))  # type: ignore[arg-type]
 
 
-def _lengths(use: Use) -> Tensor:
+def _rows(use: Use) -> tuple[Tensor, Tensor]:
     norm = torch.linalg.vector_norm
     if isinstance(use, Outer):
-        return (norm(use.left, dim=-1) * norm(use.right, dim=-1)).sum(1)
+        return _added(norm(use.left, dim=-1) * norm(use.right, dim=-1))
     if isinstance(use, Ragged):
         each = norm(use.left, dim=-1) * norm(use.right, dim=-1)
         counts = torch.tensor(use.counts).to(each.device)
         user = torch.arange(len(counts), device=each.device).repeat_interleave(counts)
-        return each.new_zeros(len(counts)).index_add_(0, user, each)
+        none = each.new_zeros(len(counts))
+        return none.index_add(0, user, each), none.index_add(0, user, (each > 0).to(each.dtype))
     if isinstance(use, Lookup):
-        return norm(use.grad, dim=-1).sum(1)
+        return _added(norm(use.grad, dim=-1))
     assert isinstance(use, Dense)
-    return norm(use.grad.flatten(1), dim=1)
+    return _added(norm(use.grad.reshape(len(use.grad), -1), dim=1, keepdim=True))
 
 
-def gram_error(uses: Sequence[Use], sizes: Tensor) -> Tensor:
-    """(B,) what the square of a Gram norm may lack."""
-    steps = 8.0 + max(_additions(use) for use in uses) + len(uses) ** 2
-    return _MARGIN * steps * unit(sizes.dtype) * sizes.square()
+def _added(each: Tensor) -> tuple[Tensor, Tensor]:
+    return each.sum(1), (each > 0).sum(1).to(each.dtype)
 
 
-def _additions(use: Use) -> float:
-    """Numbers that are added one after another in an inner product with this use, at most."""
+def gram_error(square: Tensor, uses: Sequence[Use], rows: Rows) -> Tensor:
+    """(B,) what the square of a Gram norm may lack; nothing where there are no inner products to compute."""
+    if not closed_form(uses):
+        return torch.zeros_like(square)
+    steps = 8.0 + max(_widths(use) for use in uses) + len(uses) ** 2 + 2 * rows.counts
+    return _MARGIN * unit(square.dtype) * steps * rows.lengths.square()
+
+
+def _widths(use: Use) -> float:
+    """Numbers that are added one after another in an inner product of two rows, at most."""
     if isinstance(use, Lookup):
-        return use.ids.shape[1] + 2.0 * use.grad.shape[-1]
+        return 2.0 * use.grad.shape[-1]
     assert isinstance(use, (Outer, Ragged))
-    rows = float(use.left.shape[1]) if isinstance(use, Outer) else float(max(use.counts, default=0))
-    return _in_blocks(use.left.shape[-1]) + _in_blocks(use.right.shape[-1]) + 2 * rows
+    return _in_blocks(use.left.shape[-1]) + _in_blocks(use.right.shape[-1])
 
 
 def _in_blocks(width: int) -> float:
     return min(width, BLOCK) + width / BLOCK
 
 
-def written_error(uses: Sequence[Use], sizes: Tensor) -> Tensor:
-    """(B,) how far a gradient that is written out may be from the one that is added up later."""
-    rows = sum(_rows(use) for use in uses) + len(uses) + 8.0
-    return _MARGIN * 2 * rows * unit(sizes.dtype) * sizes
-
-
-def _rows(use: Use) -> int:
-    if isinstance(use, Ragged):
-        return max(use.counts, default=0)
-    if isinstance(use, Dense):
-        return 1
-    return use.left.shape[1] if isinstance(use, Outer) else use.ids.shape[1]
+def written_error(square: Tensor, uses: Sequence[Use], rows: Rows) -> Tensor:
+    """(B,) what the square of a norm may lack whose gradient was written out: it is not the one that is added later."""
+    apart = _MARGIN * 2 * unit(square.dtype) * (rows.counts + len(uses) + 8.0) * rows.lengths
+    share = _share(prod(uses[0].shape), square.dtype)
+    return 2 * apart * square.clamp(min=0).sqrt() + apart.square() + _MARGIN * share * square
 
 
 def squared_lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,8 +121,12 @@ def squared_lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
     if whole:
         pieces = torch.linalg.vector_norm(rows[:, :whole].view(users, -1, _PIECE), dim=2)  # (B, n / PIECE)
         rest = (pieces.double().square().sum(1) + rest).to(rest.dtype)
-    share = _MARGIN * (min(numbers, _PIECE) + 8.0) * unit(rest.dtype)
-    return rest, rest * (1 + share)
+    return rest, rest * (1 + _share(numbers, rest.dtype))
+
+
+def _share(numbers: int, dtype: torch.dtype) -> float:
+    """Of the square of a row of so many numbers: what it may lack."""
+    return _MARGIN * (min(numbers, _PIECE) + 8.0) * unit(dtype)
 
 
 def raised(upper: Tensor, dtype: torch.dtype) -> Tensor:

@@ -24,14 +24,15 @@ class Batch:
     lengths: Tensor  # (B,) int64, real positions in each row
 
     @classmethod
-    def from_histories(cls, histories: Sequence[ArrayLike], max_length: int) -> Batch:
+    def from_histories(cls, histories: Sequence[ArrayLike], max_length: int, length: int = 1) -> Batch:
         """For training: each item but the last goes in, each but the first is predicted from those before it.
 
-        The last `max_length` transitions are kept. A user with fewer than two items is a row without loss.
+        The last `max_length` transitions are kept. A user with fewer than two items is a row without loss. Rows have
+        at least `length` positions.
         """
         inputs = [np.asarray(h, dtype=np.int64)[-max_length - 1 :] for h in _checked(histories, max_length)]
-        items, lengths = _pad([h[:-1] for h in inputs], 0)
-        targets, _ = _pad([h[1:] for h in inputs], -1)
+        items, lengths = _pad([h[:-1] for h in inputs], 0, length)
+        targets, _ = _pad([h[1:] for h in inputs], -1, length)
         return cls(items, targets, lengths)
 
     @classmethod
@@ -54,10 +55,10 @@ def _checked(histories: Sequence[ArrayLike], max_length: int) -> Sequence[ArrayL
     return histories
 
 
-def _pad(rows: list[np.ndarray], fill: int) -> tuple[Tensor, Tensor]:
+def _pad(rows: list[np.ndarray], fill: int, least: int = 1) -> tuple[Tensor, Tensor]:
     """(B, L) with L the longest row (at least 1, so that an empty batch has a shape), and the lengths (B,)."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    padded = np.full((len(rows), max(1, lengths.max(initial=0))), fill, dtype=np.int64)
+    padded = np.full((len(rows), max(least, lengths.max(initial=0))), fill, dtype=np.int64)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
     return torch.from_numpy(padded), torch.from_numpy(lengths)

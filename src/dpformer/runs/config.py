@@ -217,7 +217,7 @@ class Config(BaseModel):
     bf16: bool = _choice(
         "Training",
         False,
-        "Forward passes in bfloat16; the rest in float32. See docs/privacy/accounting.md on its rounding.",
+        "Forward passes in bfloat16; the rest in float32.",
     )
     threads: Count | None = _choice("Training", None, "CPU threads (all).")
     device: str | None = _choice("Training", None, "Where to compute: cpu, cuda (a GPU if there is one).")

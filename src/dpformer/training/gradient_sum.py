@@ -21,7 +21,7 @@ from dpformer.clipping import ClipFunction, PhantomClipping
 from dpformer.clipping.bounded import joint_bound, put_bounded, sum_of
 from dpformer.errors import DpformerError
 from dpformer.models import Batch
-from dpformer.training.microbatches import cut, positions_at_once
+from dpformer.training.microbatches import cut, padded, positions_at_once
 
 Totals = list[Tensor | None]  # of each trainable parameter, float64; None: nothing was added
 Histories = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # by place in the batch, the longest first
@@ -50,7 +50,8 @@ class GradientSum:
         model: gives each user of a `Batch` one loss.
         clip: bounds each user's gradient; None: plain gradients, without privacy.
         tokens: positions of a micro-batch at most; it is lowered where memory does not suffice.
-        bf16: forward passes under autocast; weights, norms, factors and sums stay in the precision of the weights.
+        bf16: forward passes under autocast; weights, norms, factors and sums stay in the precision of the weights. How
+            a row rounds follows its padded length, so rows are padded by their own length alone, whoever else is there.
     """
 
     def __init__(self, model: nn.Module, clip: ClipFunction | None, tokens: int, bf16: bool = False) -> None:
@@ -104,7 +105,10 @@ class GradientSum:
 
     def cut(self, histories: Histories) -> list[slice]:
         """The micro-batches of all users of a step."""
-        return cut(np.array([max(0, len(histories[place]) - 1) for place in range(len(histories))]), self.tokens)
+        lengths = np.array([max(0, len(histories[place]) - 1) for place in range(len(histories))], dtype=np.int64)
+        if self.bf16:
+            return cut(padded(lengths, self.max_length), self.tokens, apart=True)
+        return cut(lengths, self.tokens)
 
     def put(self, totals: Totals | None = None) -> None:
         """`p.grad` ← the sum, or that of several processes, for the optimizer; then the sum is empty again."""
@@ -129,7 +133,9 @@ class GradientSum:
             p.grad = None
 
     def _add(self, histories: list[np.ndarray]) -> Part:
-        batch = Batch.from_histories(histories, self.max_length).to(self.parameters[0].device)
+        longest = np.array([max(len(history) for history in histories) - 1])
+        length = int(padded(longest, self.max_length)[0]) if self.bf16 else 1
+        batch = Batch.from_histories(histories, self.max_length, length).to(self.parameters[0].device)
         with_target = batch.lengths > 0
         autocast = torch.autocast(self.parameters[0].device.type, torch.bfloat16, enabled=self.bf16)
         if self.clip is None:

@@ -16,17 +16,34 @@ def by_length(users: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return users[np.argsort(-lengths[users], kind="stable")]
 
 
-def cut(lengths: np.ndarray, tokens: int) -> list[slice]:
+def padded(lengths: np.ndarray, max_length: int) -> np.ndarray:
+    """Lengths rounded up to four significant bits, at most `max_length`: by at most an eighth.
+
+    >>> padded(np.array([200, 129, 35, 17, 9, 0]), 200)
+    array([200, 144,  36,  18,   9,   1])
+    """
+    lengths = np.maximum(lengths, 1)
+    step = 2 ** np.maximum(0, np.log2(lengths).astype(np.int64) - 3)
+    return np.minimum(-(-lengths // step) * step, max_length)
+
+
+def cut(lengths: np.ndarray, tokens: int, *, apart: bool = False) -> list[slice]:
     """Slices of rows, given their lengths in falling order: rows × longest row ≤ `tokens`, or one row.
+
+    With `apart`, rows of unequal length are never together: then no row is padded further because of another.
 
     >>> cut(np.array([5, 4, 2, 1, 1, 0]), 8)
     [slice(0, 1, None), slice(1, 3, None), slice(3, 6, None)]
+    >>> cut(np.array([5, 4, 4, 4, 1, 1]), 8, apart=True)
+    [slice(0, 1, None), slice(1, 3, None), slice(3, 4, None), slice(4, 6, None)]
     """
     slices = []
     start = 0
     while start < len(lengths):
         longest = max(1, int(lengths[start]))
         stop = min(len(lengths), start + max(1, tokens // longest))
+        if apart:
+            stop = start + int((lengths[start:stop] == lengths[start]).sum())
         slices.append(slice(start, stop))
         start = stop
     return slices

@@ -17,9 +17,14 @@ PASSES = 16.0  # multiply-adds in the time in which a number goes to memory and 
 
 def gram_cost(uses: Sequence[Use]) -> float:
     """Multiply-adds a user of all the inner products, or infinity where one has no closed form."""
-    if any(isinstance(use, Dense) for use in uses) or sum(isinstance(use, Ragged) for use in uses) > 1:
-        return float("inf")  # what is written out already is simply added to the others
+    if not closed_form(uses):
+        return float("inf")
     return sum(_pair_cost(one, other) for i, one in enumerate(uses) for other in uses[i:])
+
+
+def closed_form(uses: Sequence[Use]) -> bool:
+    """Whether all inner products have one. What is written out already is simply added to the others."""
+    return not any(isinstance(use, Dense) for use in uses) and sum(isinstance(use, Ragged) for use in uses) <= 1
 
 
 def _pair_cost(one: Use, other: Use) -> float:
