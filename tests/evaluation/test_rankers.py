@@ -161,3 +161,22 @@ def test_nobody_is_placed_nowhere_and_bad_numbers_are_refused() -> None:
         ranker(model).place(everyone, np.array([0, 1]))
     with pytest.raises(NonFiniteScores):
         SparseRanker(np.array([1.0, np.inf]))
+
+
+@pytest.mark.parametrize("kind", [Transformer, GRU])
+def test_nobody_changes_the_scores_of_others(kind: type[Transformer | GRU]) -> None:
+    """Bit for bit: a score that moved by a rounding could turn a rank, and a noisy metric allows for one user only."""
+    torch.manual_seed(0)
+    model = kind(300, 100, dim=32).eval()
+    rng = np.random.default_rng(1)
+    histories = [rng.integers(0, 300, length) for length in [1, 1, 2, 3, 3, 7, 20, 38, 38, 38, 39, 60]]
+
+    def scores(some: list[np.ndarray]) -> np.ndarray:
+        ranker = NetworkRanker(model)
+        return ranker._scores(ranker._states(some)).copy()
+
+    alone = np.concatenate([scores([history]) for history in histories])
+    np.testing.assert_array_equal(scores(histories), alone)
+    np.testing.assert_array_equal(scores([*histories, rng.integers(0, 300, 100)])[:-1], alone)
+    direct = model.scores(histories).detach().numpy()
+    np.testing.assert_allclose(alone, direct, rtol=0, atol=1e-5)

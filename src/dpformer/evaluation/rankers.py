@@ -18,9 +18,11 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.evaluation.ranking import NonFiniteScores, ranks
+from dpformer.models.batch import Batch, padded
 from dpformer.models.sequence import SequenceModel
 
 ScoreFunction = Callable[[list[np.ndarray]], Tensor]  # histories of B users → scores (B, M)
@@ -122,12 +124,15 @@ class NetworkRanker:
 
     def _states(self, histories: list[np.ndarray]) -> Tensor:
         size = max(1, TOKENS_AT_ONCE // self.model.max_length)
-        order = np.argsort([len(history) for history in histories], kind="stable")  # less padding
+        lengths = padded(np.array([len(history) for history in histories]), self.model.max_length)
         states = torch.empty(len(histories), self.weight.shape[1], dtype=self.weight.dtype, device=self.weight.device)
         with torch.no_grad():
-            for start in range(0, len(order), size):
-                rows = order[start : start + size]
-                states[torch.from_numpy(rows)] = self.model.final_state([histories[row] for row in rows])
+            for length in np.unique(lengths):  # alike, so that nobody changes a rank of others by a rounding
+                of_length = np.flatnonzero(lengths == length)
+                for rows in np.split(of_length, range(size, len(of_length), size)):
+                    batch = Batch.for_scores([histories[row] for row in rows], self.model.max_length)
+                    batch = batch.alike(self.model.max_length).to(states.device)
+                    states[torch.from_numpy(rows)] = self.model.final_state(batch)[: len(rows)]
         # If no product can leave the range of floats, the scores need not be looked at once more for it.
         bound = float(states.abs().max()) * self.largest[0] * states.shape[1] + self.largest[1] if len(states) else 0.0
         if not bound < torch.finfo(torch.float32).max:
@@ -135,11 +140,13 @@ class NetworkRanker:
         return states
 
     def _scores(self, states: Tensor) -> np.ndarray:
+        users = len(states)
+        states = F.pad(states, (0, 0, 0, -users % 32))  # the order of additions follows the number of rows
         if self.buffer.shape[:1] < states.shape[:1]:
             self.buffer = states.new_empty(len(states), self.num_items)  # fresh memory costs more than the product
         with torch.no_grad():
             scores = torch.addmm(self.bias, states, self.weight.T, out=self.buffer[: len(states)])
-        return scores.cpu().numpy()
+        return scores[:users].cpu().numpy()
 
 
 class KnownItems:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -24,15 +26,14 @@ class Batch:
     lengths: Tensor  # (B,) int64, real positions in each row
 
     @classmethod
-    def from_histories(cls, histories: Sequence[ArrayLike], max_length: int, length: int = 1) -> Batch:
+    def from_histories(cls, histories: Sequence[ArrayLike], max_length: int) -> Batch:
         """For training: each item but the last goes in, each but the first is predicted from those before it.
 
-        The last `max_length` transitions are kept. A user with fewer than two items is a row without loss. Rows have
-        at least `length` positions.
+        The last `max_length` transitions are kept. A user with fewer than two items is a row without loss.
         """
         inputs = [np.asarray(h, dtype=np.int64)[-max_length - 1 :] for h in _checked(histories, max_length)]
-        items, lengths = _pad([h[:-1] for h in inputs], 0, length)
-        targets, _ = _pad([h[1:] for h in inputs], -1, length)
+        items, lengths = _pad([h[:-1] for h in inputs], 0)
+        targets, _ = _pad([h[1:] for h in inputs], -1)
         return cls(items, targets, lengths)
 
     @classmethod
@@ -48,6 +49,30 @@ class Batch:
     def __len__(self) -> int:
         return len(self.items)
 
+    def alike(self, max_length: int) -> Batch:
+        """Filled up with pads and with rows without items, so that no row is computed otherwise because of another.
+
+        A library's matrix products add up in an order that follows their shape. For rows of one `padded` length they
+        have that length and, in multiples of 32 rows, the same order; further rows stand behind the real ones.
+        """
+        longest = int(self.lengths.max()) if len(self) else 0
+        length = int(padded(np.array([longest]), max_length)[0])
+        wide = length - self.items.shape[1]
+        few = -len(self) % (32 // math.gcd(length, 32))
+        items, targets = (F.pad(t, (0, wide, 0, few), value=fill) for t, fill in ((self.items, 0), (self.targets, -1)))
+        return Batch(items, targets, F.pad(self.lengths, (0, few)))
+
+
+def padded(lengths: np.ndarray, max_length: int) -> np.ndarray:
+    """Lengths rounded up to four significant bits, at most `max_length`: by at most an eighth.
+
+    >>> padded(np.array([200, 129, 35, 17, 9, 0]), 200)
+    array([200, 144,  36,  18,   9,   1])
+    """
+    lengths = np.maximum(lengths, 1)
+    step = 2 ** np.maximum(0, np.log2(lengths).astype(np.int64) - 3)
+    return np.minimum(-(-lengths // step) * step, max_length)
+
 
 def _checked(histories: Sequence[ArrayLike], max_length: int) -> Sequence[ArrayLike]:
     if max_length < 1:
@@ -55,10 +80,10 @@ def _checked(histories: Sequence[ArrayLike], max_length: int) -> Sequence[ArrayL
     return histories
 
 
-def _pad(rows: list[np.ndarray], fill: int, least: int = 1) -> tuple[Tensor, Tensor]:
+def _pad(rows: list[np.ndarray], fill: int) -> tuple[Tensor, Tensor]:
     """(B, L) with L the longest row (at least 1, so that an empty batch has a shape), and the lengths (B,)."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    padded = np.full((len(rows), max(least, lengths.max(initial=0))), fill, dtype=np.int64)
+    padded = np.full((len(rows), max(1, lengths.max(initial=0))), fill, dtype=np.int64)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
     return torch.from_numpy(padded), torch.from_numpy(lengths)

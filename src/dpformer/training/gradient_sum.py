@@ -21,7 +21,8 @@ from dpformer.clipping import ClipFunction, PhantomClipping
 from dpformer.clipping.bounded import joint_bound, put_bounded, sum_of
 from dpformer.errors import DpformerError
 from dpformer.models import Batch
-from dpformer.training.microbatches import cut, padded, positions_at_once
+from dpformer.models.batch import padded
+from dpformer.training.microbatches import cut, positions_at_once
 
 Totals = list[Tensor | None]  # of each trainable parameter, float64; None: nothing was added
 Histories = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # by place in the batch, the longest first
@@ -133,9 +134,8 @@ class GradientSum:
             p.grad = None
 
     def _add(self, histories: list[np.ndarray]) -> Part:
-        longest = np.array([max(len(history) for history in histories) - 1])
-        length = int(padded(longest, self.max_length)[0]) if self.bf16 else 1
-        batch = Batch.from_histories(histories, self.max_length, length).to(self.parameters[0].device)
+        batch = Batch.from_histories(histories, self.max_length)
+        batch = (batch.alike(self.max_length) if self.bf16 else batch).to(self.parameters[0].device)
         with_target = batch.lengths > 0
         autocast = torch.autocast(self.parameters[0].device.type, torch.bfloat16, enabled=self.bf16)
         if self.clip is None:
@@ -146,7 +146,7 @@ class GradientSum:
         with self.clipping, autocast:
             losses = self.model(batch)
         norms = self.clipping.backward(losses, self.clip)
-        return Part(losses.detach()[with_target].cpu(), norms.cpu())
+        return Part(losses.detach()[with_target].cpu(), norms[: len(histories)].cpu())
 
     def _collect(self, keep: bool) -> None:
         """Moves `p.grad` into the totals, or drops it; what stays is zero."""

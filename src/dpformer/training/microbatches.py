@@ -16,17 +16,6 @@ def by_length(users: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return users[np.argsort(-lengths[users], kind="stable")]
 
 
-def padded(lengths: np.ndarray, max_length: int) -> np.ndarray:
-    """Lengths rounded up to four significant bits, at most `max_length`: by at most an eighth.
-
-    >>> padded(np.array([200, 129, 35, 17, 9, 0]), 200)
-    array([200, 144,  36,  18,   9,   1])
-    """
-    lengths = np.maximum(lengths, 1)
-    step = 2 ** np.maximum(0, np.log2(lengths).astype(np.int64) - 3)
-    return np.minimum(-(-lengths // step) * step, max_length)
-
-
 def cut(lengths: np.ndarray, tokens: int, *, apart: bool = False) -> list[slice]:
     """Slices of rows, given their lengths in falling order: rows × longest row ≤ `tokens`, or one row.
 
