@@ -176,6 +176,23 @@ class Conv1DOfHuggingFace(nn.Module):
 
 
 @problem(floats(B, T, D))
+class Conv1DPartlyFrozen(nn.Module):
+    """addmm with only the bias trained, only the weight, a transposed weight, and a bias that is one row of users."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(D, D)), nn.Parameter(torch.randn(D))
+        self.frozen, self.fixed = nn.Parameter(torch.randn(D, D), False), nn.Parameter(torch.randn(D), False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.view(-1, D)
+        y = torch.addmm(self.b, rows, self.frozen)
+        y = torch.addmm(self.fixed, y, self.a).tanh()
+        y = torch.addmm(self.b, y, self.a.T)
+        return per_user(torch.addmm(rows, y, self.a).view_as(x))
+
+
+@problem(floats(B, T, D))
 class FlattenedRows(nn.Module):
     def __init__(self) -> None:
         super().__init__()

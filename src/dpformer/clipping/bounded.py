@@ -13,16 +13,17 @@ For a parameter in half precision the mark also holds the sum itself, in float32
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from dpformer.clipping.bits import Bits, bits_of_all
+
 _MARK = "_phantom_bound"
 _HALF = (torch.bfloat16, torch.float16)
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,12 @@ class Bound:
     together: frozenset[int] | None  # identities of the parameters clipped as one; None: not always the same ones
     gradient: weakref.ref[Tensor]
     version: int
-    bits: Tensor  # () int64
+    bits: Bits
     wide: Tensor | None  # the sum itself, where `p.grad` has too few digits for it
 
-    def holds(self, gradient: Tensor) -> bool:
-        """Whether it speaks of this gradient, and nothing was done to it since."""
-        if self.gradient() is not gradient or self.version != gradient._version:
-            return False
-        return bool(self.bits == bits_of(gradient))
+    def is_about(self, gradient: Tensor) -> bool:
+        """Whether it speaks of this gradient, which nobody has openly changed since; its bits may tell otherwise."""
+        return self.gradient() is gradient and self.version == gradient._version
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nothing, ()  # a copy of the gradient, in a file or in another process, is not the gradient
@@ -52,8 +51,21 @@ def _nothing() -> None:
 
 def bound_of(parameter: Tensor) -> Bound | None:
     """The promise on `p.grad`; None where there is none, or it was changed since."""
-    mark = getattr(parameter.grad, _MARK, None)
-    return mark if mark is not None and mark.holds(parameter.grad) else None
+    return bounds_of([parameter])[0]
+
+
+def bounds_of(parameters: Sequence[Tensor]) -> list[Bound | None]:
+    """The same for each of many parameters."""
+    told: list[tuple[int, Bound, Tensor]] = []
+    for n, parameter in enumerate(parameters):
+        gradient = parameter.grad
+        mark: Bound | None = getattr(gradient, _MARK, None)
+        if gradient is not None and mark is not None and mark.is_about(gradient):
+            told.append((n, mark, gradient))
+    found: list[Bound | None] = [None] * len(parameters)
+    for (n, mark, _), bits in zip(told, bits_of_all([gradient for _, _, gradient in told]), strict=True):
+        found[n] = mark if bool(mark.bits == bits) else None
+    return found
 
 
 def sum_of(parameter: Tensor) -> Tensor | None:
@@ -64,16 +76,15 @@ def sum_of(parameter: Tensor) -> Tensor | None:
     return parameter.grad if mark is None or mark.wide is None else mark.wide
 
 
-def joint_bound(parameters: Iterable[Tensor]) -> float:
+def joint_bound(parameters: Sequence[Tensor]) -> float:
     """C of the gradients of these parameters together; 0 if they are all None or zero.
 
     Raises ValueError if one of them is not a sum of bounded users.
     """
     bound, together = 0.0, None
-    for parameter in parameters:
+    for parameter, mark in zip(parameters, bounds_of(parameters), strict=True):
         if parameter.grad is None:
             continue
-        mark = bound_of(parameter)
         if mark is None:
             if _is_zero(parameter.grad):
                 continue
@@ -87,38 +98,55 @@ def joint_bound(parameters: Iterable[Tensor]) -> float:
     return bound
 
 
-def add_bounded(
-    parameter: Tensor,
-    add: Callable[[Tensor], None],
-    dtype: torch.dtype,
-    clip_norm: float,
-    together: frozenset[int] | None,
-) -> None:
-    """`p.grad` += a sum of users bounded by `clip_norm` over the parameters in `together`; `add` adds it to a tensor.
+@dataclass(frozen=True)
+class Addition:
+    """A sum over users that is to be added to `p.grad`."""
+
+    parameter: Tensor
+    add: Callable[[Tensor], None]  # adds it to a tensor
+    dtype: torch.dtype  # that it is computed in
+
+
+def add_bounded(additions: Sequence[Addition], clip_norm: float, together: frozenset[int] | None) -> None:
+    """`p.grad` += sums of users bounded by `clip_norm` over the parameters in `together`.
 
     What is there already must be such a sum too (or zero), else the whole is not and carries no mark.
     """
-    before = bound_of(parameter)
-    known = before is not None or parameter.grad is None or _is_zero(parameter.grad)
-    wide = None
+    parameters = [addition.parameter for addition in additions]
+    before = bounds_of(parameters)
+    known = [
+        mark is not None or parameter.grad is None or _is_zero(parameter.grad)
+        for parameter, mark in zip(parameters, before, strict=True)
+    ]
+    wides = [_add(addition, mark) for addition, mark in zip(additions, before, strict=True)]
+    marks = [
+        (clip_norm, together)
+        if mark is None
+        else (max(clip_norm, mark.clip_norm), together if mark.together == together else None)
+        for mark in before
+    ]
+    _mark(parameters, marks, wides, known)
+
+
+def _add(addition: Addition, before: Bound | None) -> Tensor | None:
+    """Adds to `p.grad`; gives the sum in more digits, where `p.grad` has too few for it."""
+    parameter, dtype = addition.parameter, addition.dtype
     if parameter.dtype in _HALF:
         wide = None if before is None else before.wide
         if wide is None:
             wide = torch.zeros_like(parameter, dtype=dtype) if parameter.grad is None else parameter.grad.to(dtype)
-        add(wide)
+        addition.add(wide)
         _write(parameter, wide)
-    elif parameter.dtype == dtype and (parameter.grad is None or parameter.grad.is_contiguous()):
+        return wide
+    if parameter.dtype == dtype and (parameter.grad is None or parameter.grad.is_contiguous()):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        add(parameter.grad)
-    else:
-        total = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
-        add(total)
-        _write(parameter, total if parameter.grad is None else parameter.grad + total)
-    if before is not None:
-        clip_norm = max(clip_norm, before.clip_norm)
-        together = together if before.together == together else None
-    _mark(parameter, clip_norm, together, wide, known)
+        addition.add(parameter.grad)
+        return None
+    total = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+    addition.add(total)
+    _write(parameter, total if parameter.grad is None else parameter.grad + total)
+    return None
 
 
 def put_bounded(parameters: Sequence[Tensor], sums: Sequence[Tensor | None], clip_norm: float) -> None:
@@ -128,13 +156,16 @@ def put_bounded(parameters: Sequence[Tensor], sums: Sequence[Tensor | None], cli
     checked here.
     """
     together = frozenset(map(id, parameters))
+    written: list[Tensor] = []
+    wides: list[Tensor | None] = []
     for parameter, total in zip(parameters, sums, strict=True):
         if total is None:
             parameter.grad = None
             continue
         _write(parameter, total)
-        wide = total.clone() if parameter.dtype in _HALF else None
-        _mark(parameter, clip_norm, together, wide, known=True)
+        written.append(parameter)
+        wides.append(total.clone() if parameter.dtype in _HALF else None)
+    _mark(written, [(clip_norm, together)] * len(written), wides, [True] * len(written))
 
 
 def _write(parameter: Tensor, total: Tensor) -> None:
@@ -146,26 +177,15 @@ def _write(parameter: Tensor, total: Tensor) -> None:
 
 
 def _mark(
-    parameter: Tensor, clip_norm: float, together: frozenset[int] | None, wide: Tensor | None, known: bool
+    parameters: Sequence[Tensor],
+    bounds: Sequence[tuple[float, frozenset[int] | None]],
+    wides: Sequence[Tensor | None],
+    known: Sequence[bool],
 ) -> None:
-    gradient = parameter.grad
-    assert gradient is not None
-    mark = Bound(clip_norm, together, weakref.ref(gradient), gradient._version, bits_of(gradient), wide)
-    setattr(gradient, _MARK, mark if known else None)
-
-
-def bits_of(t: Tensor) -> Tensor:
-    """() int64: the sum of the bits of a tensor, read as whole numbers, modulo 2⁶⁴."""
-    t = t.detach()
-    flat = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).reshape(-1)
-    size = flat.element_size()
-    whole = len(flat) - len(flat) % (8 // size)
-    if flat.storage_offset() % (8 // size):
-        whole = 0
-    if whole == len(flat):
-        return flat.view(torch.int64).sum()  # eight bytes at once: thirty times as quick
-    long = flat[:whole].view(torch.int64).sum()
-    return long + flat[whole:].view(_WORDS[size]).sum(dtype=torch.int64)
+    gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
+    for n, (gradient, bits) in enumerate(zip(gradients, bits_of_all(gradients), strict=True)):
+        mark = Bound(*bounds[n], weakref.ref(gradient), gradient._version, bits, wides[n]) if known[n] else None
+        setattr(gradient, _MARK, mark)
 
 
 def _is_zero(gradient: Tensor) -> bool:

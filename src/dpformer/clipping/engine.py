@@ -11,7 +11,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.bounded import add_bounded
+from dpformer.clipping.bounded import Addition, add_bounded
 from dpformer.clipping.checkpointing import passed_over
 from dpformer.clipping.clip_functions import ClipFunction
 from dpformer.clipping.errors import UnsupportedUse
@@ -19,6 +19,7 @@ from dpformer.clipping.gate import Gate
 from dpformer.clipping.norms import ParameterUses
 from dpformer.clipping.per_user_norms import PerUserNorms
 from dpformer.clipping.proof import PATIENCE, due, prove
+from dpformer.clipping.registered import registered
 from dpformer.clipping.rounding import full_precision, raised
 from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
@@ -56,7 +57,7 @@ class PhantomClipping:
         self.proof = proof
         self.skipped_users = 0
         self._gate = Gate(RULES, any_function)
-        self._gate.survey(model)
+        self._gate.survey(registered(model))
         self._gate.remember_constants(model)
         self._proven: set[object] = set()
         self._put_off = 0  # batches that needed a proof and could not be proven
@@ -64,8 +65,9 @@ class PhantomClipping:
         self._state: State | None = None
 
     def __enter__(self) -> PhantomClipping:
-        self._gate.survey(self.model)
-        self._state = State(self.model)
+        found = registered(self.model)
+        self._gate.survey(found)
+        self._state = State(found)
         self._no_hooks = torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTING)
         self._no_hooks.__enter__()
         self._checkpointing = passed_over()
@@ -184,9 +186,15 @@ class PhantomClipping:
             for group in groups:
                 group.keep(finite)
         together = frozenset(self._gate.names)
-        for group in groups:
-            dtype = torch.promote_types(factors.dtype, group.parameter.dtype)
-            add_bounded(group.parameter, partial(group.add_sum, factors), dtype, clip.clip_norm, together)
+        additions = [
+            Addition(
+                group.parameter,
+                partial(group.add_sum, factors),
+                torch.promote_types(factors.dtype, group.parameter.dtype),
+            )
+            for group in groups
+        ]
+        add_bounded(additions, clip.clip_norm, together)
 
     @staticmethod
     def _factors(norms: Tensor, upper: Tensor, clip: ClipFunction) -> Tensor:

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from dpformer.clipping import picked
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.recorded_call import Build, Paired, RecordedCall
+from dpformer.clipping.registered import Registered
 from dpformer.clipping.user_rows import Packed, UserRows
 
 
@@ -37,6 +38,10 @@ _READS = _named(
     "is_signed get_device storage_offset untyped_storage is_pinned is_shared is_inference is_same_size __len__",
     Tensor,
 ) | _named("is_floating_point is_complex numel is_tensor", torch)
+# Of these, and of attributes, what depends on no number in any tensor.
+_SIZES = _named("size dim ndimension numel nelement stride is_contiguous __len__", Tensor) | {
+    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout")
+}
 # The other tensor lends its dtype, device or shape.
 _LIKE = _named("to type_as view_as reshape_as expand_as new_tensor", Tensor)
 FREEZE_BATCH_NORM = (
@@ -58,21 +63,20 @@ class Gate(TorchFunctionMode):
         self.rules, self.otherwise = rules, otherwise  # the rule of a function without a rule of its own
         self.trainable: list[Tensor] = []
         self.names: dict[int, str] = {}  # of the trainable parameters, by identity
-        self.frozen: set[int] = set()  # parameters without gradient
         self.buffers: set[int] = set()
+        self.own: set[int] = set()  # parameters, frozen ones too, and buffers
         self.constants: dict[int, tuple[Tensor, int]] = {}  # with their count of writes
         self.calls: list[RecordedCall] = []
         self.sink: list[Callable[[RecordedCall, Tensor], None]] = []
         self.packed: Packed | None = None
         self.token = torch.zeros((), requires_grad=True)
 
-    def survey(self, model: nn.Module) -> None:
-        """Reads the model's parameters and buffers anew: they may have been frozen or replaced since."""
-        parameters = list(model.named_parameters())
-        self.trainable = [p for _, p in parameters if p.requires_grad]
-        self.names = {id(p): name for name, p in parameters if p.requires_grad}
-        self.frozen = {id(p) for _, p in parameters if not p.requires_grad}
-        self.buffers = {id(b) for b in model.buffers()}
+    def survey(self, found: Registered) -> None:
+        """Takes the model's parameters and buffers anew: they may have been frozen or replaced since."""
+        self.trainable = [p for p in found.parameters.values() if p.requires_grad]
+        self.names = {id(p): name for name, p in found.parameters.items() if p.requires_grad}
+        self.buffers = {id(b) for b in found.buffers.values()}
+        self.own = {id(t) for t in found.all().values()}
 
     def remember_constants(self, model: nn.Module) -> None:
         """Tensors in attributes of the model before it has seen any user, as peft's prompt tokens; while unchanged."""
@@ -83,12 +87,12 @@ class Gate(TorchFunctionMode):
     # -- what sort of tensor ------------------------------------------------------------------------------------------
 
     def is_public(self, t: Tensor) -> bool:
-        if getattr(t, "_phantom_public", False) or self._is_of_model(t):
+        if id(t) in self.own or getattr(t, "_phantom_public", False):
             return True
         return id(t) in self.constants and self.constants[id(t)][1] == t._version
 
     def _is_of_model(self, t: Tensor) -> bool:
-        return id(t) in self.names or id(t) in self.frozen or id(t) in self.buffers
+        return id(t) in self.own
 
     def is_managed(self, t: Any) -> TypeGuard[Tensor]:
         """A trainable parameter or an expression of some."""
@@ -103,14 +107,15 @@ class Gate(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = tensors_of(*args, *kwargs.values())
-        if not any(t.requires_grad for t in tensors):  # nothing trainable here: only the sort of the result matters
-            return self._without_parameters(func, args, kwargs, tensors)
-        managed = [t for t in tensors if self.is_managed(t)]
-        if not managed:
+        if func in _SIZES and type(args[0]) is Tensor:
+            return func(*args, **kwargs)
+        tensors = tensors_of(*args, *kwargs.values()) if kwargs else tensors_of(*args)
+        sorts = [self.is_public(t) for t in tensors]
+        public = all(sorts)
+        managed = [t for t, is_public in zip(tensors, sorts, strict=True) if is_public and t.requires_grad]
+        if not managed:  # only the sort of the result matters
             self._refuse_strangers(func, tensors)
-            return self._without_parameters(func, args, kwargs, tensors)
-        public = all(self.is_public(t) for t in tensors)
+            return self._without_parameters(func, args, kwargs, tensors, public)
         if self._is_read(func):
             return self._marked(func(*args, **kwargs)) if public else func(*args, **kwargs)
         if not torch.is_grad_enabled() and not public:
@@ -120,7 +125,7 @@ class Gate(TorchFunctionMode):
             )
         if public or (func in _LIKE and managed[0] is args[0]):
             return self._express(func, args, kwargs)
-        return self._use(func, args, kwargs)
+        return self._use(func, args, kwargs, tensors)
 
     def _express(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An expression of parameters: plain autograd, and the result is public again."""
@@ -138,16 +143,16 @@ class Gate(TorchFunctionMode):
                 t._phantom_public = True  # type: ignore[attr-defined]
         return out
 
-    def _use(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = self._run(func, args, kwargs)
-        sources = [t for t in tensors_of(args, kwargs) if picked.picked(t) is not None and not self.is_public(t)]
+    def _use(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        out = self._run(func, args, kwargs, any(is_turned(t) for t in tensors))
+        sources = [t for t in tensors if picked.picked(t) is not None and not self.is_public(t)]
         if sources:
             picked.follow(func, args, sources, out, self.packed, from_users=False)
         return out
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, func: Any, args: Any, kwargs: Any, turned: bool) -> Any:
         rule = self.rules.get(func)
-        if rule is not None and func not in KNOW_THEIR_BATCH and any(is_turned(t) for t in tensors_of(args, kwargs)):
+        if rule is not None and turned and func not in KNOW_THEIR_BATCH:
             return self._use_turned(rule, func, args, kwargs)
         if rule is not None:
             return rule(self, func, args, kwargs)
@@ -176,21 +181,20 @@ class Gate(TorchFunctionMode):
         """Time is the first dimension of this tensor, the batch the second."""
         t._phantom_turned = True  # type: ignore[attr-defined]
 
-    def _without_parameters(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+    def _without_parameters(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], public: bool) -> Any:
         if func in _BATCH_NORMS and _uses_batch_statistics(args, kwargs):
             raise UnsupportedUse(f"{label(func)} cannot be used here: {FREEZE_BATCH_NORM}")
-        public = all(self.is_public(t) for t in tensors) if tensors else func in _CONSTANTS or _is_scalar(func, args)
-        if not public:
+        if public and (tensors or func in _CONSTANTS or _is_scalar(func, args)):
+            return self._marked(func(*args, **kwargs))
+        in_place = writes_in_place(func)
+        if in_place or "out" in kwargs:
             self._no_longer_public(func, args, kwargs)
         out = func(*args, **kwargs)
-        if public:
-            self._marked(out)
-        else:
-            picked.follow_raw(func, tensors, tensors_of(out))
-            _follow_batch(func, args, tensors, out)
-            if not writes_in_place(func):
-                from_users = bool(args) and not (isinstance(args[0], Tensor) and self.is_public(args[0]))
-                picked.follow(func, args, tensors, out, self.packed, from_users)
+        picked.follow_raw(func, tensors, [out] if isinstance(out, Tensor) else tensors_of(out))
+        _follow_batch(func, args, kwargs, tensors, out)
+        if not in_place:
+            from_users = bool(args) and not (isinstance(args[0], Tensor) and self.is_public(args[0]))
+            picked.follow(func, args, tensors, out, self.packed, from_users)
         return out
 
     def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -209,6 +213,8 @@ class Gate(TorchFunctionMode):
             t._phantom_public = False  # type: ignore[attr-defined]
 
     def _refuse_strangers(self, func: Any, tensors: Iterable[Tensor]) -> None:
+        if not any(type(t) is not Tensor for t in tensors) or not any(t.requires_grad for t in tensors):
+            return
         for t in tensors:
             if isinstance(t, FakeTensor):
                 raise UnsupportedUse(
@@ -312,12 +318,11 @@ def is_turned(t: Tensor) -> bool:
     return getattr(t, "_phantom_turned", False)
 
 
-def _follow_batch(func: Any, args: Any, tensors: list[Tensor], out: Any) -> None:
+def _follow_batch(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Any) -> None:
     """Keeps track of `transpose(0, 1)`: many models turn their data time first and back again."""
     if func in TRANSPOSES:
-        sizes = torch.empty(tuple(range(args[0].ndim)), device="meta")  # sizes that name the dimensions
-        batch = 1 if is_turned(args[0]) else 0
-        if args[0].ndim > 1 and func(sizes, *args[1:]).shape[1] == batch:
+        data = tensors[0]
+        if data.ndim > 1 and _second_dimension(func, data.ndim, args, kwargs) == (1 if is_turned(data) else 0):
             out._phantom_turned = True
         return
     for data in tensors:
@@ -325,6 +330,16 @@ def _follow_batch(func: Any, args: Any, tensors: list[Tensor], out: Any) -> None
             for t in tensors_of(out):
                 if (t.ndim == data.ndim or func in picked.RESHAPES) and t.shape[:2] == data.shape[:2]:
                     t._phantom_turned = True  # type: ignore[attr-defined]
+
+
+def _second_dimension(func: Any, dims: int, args: Any, kwargs: Any) -> int:
+    """Which dimension of its argument is dimension 1 of a transpose."""
+    if func is Tensor.transpose and len(args) == 3 and isinstance(args[1], int) and isinstance(args[2], int):
+        first, second = args[1] % dims, args[2] % dims
+        return first if second == 1 else second if first == 1 else 1
+    sizes = torch.empty(tuple(range(dims)), device="meta")  # sizes that name the dimensions
+    out: Tensor = func(*map_tensors(lambda _: sizes, args), **map_tensors(lambda _: sizes, kwargs))
+    return out.shape[1]
 
 
 def label(func: Any) -> str:
@@ -335,10 +350,13 @@ def tensors_of(*trees: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists and dicts. Every torch call passes here: plain loops, no generators."""
     found: list[Tensor] = []
     for tree in trees:
+        if tree is None:
+            continue
         if isinstance(tree, Tensor):
             found.append(tree)
         elif isinstance(tree, (tuple, list)):
-            found += tensors_of(*tree)
+            if tree:
+                found += tensors_of(*tree)
         elif isinstance(tree, dict) and tree:
             found += tensors_of(*tree.values())
     return found

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dpformer.clipping.equal_chances import EqualChances, generators_kept
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
+from dpformer.clipping.registered import registered
 from dpformer.clipping.state import State
 
 EVERY = 128  # calls from one random check to the next, on average
@@ -71,7 +72,7 @@ class Check:
             raise ValueError(
                 f"a check compares a user alone with a user among others: give it two or more, not {count}"
             )
-        states = [(module, State(module)) for module in _modules_of(self.losses_of)]
+        states = [(module, State(registered(module))) for module in _modules_of(self.losses_of)]
         with generators_kept():
             _Comparison(self.losses_of, users, count, self._random).run()
         for module, state in states:

@@ -94,13 +94,16 @@ def families_of(calls: Sequence[RecordedCall]) -> dict[int, Family]:
     of_parameter: dict[int, Family] = {}
     of_call: dict[int, Family] = {}
     for call in calls:
-        keys = [id(p) for managed in call.managed for p in leaves(managed)]
         joined = Family([call], 1, late=any(managed.grad_fn is not None for managed in call.managed))
-        for family in {id(f): f for f in (of_parameter.get(key) for key in keys) if f is not None}.values():
+        of_call[id(call)] = joined
+        for key in [id(p) for managed in call.managed for p in leaves(managed)]:
+            family = of_parameter.get(key)
+            of_parameter[key] = joined
+            if family is None or family is joined:
+                continue
             joined.calls += family.calls
             joined.missing += family.missing
             joined.late |= family.late
             of_parameter.update({key: joined for key, f in of_parameter.items() if f is family})
-        of_parameter.update(dict.fromkeys(keys, joined))
-        of_call.update({id(member): joined for member in joined.calls})
+            of_call.update({id(member): joined for member in family.calls})
     return of_call

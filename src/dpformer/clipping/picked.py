@@ -71,8 +71,9 @@ def follow_raw(func: Any, tensors: Sequence[Tensor], out: Sequence[Tensor]) -> N
     """What is computed from tensors is computed; raw samples that are only picked or moved stay raw."""
     if not tensors or (func in _STAY_RAW and not is_computed(tensors[0])):
         return
+    given = {id(t) for t in tensors}
     for t in out:
-        if not any(t is given for given in tensors):
+        if id(t) not in given:
             mark_computed(t)
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.bounded import bits_of
+from dpformer.clipping.bits import Bits, bits_of_all
 from dpformer.clipping.errors import UnsupportedUse
+from dpformer.clipping.registered import Registered, registered
 
 LARGE = 1 << 26  # numbers; the contents of a larger model are compared only now and then
 EVERY = 32
@@ -28,52 +29,50 @@ class Known:
     tensor: Tensor
     memory: int
     version: int
-    bits: Tensor | None
+    bits: Bits | None
 
-    @staticmethod
-    def of(tensor: Tensor, contents: bool) -> Known:
-        plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
-        memory = tensor.data_ptr() if plain else 0
-        version = 0 if tensor.is_inference() else tensor._version
-        return Known(tensor, memory, version, bits_of(tensor) if plain and contents else None)
-
-    def change(self, now: Tensor) -> str | None:
+    def change(self, now: Known) -> str | None:
         """What has become of it."""
-        if now is not self.tensor:
+        if now.tensor is not self.tensor:
             return "was replaced"
-        after = Known.of(now, self.bits is not None)
-        if (after.memory, after.version) != (self.memory, self.version):
+        if (now.memory, now.version) != (self.memory, self.version):
             return "was written to"
-        if self.bits is not None and after.bits is not None and not bool(after.bits == self.bits):
+        if self.bits is not None and now.bits is not None and not bool(now.bits == self.bits):
             return "was written to"
         return None
 
 
-class State:
-    """The parameters and buffers of a model, to be compared with later."""
+def _known(tensors: dict[str, Tensor], contents: bool) -> dict[str, Known]:
+    plain = {n: t for n, t in tensors.items() if type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided}
+    bits = dict(zip(plain, bits_of_all(list(plain.values())), strict=True)) if contents else {}
+    return {
+        name: Known(t, t.data_ptr() if name in plain else 0, 0 if t.is_inference() else t._version, bits.get(name))
+        for name, t in tensors.items()
+    }
 
-    def __init__(self, model: nn.Module) -> None:
-        named = _named(model)
-        size = sum(t.numel() for t in named.values())
-        contents = size <= LARGE or random.SystemRandom().randrange(EVERY) == 0
-        self.known = {name: Known.of(t, contents) for name, t in named.items()}
+
+class State:
+    """The parameters and buffers found in a model, to be compared with later."""
+
+    def __init__(self, found: Registered) -> None:
+        tensors = found.all()
+        size = sum(t.numel() for t in tensors.values())
+        self.contents = size <= LARGE or random.SystemRandom().randrange(EVERY) == 0
+        self.known = _known(tensors, self.contents)
 
     def compare(self, model: nn.Module, is_public: Callable[[Tensor], bool]) -> None:
         """Raises if the forward pass has changed the model; a buffer may be made anew of public numbers."""
-        now = _named(model)
-        for name, tensor in now.items():
+        now = _known(registered(model).all(), self.contents)
+        for name, after in now.items():
             before = self.known.get(name)
-            change = "was made" if before is None else before.change(tensor)
-            if change is None or (change in ("was made", "was replaced") and is_public(tensor)):
+            change = "was made" if before is None else before.change(after)
+            if change is None or (change in ("was made", "was replaced") and is_public(after.tensor)):
                 continue
+            kind = "parameter" if isinstance(after.tensor, nn.Parameter) else "buffer"
             raise UnsupportedUse(
-                f"{'parameter' if isinstance(tensor, nn.Parameter) else 'buffer'} '{name}' {change} in the forward "
+                f"{kind} '{name}' {change} in the forward "
                 f"pass: what it keeps of users would reach other users' losses and the released model, outside the "
                 f"guarantee; keep no running statistics, queues or counts in the model"
             )
         if gone := sorted(set(self.known) - set(now)):
             raise UnsupportedUse(f"'{gone[0]}' was taken out of the model in the forward pass; leave it in")
-
-
-def _named(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

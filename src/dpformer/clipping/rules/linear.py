@@ -106,10 +106,34 @@ def addmm(
     gate: Gate, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """β·bias + α·(x @ W), as in Hugging Face's Conv1D."""
+    if alpha == beta == 1 and gate.is_public(input) and input.shape == mat2.shape[1:] and not gate.is_managed(mat1):
+        return _affine(gate, func, input, mat1, mat2)
     with gate:
         product = torch.matmul(mat1, mat2)
         product = product if alpha == 1 else product * alpha
         return product + (input if beta == 1 else input * beta)
+
+
+def _affine(gate: Gate, func: Any, bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """bias + x @ W in one product."""
+    managed = [p for p in (weight, bias) if gate.is_managed(p)]
+    source = x.detach()
+
+    def replay(*fresh: Tensor) -> Tensor:
+        w, b = gate.fill(fresh, weight, bias)
+        return torch.addmm(b, source, w)
+
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
+        delta = flat(rows, grad)
+        uses: list[tuple[Tensor, Any]] = []
+        if gate.is_managed(weight):
+            uses.append(outer(weight, flat(rows, source.to(grad.dtype)), delta))
+        if gate.is_managed(bias):
+            uses.append((bias, Dense(delta.sum(1))))
+        return uses
+
+    out = torch.addmm(gate.cut(bias), x, gate.cut(weight))
+    return gate.record(func, managed, paired(replay), build, out, rows=x, reads=[source])
 
 
 @rule(F.bilinear)

@@ -1,0 +1,47 @@
+"""Sums of bits, and the walk over a model, against what torch does itself."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping.bits import SMALL, bits_of, bits_of_all
+from dpformer.clipping.registered import registered
+
+
+def tensors() -> list[Tensor]:
+    sizes = [(), (1,), (0,), (7,), (3, 5), (SMALL - 1,), (SMALL,), (SMALL + 1,), (90, 90)]
+    found = [torch.randn(size).to(t) for size in sizes for t in (torch.float32, torch.float64, torch.bfloat16)]
+    found += [torch.randn(6, 4).T, torch.randn(9)[1:], torch.randn(3, dtype=torch.complex64), torch.arange(5)]
+    return [*found, nn.Parameter(torch.randn(8)), torch.tensor([True, False, True])]
+
+
+def test_many_at_once_are_each_of_them() -> None:
+    every = tensors()
+    assert bits_of_all(every) == [bits_of(t) for t in every]
+    assert all(isinstance(bits, int) for bits in bits_of_all(every))
+    assert bits_of_all([]) == []
+
+
+@pytest.mark.parametrize("place", range(len(tensors())))
+def test_a_change_of_one_number_is_seen(place: int) -> None:
+    t = tensors()[place].detach()
+    if not t.numel():
+        return
+    before = bits_of(t)
+    first = t.flatten()[:1]
+    t[(0,) * t.ndim] = ~first[0] if t.dtype == torch.bool else first[0] + 1
+    assert bits_of(t) != before
+
+
+def test_the_walk_finds_what_torch_finds() -> None:
+    inner = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model = nn.ModuleDict({"a": inner, "b": nn.Linear(3, 3), "c": inner, "d": nn.ModuleList([nn.GRU(3, 3), inner])})
+    model["b"].weight = inner[0].weight  # tied
+    model["b"].register_parameter("nothing", None)
+    model.register_buffer("both", inner[0].bias)  # a parameter that is a buffer as well
+    model.add_module("none", None)
+    found = registered(model)
+    assert list(found.parameters) == [name for name, _ in model.named_parameters()]
+    assert list(found.buffers) == [name for name, _ in model.named_buffers()]
+    assert all(found.parameters[name] is p for name, p in model.named_parameters())
+    assert all(found.buffers[name] is b for name, b in model.named_buffers())
