@@ -96,19 +96,53 @@ def test_complex_parameters() -> None:
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_two_contexts_then_two_backward_passes() -> None:
-    """Refused by name; the first pass is right."""
+@pytest.mark.parametrize("users", [(B, B), (B, 3)])
+def test_two_contexts_then_two_backward_passes(users: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    model, x = Checkpointed().double(), [torch.randn(n, T, D, dtype=torch.float64) for n in users]
+    truths = [one_at_a_time(model, (part,)) for part in x]
+    clipping = dp.PhantomClipping(model)
+    losses = []
+    for part in x:
+        with clipping:
+            losses.append(model(part))
+    expected = [torch.zeros_like(g) for g in clipped_sum(truths[0], CLIP)]
+    for own, truth in zip(losses, truths, strict=True):
+        torch.testing.assert_close(clipping.backward(own, CLIP), norms_of(truth), rtol=1e-10, atol=0)
+        expected = [a + b for a, b in zip(expected, clipped_sum(truth, CLIP), strict=True)]
+        assert relative_error(sums(model), expected) < 1e-10
+    assert not clipping._gate.calls
+
+
+def test_contexts_in_another_order() -> None:
+    """Refused by name; the pass before it is right."""
     torch.manual_seed(0)
     model, x = Checkpointed().double(), torch.randn(2, B, T, D, dtype=torch.float64)
-    truth = one_at_a_time(model, (x[0],))
     clipping = dp.PhantomClipping(model)
     with clipping:
         first = model(x[0])
     with clipping:
         second = model(x[1])
-    torch.testing.assert_close(clipping.backward(first, CLIP), norms_of(truth), rtol=1e-10, atol=0)
+    clipping.backward(second, CLIP)
     before = [g.clone() for g in sums(model)]
-    assert relative_error(before, clipped_sum(truth, CLIP)) < 1e-10
-    with pytest.raises(dp.UnsupportedUse, match="after each `with clipping:`"):
-        clipping.backward(second, CLIP)
+    assert relative_error(before, clipped_sum(one_at_a_time(model, (x[1],)), CLIP)) < 1e-10
+    with pytest.raises(dp.UnsupportedUse, match="in the order of the contexts"):
+        clipping.backward(first, CLIP)
     assert all(torch.equal(a, b) for a, b in zip(sums(model), before, strict=True))
+
+
+def test_a_step_between_two_backward_passes() -> None:
+    """The second pass would be of weights that are no more."""
+    torch.manual_seed(0)
+    model, x = Checkpointed().double(), torch.randn(2, B, T, D, dtype=torch.float64)
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        first = model(x[0])
+    with clipping:
+        second = model(x[1])
+    clipping.backward(first, CLIP)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    with pytest.raises((RuntimeError, dp.UnsupportedUse), match=r"in.?place"):
+        clipping.backward(second, CLIP)

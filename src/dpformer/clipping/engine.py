@@ -19,6 +19,7 @@ from dpformer.clipping.gate import Gate
 from dpformer.clipping.norms import ParameterUses
 from dpformer.clipping.per_user_norms import PerUserNorms
 from dpformer.clipping.proof import PATIENCE, due, prove
+from dpformer.clipping.recorded_call import RecordedCall
 from dpformer.clipping.registered import registered
 from dpformer.clipping.rounding import full_precision, raised
 from dpformer.clipping.rules import RULES, any_function
@@ -72,6 +73,7 @@ class PhantomClipping:
         self._no_hooks.__enter__()
         self._checkpointing = passed_over()
         self._checkpointing.__enter__()
+        self._gate.context += 1
         self._gate.__enter__()
         return self
 
@@ -106,13 +108,19 @@ class PhantomClipping:
             self._gate.packed = before
 
     def backward(self, losses: Tensor, clip: ClipFunction) -> Tensor:
-        """Adds the clipped sum of the users' gradients to `p.grad`; returns the norms before clipping, shape (B,)."""
-        try:
-            return self._backward(losses, clip)
-        finally:
-            self._gate.calls.clear()
+        """Adds the clipped sum of the users' gradients to `p.grad`; returns the norms before clipping, shape (B,).
 
-    def _backward(self, losses: Tensor, clip: ClipFunction) -> Tensor:
+        Several contexts may come first, then a backward pass for the losses of each, in the same order.
+        """
+        later: list[RecordedCall] = []
+        try:
+            norms, later = self._backward(losses, clip)
+            return norms
+        finally:
+            self._gate.calls[:] = later
+
+    def _backward(self, losses: Tensor, clip: ClipFunction) -> tuple[Tensor, list[RecordedCall]]:
+        """The norms, and the calls of contexts after those that the losses were computed in."""
         if losses.ndim != 1:
             raise ValueError(
                 f"losses must have one number a user, shape (B,), got shape {tuple(losses.shape)}; "
@@ -121,7 +129,7 @@ class PhantomClipping:
         bound_of_function(clip)
         users = len(losses)
         if users == 0:
-            return torch.zeros(0, dtype=losses.dtype, device=losses.device)
+            return torch.zeros(0, dtype=losses.dtype, device=losses.device), []
         layout = frozenset(call.layout(users) for call in self._gate.calls)
         possible = self.proof and losses.requires_grad
         new = possible and (layout not in self._proven or any(call.doubtful(users) for call in self._gate.calls))
@@ -136,13 +144,15 @@ class PhantomClipping:
             self._prove(losses, norms, factors, collected.groups, layout if new else None)
         with full_precision(norms.device.type):
             self._add_clipped_sum(collected.groups, finite, torch.where(finite, factors, 0), clip)
-        return norms
+        last = max(collected.contexts, default=self._gate.context)
+        return norms, [call for call in self._gate.calls if call.context > last]
 
     def _prove(
         self, losses: Tensor, norms: Tensor, factors: Tensor, groups: list[ParameterUses], layout: object
     ) -> None:
         """Raises if the engine and autograd disagree, or if too many batches in a row could not be compared."""
-        if prove(losses, norms, factors, self._gate.calls, groups, self._gate.sink):
+        calls = [call for call in self._gate.calls if call.grad is not None]
+        if prove(losses, norms, factors, calls, groups, self._gate.sink):
             self._proven.add(layout)
             self._put_off = 0
         elif layout is not None:

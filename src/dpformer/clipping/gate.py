@@ -67,6 +67,7 @@ class Gate(TorchFunctionMode):
         self.own: set[int] = set()  # parameters, frozen ones too, and buffers
         self.constants: dict[int, tuple[Tensor, int]] = {}  # with their count of writes
         self.calls: list[RecordedCall] = []
+        self.context = 0  # counts the contexts that were entered
         self.sink: list[Callable[[RecordedCall, Tensor], None]] = []
         self.packed: Packed | None = None
         self.token = torch.zeros((), requires_grad=True)
@@ -273,7 +274,9 @@ class Gate(TorchFunctionMode):
         if torch.is_autocast_enabled(rows.device.type):
             paired = _under_autocast(paired, rows.device.type)
         build = self._unchanged(build, [*reads, *managed], managed[0], func)
-        call = RecordedCall(func, names, managed, paired, build, tuple(rows.shape), self.packed, self.sink)
+        call = RecordedCall(
+            func, names, managed, paired, build, tuple(rows.shape), self.packed, self.sink, self.context
+        )
         self.calls.append(call)
         return call.watch(out, self.token)
 

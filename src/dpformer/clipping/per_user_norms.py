@@ -49,15 +49,18 @@ class PerUserNorms:
         self.groups: list[ParameterUses] = []
         self.room = norms.KEEP  # numbers of written-out gradients that may still be kept
         self.families = families_of(calls)
+        self.contexts: set[int] = set()  # of the calls that were reached
 
     def __call__(self, call: RecordedCall, grad: Tensor) -> None:
         family = self.families.get(id(call))
         if family is None:
             raise UnsupportedUse(
                 f"{call.where} was recorded before another backward pass, which let go of it; call `clipping.backward` "
-                f"after each `with clipping:`, or run both forward passes inside one and add up their losses"
+                f"for the losses of each `with clipping:` in the order of the contexts, once, or run both forward "
+                f"passes inside one and add up their losses"
             )
         call.grad = grad
+        self.contexts.add(call.context)
         family.missing -= 1
         if family.missing == 0 and not family.late:
             self._settle(family)

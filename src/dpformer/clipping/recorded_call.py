@@ -54,6 +54,7 @@ class RecordedCall:
     shape: tuple[int, ...]  # of the tensor whose first dimension counts the rows
     packed: Packed | None  # the index that was given, whether or not it is about these rows
     sink: list[Callable[[RecordedCall, Tensor], None]]  # shared with the engine: the last one takes the gradients
+    context: int  # which `with clipping:` it was recorded in, counted up
     grad: Tensor | None = field(default=None)
 
     def layout(self, users: int) -> tuple[Any, ...]:
