@@ -137,7 +137,8 @@ class _Model:
         return text
 
     def save(self, path: str | Path) -> Path:
-        """Copies the run folder, all of it: `config.toml` and `metrics.jsonl` are as private as the data."""
+        """Copies the run folder, all of it. Not all may be published: `metrics.jsonl`, `report.html` and `checkpoint/`
+        are as private as the data, `config.toml` names files and columns (docs/privacy/threat-model.md lists all)."""
         target = Path(path)
         if target.exists():
             raise DpformerError(f"{target} is already there: choose another folder")

@@ -15,7 +15,10 @@ from dpformer.cli.terminal import visible
 from dpformer.errors import DpformerError
 from dpformer.runs import Config, load_release, train
 from dpformer.runs.checkpoint import load_checkpoint, save_checkpoint
+from dpformer.runs.folder import RunFolder
+from dpformer.runs.owner import is_own
 from dpformer.verification.verify import verify
+from tests.commands import command
 from tests.runs import invoke, printed, refused
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
@@ -35,10 +38,41 @@ def own(made: Path, tmp_path: Path) -> Path:
 
 
 def strange(own: Path, old: str = "", new: str = "") -> Path:
-    """A folder as a stranger hands it over: the config changed, so the mark of its owner does not fit."""
+    """A folder as a stranger hands it over: marked under another secret, the config perhaps changed."""
     config = own / "config.toml"
-    config.write_text(config.read_text().replace(old, new) + ("" if old else "\n# from elsewhere\n"))
+    config.write_text(config.read_text().replace(old, new))
+    (own / "checkpoint" / "owner").write_text("0" * 64 + "\n")
     return own
+
+
+def test_a_deployment_written_afterwards_leaves_the_folder_ones_own(own: Path) -> None:
+    """The mark was over every byte: whoever added the section for the cards was a stranger from then on."""
+    config = own / "config.toml"
+    before = config.read_text()
+    for name in ("Films", "Other films"):
+        config.write_text(f'{before}\n[deployment]\nname = "{name}"\n')
+        assert is_own(RunFolder(own))
+
+
+def test_the_mark_covers_every_choice(own: Path, tmp_path: Path) -> None:
+    """And a choice cannot be hidden behind the section."""
+    config = own / "config.toml"
+    before = config.read_text()
+    log = next(line for line in before.splitlines() if line.startswith("file ="))
+    changed = [
+        before.replace(log, f'file = "{tmp_path / "passwd.csv"}"'),
+        before.replace("max_length = 6", "max_length = 7"),
+        before + f'\ncache = "{tmp_path / "stolen"}"\n',
+        f'[deployment]\nname = "x"\n{before}',
+        before + '\n[deployment]\nname = "x"\n[other]\nfile = "y"\n',
+        "a = " + "[" * 100_000,
+    ]
+    for text in changed:
+        assert text != before
+        config.write_text(text)
+        assert not is_own(RunFolder(own)), text[-200:]
+    config.write_text(before)
+    assert is_own(RunFolder(own))
 
 
 def test_files_that_a_stranger_names_are_not_read(own: Path, tmp_path: Path) -> None:
@@ -113,32 +147,30 @@ def test_markup_and_escapes_of_a_stranger_are_shown(own: Path) -> None:
     facts["events"][-1]["label"] = "[/] \x1b[2J"
     facts["headline"] = "\x1b]0;owned\x07 fine"
     (own / "privacy.json").write_text(json.dumps(facts))
-    found = command("verify", str(own))
+    found = command("verify", own)
     assert found.returncode == 1 and "\x1b" not in found.stdout and "\\u001b]0;owned\\u0007" in found.stdout
     assert visible("a\u202eb\x9b") == "a\\u202eb\\u009b"
 
 
-def command(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    return subprocess.run([sys.executable, "-m", "dpformer", *arguments], capture_output=True, text=True, env=given)
+def break_verify() -> None:
+    import dpformer.verification.verify
+
+    dpformer.verification.verify.verify = None  # type: ignore[assignment]
 
 
 def test_a_verify_that_crashes_is_not_one_that_found_something(own: Path) -> None:
-    code = "import dpformer.verification.verify as v; v.verify = None; from dpformer.cli import main; main()"
-    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    found = subprocess.run([sys.executable, "-c", code, "verify", str(own)], capture_output=True, text=True, env=given)
+    found = command("verify", own, before=break_verify)
     assert found.returncode == 3 and "Traceback" in found.stderr
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
-    assert command("verify", str(own), **locale).returncode == 0
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **locale}
+    assert subprocess.run([sys.executable, "-m", "dpformer", "verify", own], env=given).returncode == 0
 
 
 def test_output_that_cannot_be_written_is_one_sentence() -> None:
-    line = f"{sys.executable} -m dpformer calibrate --epsilon 5 --delta 1e-5 --sample-rate 0.5 --steps 2"
-    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    full = subprocess.run(f"{line} > /dev/full", shell=True, capture_output=True, text=True, env=given)
+    line = ["calibrate", "--epsilon", "5", "--delta", "1e-5", "--sample-rate", "0.5", "--steps", "2"]
+    full = command(*line, stdout="/dev/full")
     assert full.returncode == 2 and full.stderr == "dpformer: the output cannot be written: No space left on device\n"
-    gone = subprocess.run(f"{line} >&-", shell=True, capture_output=True, text=True, env=given)
-    assert "Traceback" not in gone.stderr
+    assert "Traceback" not in command(*line, stdout=None).stderr
 
 
 def test_names_that_cannot_be_made_are_one_sentence(tmp_path: Path) -> None:
@@ -202,7 +234,6 @@ def test_a_signature_binds_the_statement(own: Path, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from dpformer.runs.folder import RunFolder
     from dpformer.runs.signature import private_key, sign
 
     for name in ("a", "b"):

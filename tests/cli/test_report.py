@@ -1,11 +1,10 @@
 """`dpformer report`, also as a program: a sentence on stderr, exit code 2."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands import command
 from tests.runs import copied, printed, refused, tiny_run
 
 
@@ -34,8 +33,7 @@ def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
 
 
 def test_as_a_program(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dpformer", "report", "nowhere"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = command("report", "nowhere", cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("dpformer: nowhere") and done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())

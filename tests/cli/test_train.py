@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from typer.testing import CliRunner, Result
 from dpformer.cli import app, main
 from dpformer.errors import DpformerError
 from dpformer.runs.config import Config
+from tests.commands import Command, command
 from tests.training.logs import write_log
 
 CHOICES = {"epsilon": 4, "batch-size": 20, "epochs": 4, "dim": 8, "blocks": 1, "max-length": 6, "seed": 7, "threads": 1}
@@ -39,14 +39,6 @@ def refused(*arguments: Any) -> str:
     return str(result.exception)
 
 
-def program(*arguments: Any, **named: Any) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "dpformer", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **named
-    )
-
-
 def test_a_run_from_the_command_line(log: Path, tmp_path: Path) -> None:
     result = invoke("train", log, *SMALL, "--out", tmp_path / "run", "--no-re-attention")
     assert result.exit_code == 0, result.output
@@ -68,8 +60,8 @@ def test_without_choices_it_is_one_release_of_whole_histories(log: Path, tmp_pat
     assert (config.model, config.max_length, config.recipe) == ("counts", None, "default")
     assert facts["steps"] is None and [event["label"] for event in facts["events"]] == ["transition counts"]
     assert "One user is one sequence; all items of a user are trained on." in facts["data"]
-    for command in (["evaluate", run], ["report", run], ["verify", run], ["recommend", run, "--history", "i1,i2"]):
-        assert invoke(*command).exit_code == 0, command
+    for words in (["evaluate", run], ["report", run], ["verify", run], ["recommend", run, "--history", "i1,i2"]):
+        assert invoke(*words).exit_code == 0, words
     audited = json.loads(invoke("audit", run, "--canaries", 100, "--seed", 0, "--json").stdout)
     assert audited["passed"] and audited["of"] == "transition counts"
     assert "no matrices to store in int8" in refused("export", run, tmp_path / "m.onnx", "--int8")
@@ -166,19 +158,15 @@ def test_the_options_are_the_choices_of_the_config() -> None:
 
 
 def test_ctrl_c_saves_and_resume_ends_in_the_same_model(log: Path, tmp_path: Path) -> None:
-    more = ["train", log, *SMALL, "--epochs", 30]
+    more = ["train", log, *SMALL, "--epochs", 15]
     assert invoke(*more, "--out", tmp_path / "whole").exit_code == 0
-    broken = program(*more, "--out", tmp_path / "broken")
-    metrics = tmp_path / "broken" / "metrics.jsonl"
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
-        assert broken.poll() is None, broken.communicate()
-        time.sleep(0.02)
-    broken.send_signal(signal.SIGINT)
-    _, error = broken.communicate()
-    assert broken.returncode == 130, error
-    assert "all saved; go on with: dpformer train --resume" in error and "Traceback" not in error
-    resumed = program("train", "--resume", tmp_path / "broken")
-    assert resumed.communicate() and resumed.returncode == 0
+    running = Command(*more, "--out", tmp_path / "broken")
+    running.wait_for_lines(tmp_path / "broken" / "metrics.jsonl", 3)
+    os.kill(running.pid, signal.SIGINT)
+    broken = running.ended()
+    assert broken.returncode == 130, broken.stderr
+    assert "all saved; go on with: dpformer train --resume" in broken.stderr and "Traceback" not in broken.stderr
+    assert command("train", "--resume", tmp_path / "broken").returncode == 0
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
     assert models[0] == models[1]
 

@@ -1,19 +1,13 @@
 """`dpformer data` from outside: facts, JSON, and one sentence with exit code 2 for bad input."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from dpformer.cli import app
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpformer", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+from tests.commands import command
 
 
 @pytest.fixture
@@ -44,7 +38,7 @@ def test_table_says_what_it_is(log: Path) -> None:
 def test_catalogue(log: Path, tmp_path: Path) -> None:
     catalog = tmp_path / "items.jsonl"
     catalog.write_text("\n".join(json.dumps({"id": f"i{item}", "title": f"Item {item}"}) for item in range(6)))
-    refused = run("data", str(log), "--catalog", str(catalog))
+    refused = command("data", log, "--catalog", catalog)
     assert refused.returncode == 2 and "not in the catalogue" in refused.stderr
     arguments = ["data", str(log), "--catalog", str(catalog), "--drop-unknown-items", "--json"]
     facts = json.loads(CliRunner().invoke(app, arguments).stdout)
@@ -61,12 +55,6 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     junk = tmp_path / "junk.csv"
     junk.write_bytes(bytes(range(256)))
     for path in (junk, tmp_path / "nothing.csv", tmp_path):
-        done = run("data", str(path))
+        done = command("data", path)
         assert done.returncode == 2 and done.stdout == ""
         assert done.stderr.startswith("dpformer: ") and done.stderr.count("\n") == 1
-
-
-def test_help_does_not_load_torch() -> None:
-    code = "import sys; from dpformer.cli import app; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.split() == ["False", "False"]

@@ -16,17 +16,22 @@ from typing import Any
 from dpformer.errors import DpformerError
 from dpformer.runs.config import Config
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
     [
         "torch",
         "torch.distributed",
+        "torch.distributed.fsdp",
         "torch.distributed.launcher.api",
+        "torch._dynamo",  # imported by the first optimizer of a process, in a second and more
         "dpformer.runs.run",
         "dpformer.training.distributed",
+        "dpformer.verification.audit",
+        "dpformer.verification.verify",
         "tests.training.memo",
         "dpformer.cli.train",
         "dp_accounting",
+        "scipy.stats",
     ]
 )
 
@@ -36,7 +41,7 @@ def start(size: int, target: Callable[..., None], *args: Any) -> list[ForkServer
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [_context.Process(target=_enter, args=(rank, size, port, target, *args)) for rank in range(size)]
+    processes = [CONTEXT.Process(target=_enter, args=(rank, size, port, target, *args)) for rank in range(size)]
     for process in processes:
         process.start()
     return processes

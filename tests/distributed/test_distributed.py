@@ -35,9 +35,9 @@ def metrics(out: Path, *names: str) -> list[list[Any]]:
 # One user a batch on average: a third of the batches are empty, and most shares.
 SMALL = {"batch_size": 1, "epochs": 1}
 LARGE = {"batch_size": 30}
-LONG = {"batch_size": 20, "epochs": 12}
+LONG = {"batch_size": 20, "epochs": 8}
 BANDED = {"batch_size": 15, "bands": 3}
-TEXT = {"task": "lm", "unit": "chunk", "batch_size": 20, "epochs": 3}
+TEXT = {"task": "lm", "unit": "chunk", "batch_size": 60, "epochs": 1}
 
 
 @pytest.mark.parametrize(("size", "changes"), [(2, LARGE), (3, SMALL), (3, TEXT), (2, BANDED)])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.distributed import jobs
 from tests.distributed.conftest import Alone, config_of
-from tests.distributed.test_distributed import LONG, assert_same, metrics
+from tests.distributed.test_distributed import LARGE, LONG, assert_same, metrics
 from tests.training.memo import _known
 
 
@@ -35,7 +35,7 @@ def test_restarted_twice(log: Path, alone: Alone, tmp_path: Path) -> None:
 
 def test_the_documented_command(log: Path, alone: Alone, tmp_path: Path) -> None:
     """torchrun itself, as a user types it. One process speaks, and none is left."""
-    config = config_of(log, **LONG)
+    config = config_of(log, **LARGE)
     (tmp_path / "config.toml").write_text(config.to_toml())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     command += ["-m", "dpformer", "train", "--config", "config.toml", "--out", "run"]

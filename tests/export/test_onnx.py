@@ -189,3 +189,10 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DpformerError, match="no matrices to store in int8"):
         export_onnx(made("counts"), tmp_path / "m.onnx", int8=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_counts_of_which_nothing_is_left_are_exported(tmp_path: Path) -> None:
+    """Noise may hide every transition of a small log: the file could not be loaded then."""
+    model = TransitionCounts(M, 0)
+    model.popularity.copy_(torch.rand(M))
+    _export(Release(model.eval(), [f"i{item}" for item in range(M)], None, {}), tmp_path / "m.onnx")

@@ -1,10 +1,10 @@
-"""Kills a run again and again at random moments, resuming it each time, until it is done. Run as a program.
+"""Kills a run again and again at random moments, resuming it each time, until it is done.
 
-It imports everything once and forks: a fresh interpreter for each of many kills would spend its time importing torch.
+For a process forked from a server that has imported everything once: a fresh interpreter for each of many kills would
+spend its time importing torch.
 """
 
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -14,12 +14,13 @@ from dpformer.runs.config import Config
 from dpformer.runs.planning import make_plan
 from tests.training.memo import remember
 
-if __name__ == "__main__":
-    given, whole, broken, kills, seed = sys.argv[1:]
-    config = Config.make(Path(given))
+
+def kill(config: Config, whole: Path, broken: Path, kills: int, seed: int) -> None:
+    """The run undisturbed in `whole`, and killed in `broken`; the number of kills is left beside it."""
     remember()
     make_plan(config.resolve(users=60, threads=1), 60).epsilon  # noqa: B018  remembered by the children
     began = time.monotonic()
-    assert wait(child(config, Path(whole))) == 0
+    assert wait(child(config, whole)) == 0
     longest = 0.7 * (time.monotonic() - began)
-    print(kill_until_done(config, Path(broken), int(kills), longest, random.Random(int(seed)))["kills"])
+    killed = kill_until_done(config, broken, kills, longest, random.Random(seed))["kills"]
+    broken.with_suffix(".kills").write_text(str(killed))

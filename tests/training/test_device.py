@@ -23,6 +23,7 @@ from dpformer.training.optimizer import PrivateOptimizer
 from tests import second_device
 from tests.distributed import jobs
 from tests.training.conftest import tiny_config
+from tests.training.logs import write_log
 from tests.training.memo import _known, remember
 
 needs_second = pytest.mark.skipif(not second_device.POSSIBLE, reason="this torch has no devices written in Python")
@@ -36,13 +37,15 @@ CHOICES: list[dict[str, Any]] = [
     {"shared": False, "norm": "pre", "heads": 2, "reattention": False, "clipping": "clip"},
     {"model": "gru"},
     {"epsilon": float("inf")},
-    {"task": "lm", "unit": "chunk", "evaluate_every": 1},
+    {"task": "lm", "unit": "chunk", "evaluate_every": 1, "batch_size": 100},
 ]
 
 
 def configs(log: Path) -> list[Config]:
+    """Two steps each, of two micro-batches or so: everything is slow on a device written in Python."""
+    small = {"batch_size": 12, "epochs": 1, "micro_batch_tokens": 60}
     return [
-        tiny_config(log, **{"model": "transformer", "epochs": 1, "checkpoint_seconds": 0.0, **choices})
+        tiny_config(log, **{"model": "transformer", "checkpoint_seconds": 0.0, **small, **choices})
         for choices in CHOICES
     ]
 
@@ -73,8 +76,9 @@ def interrupt(*_: Any) -> None:
 
 
 @needs_second
-def test_the_same_model_on_another_device(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_model_on_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, batches, sums, noise, averages, checkpoints, evaluation: one that stays behind would be refused."""
+    log = write_log(tmp_path / "log.csv", users=24)
     noise_by_step(monkeypatch)
     for number, config in enumerate(configs(log)):
         training.train(config, tmp_path / "here" / str(number))

@@ -80,10 +80,50 @@ def test_training_with_a_ledger(tmp_path: Path) -> None:
     printed("train", log, *arguments, "--out", tmp_path / "a")
     facts = json.loads(printed("ledger", path, "--json"))
     assert 0 < facts["spent"] <= 4 and facts["runs"][0]["run"] == str(tmp_path / "a")
+    states_its_budget(tmp_path / "a", facts["spent"])
     assert "nothing was released" in refused("train", log, *arguments, "--out", tmp_path / "b")
     assert not (tmp_path / "b").exists()
     assert "cannot be counted" in refused("train", log, *arguments, "--seed", 1, "--out", tmp_path / "c")
     assert "both --epsilon and --delta" in refused("ledger", path, "--epsilon", 3)
+
+
+def states_its_budget(run: Path, spent: float) -> None:
+    """The statement knows what the ledger had; `verify` finds what cannot be, and says what it has not checked."""
+    path = run / "privacy.json"
+    statement = json.loads(path.read_text())
+    assert statement["budget"] == {"epsilon": 5.0, "delta": 0.001, "spent": pytest.approx(spent), "runs": 1}
+    assert "of 5 is spent at δ = 0.001 by 1 run, and the rest" in statement["nist_sp_800_226"]["remaining_budget"]
+    assert not (run / "checkpoint" / "budget.json").exists()
+    assert "budget of many runs" in json.loads(printed("verify", run, "--json"))["not_checked"]
+    for wrong in ({"spent": spent / 2}, {"spent": 5.5}, {"runs": 0}, {"more": 1}):
+        path.write_text(json.dumps({**statement, "budget": {**statement["budget"], **wrong}}))
+        assert invoke("verify", run).exit_code == 1, wrong
+    path.write_text(json.dumps(statement))
+
+
+def test_a_run_that_fails_stays_in_the_ledger_and_goes_on_at_no_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it drew may have been seen. Only where its folder could not be made has it drawn nothing."""
+    log, path = write_log(tmp_path / "log.csv"), tmp_path / "budget.json"
+    ledger_file.create(path, 5, 0.001)
+    catalog = write_catalog(tmp_path / "items.csv")
+    arguments = ("train", log, "--epsilon", 4, "--delta", 0.001, "--ledger", path, "--catalog", catalog, "--out")
+    (tmp_path / "file").write_text("")
+    assert "cannot be made" in refused(*arguments, tmp_path / "file" / "run")
+    assert ledger_file.read(path).runs == ()
+
+    def full(*_: object, **__: object) -> None:
+        raise DpformerError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dpformer.runs.run.save_release", full)
+        failed = invoke(*arguments, tmp_path / "a")
+    assert isinstance(failed.exception, DpformerError) and "counts this run as spent" in failed.stderr
+    assert "--resume" in failed.stderr and len(ledger_file.read(path).runs) == 1
+    printed("train", "--resume", tmp_path / "a")
+    assert len(ledger_file.read(path).runs) == 1
+    states_its_budget(tmp_path / "a", ledger_file.read(path).spent)
 
 
 def test_without_a_ledger_a_second_run_and_a_large_delta_are_noted(tmp_path: Path) -> None:

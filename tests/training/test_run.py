@@ -7,8 +7,6 @@ import math
 import os
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,10 @@ from dpformer.models import Transformer
 from dpformer.runs import Config, Interrupted, finished, load_dataset, load_release, network, resume, run, train
 from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.training.trainer import Trainer
+from tests.distributed import jobs
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
+from tests.training.killing import kill
 from tests.training.logs import write_log
 
 KILLS = int(os.environ.get("DPFORMER_KILLS", "8"))
@@ -218,13 +218,9 @@ def test_a_private_run_never_draws_other_noise_for_a_step_it_took(
 def test_kill_minus_nine_at_random_moments(log: Path, tmp_path: Path) -> None:
     """DPFORMER_KILLS=500 makes it a soak test."""
     config = tiny_config(log, checkpoint_seconds=0.0, epochs=8)
-    (tmp_path / "config.toml").write_text(config.to_toml())
-    arguments = [tmp_path / "config.toml", tmp_path / "whole", tmp_path / "broken", KILLS, 1]
-    program = [sys.executable, "-m", "tests.training.killing", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) >= 1, "nothing was killed"
+    killing = jobs.start(1, kill, config, tmp_path / "whole", tmp_path / "broken", KILLS, 1)
+    assert jobs.finish(killing, seconds=100 * KILLS) == [0]
+    assert int((tmp_path / "broken.kills").read_text()) >= 1, "nothing was killed"
     for name in ("model.safetensors", "privacy.json"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert records(tmp_path / "broken") == records(tmp_path / "whole")

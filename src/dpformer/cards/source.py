@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpformer.errors import DpformerError
-from dpformer.privacy.numbers import plain, round_up
+from dpformer.privacy.numbers import plain
 from dpformer.runs.deployment import Deployment
 from dpformer.runs.ledger_file import read as read_ledger
+from dpformer.runs.nist import spent_of
 
 if TYPE_CHECKING:
     from dpformer.runs.run import Run
@@ -89,7 +90,4 @@ def budget_left(ledger: str | Path, folder: Path) -> str:
     budget = read_ledger(ledger)
     if str(folder.resolve()) not in [run["run"] for run in budget.runs]:
         raise DpformerError(f"{ledger} does not count {folder}: it is the ledger of other runs")
-    return (
-        f"ε = {round_up(budget.spent)} of {plain(budget.epsilon)} is spent at δ = {plain(budget.delta, 3, up=True)}, "
-        f"by {len(budget.runs)} {'run' if len(budget.runs) == 1 else 'runs'} on this data; the rest is left"
-    )
+    return spent_of(budget.facts())

@@ -104,7 +104,7 @@ def run() -> int:
                     "there is not enough memory; free some, or lower --micro-batch-tokens or --threads"
                 )
             if isinstance(error, OSError) and output.broken(error):
-                return output.sentence(f"the output cannot be written: {error.strerror or error}")
+                return output.gone(error)
             traceback.print_exc()
             return CRASHED
     return 0

@@ -61,6 +61,11 @@ class Output:
             return code or 1
         return code
 
+    def gone(self, error: OSError) -> int:
+        """Nothing more can be written."""
+        _give_up_on(sys.stdout)
+        return self.sentence(f"the output cannot be written: {error.strerror or error}")
+
     def broken(self, error: OSError) -> bool:
         """Whether it was the output that could not be written, not a file (those errors have been made sentences)."""
         return error.errno in (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EBADF)

@@ -296,6 +296,8 @@ class TransitionCounts(nn.Module):
 
 def _moved(values: Tensor, origins: Tensor, targets: Tensor, chances: Tensor, nothing: Tensor) -> Tensor:
     """values @ the sparse matrix with `chances` at (origins, targets), by operations that an export records."""
+    if not len(chances):  # an export would take nothing for whole numbers
+        return nothing
     moved = values[:, origins] * chances  # (B, n)
     return nothing.scatter_add(1, torch.zeros_like(moved, dtype=torch.int64) + targets, moved)
 

@@ -18,6 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dpformer.privacy.arguments import delta_of
@@ -45,8 +46,6 @@ def epsilon_of(events: Iterable[Event], delta: float, accountant: str = "pld") -
         delta: δ of the whole, strictly between 0 and 1.
         accountant: "pld" (tight) or "rdp" (looser; to cross-check).
     """
-    import dp_accounting
-
     events = [event for event in events if event.repeats]
     delta = delta_of(delta) - sum(event.repeats * event.failure for event in events)
     if accountant not in ACCOUNTANTS:
@@ -55,7 +54,14 @@ def epsilon_of(events: Iterable[Event], delta: float, accountant: str = "pld") -
         return math.inf
     if not events:
         return 0.0
-    composition = compose(events)
+    return _epsilon_of(tuple(compose(events)), delta, accountant)
+
+
+@lru_cache(maxsize=1024)  # calibration, plan and statement ask for the same events
+def _epsilon_of(events: tuple[tuple["DpEvent", int], ...], delta: float, accountant: str) -> float:
+    import dp_accounting
+
+    composition = list(events)
     with quiet():
         renyi = _ask(dp_accounting.rdp.RdpAccountant(), composition, delta)
         if accountant == "rdp":

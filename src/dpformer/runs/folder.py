@@ -1,15 +1,5 @@
-"""The run folder: what is in it, who may write to it, and how it appears whole.
-
-config.toml         every choice
-metrics.jsonl       a line a step, and evaluations. Not covered by the guarantee
-model.safetensors   what may be released
-releases.safetensors  noisy numbers as they were released, of which the model is made; for `verify`
-privacy.json        the statement; with it the run is done
-privacy.json.sig    a signature under it, if asked for
-report.html         made by `dpformer report`
-checkpoint/         private: the state of an unfinished run with its keys, the hash of the data, whose folder it is,
-                    the ranks that were evaluated
-"""
+"""The run folder: what is in it and what of it may be published (`CONTENTS`), who may write to it, and how it appears
+whole."""
 
 from __future__ import annotations
 
@@ -22,10 +12,35 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpformer.errors import DpformerError
 from dpformer.files import replacing, write_text
+
+
+class Content(NamedTuple):
+    """Something in a run folder. What may not be published is readable by its owner alone."""
+
+    name: str
+    public: bool
+    what: str
+
+
+CONTENTS = (
+    Content("model.safetensors", True, "the model: weights, vocabulary, noisy frequencies, the headline"),
+    Content("privacy.json", True, "the statement, written last: with it the run is done"),
+    Content("privacy.json.sig", True, "a signature under the statement (`--sign`)"),
+    Content("config.toml", True, "every choice; nothing measured, but names of files and columns"),
+    Content("releases.safetensors", True, "noisy numbers as they were released, of which the model is made"),
+    Content("audit.json", True, "the outcome of `dpformer audit`, on made-up users"),
+    Content("README.md", True, "the model card (`dpformer card`)"),
+    Content("opendp.yaml", True, "the entry for OpenDP's registry (`dpformer card --opendp`)"),
+    Content("metrics.jsonl", False, "a line a step, and evaluations: exact statistics of the data"),
+    Content("report.html", False, "curves of metrics.jsonl, exact accuracy; with --public it is public"),
+    Content(
+        "checkpoint", False, "keys and state of an unfinished run; hash and salt of the data, ranks, the owner's mark"
+    ),
+)
 
 
 class RunFolder:
@@ -42,6 +57,7 @@ class RunFolder:
         self.private = self.path / "checkpoint"
         self.checkpoint = self.private / "state.safetensors"
         self.keys = self.private / "keys.json"
+        self.budget = self.private / "budget.json"
         self.data = self.private / "data.json"
         self.owner = self.private / "owner"
         self.evaluation = self.private / "evaluation.npz"
@@ -123,8 +139,8 @@ class RunFolder:
 
     def forget_secrets(self) -> None:
         """Deletes the keys and the state of a run that is done."""
-        self.checkpoint.unlink(missing_ok=True)
-        self.keys.unlink(missing_ok=True)
+        for path in (self.checkpoint, self.keys, self.budget):
+            path.unlink(missing_ok=True)
 
     def stray_secrets(self) -> list[Path]:
         """What is in checkpoint/ of a finished run, and should not be."""

@@ -3,8 +3,10 @@
     {"format": 1, "epsilon": 10.0, "delta": 1e-06, "runs": [{"run": …, "started": …, "events": […]}, …]}
 
 A run is written down with all it plans to do to the data *before* it releases anything, so a crash can only leave the
-ledger saying too much. Processes take turns by a lock, and the file is replaced in one step. What is counted is every
-event of every run together, at the ledger's own δ; a run that would go beyond ε is refused, and nothing is released.
+ledger saying too much. A run that fails later stays written down: what it drew may have been seen, and `--resume`
+brings it to its end at no further cost. Only one whose folder could not be made has drawn nothing, and is taken back.
+Processes take turns by a lock, and the file is replaced in one step. What is counted is every event of every run
+together, at the ledger's own δ; a run that would go beyond ε is refused, and nothing is released.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from dpformer.errors import DpformerError
 from dpformer.files import write_text
@@ -45,6 +49,10 @@ class Budget:
     def spent(self) -> float:
         """ε of all runs together, at the ledger's δ."""
         return epsilon_of(self.events, self.delta) if self.runs else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """What a statement says of it."""
+        return {"epsilon": self.epsilon, "delta": self.delta, "spent": self.spent, "runs": len(self.runs)}
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, "epsilon": self.epsilon, "delta": self.delta, "runs": list(self.runs)}
@@ -108,6 +116,36 @@ def reserve(path: str | Path, run: str | Path, events: Sequence[Event]) -> Budge
             )
         _write(path, after)
         return after
+
+
+@contextmanager
+def taken_back(path: str | Path | None, reserved: Budget | None) -> Iterator[None]:
+    """Takes a run back from the ledger if what is inside fails: before anything was drawn."""
+    try:
+        yield
+    except BaseException:
+        if path is not None and reserved is not None:
+            with _locked(Path(path)):
+                budget = read(path)
+                left = list(budget.runs)
+                left.remove(reserved.runs[-1])  # one, were another process to have reserved the same
+                _write(Path(path), Budget(budget.epsilon, budget.delta, tuple(left)))
+        raise
+
+
+@contextmanager
+def kept(path: str | Path | None, out: str | Path) -> Iterator[None]:
+    """Says that a run stays in the ledger if what is inside fails."""
+    try:
+        yield
+    except BaseException:
+        if path is not None:
+            said = (
+                f"note: {path} counts this run as spent, since noisy numbers were drawn that somebody may see; it goes "
+                f"on at no further cost with: dpformer train --resume {out}"
+            )
+            Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
+        raise
 
 
 def notes(out: str | Path, data: str, delta: float | None, users: int, ledger: bool) -> list[str]:

@@ -74,7 +74,18 @@ def _remaining(facts: dict[str, Any]) -> str:
     asked = f"ε = {plain(facts['epsilon_target'])} was asked for"
     if "tuning" in facts:
         return f"none: {asked} of one run, and the search spent {round_up(facts['epsilon'])}"
+    if "budget" in facts:
+        return f"{asked} of this run; {spent_of(facts['budget'])}, when this one began"
     return (
         f"none: {asked}, {round_up(facts['epsilon'])} is spent, and the run is over. A budget over several runs is "
         "kept by a ledger, of which this statement does not know"
+    )
+
+
+def spent_of(budget: dict[str, Any]) -> str:
+    """What a ledger says is spent of the budget of the data."""
+    runs = budget["runs"]
+    return (
+        f"by the ledger of this data ε = {round_up(budget['spent'])} of {plain(budget['epsilon'])} is spent at δ = "
+        f"{plain(budget['delta'], 3, up=True)} by {runs} {'run' if runs == 1 else 'runs'}, and the rest is left"
     )

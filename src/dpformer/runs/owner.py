@@ -4,16 +4,19 @@ A run folder names files: the log, a catalogue, a folder for prepared data. In a
 `dpformer evaluate RUN` finds its data. In a stranger's it is a trap: the report of it would show rows of whatever file
 the stranger named, and prepared private data would be written where they want it.
 
-So a run is marked as one's own by a code that only this user can make: HMAC-SHA256 of config.toml under a secret in the
-user's state folder ($XDG_STATE_HOME/dpformer/owner, readable by the user alone). The secret never leaves the machine.
-Where it cannot be kept, folders are not marked, and the data has to be named.
+So a run is marked as one's own by a code that only this user can make: HMAC-SHA256 of the choices in config.toml under
+a secret in the user's state folder ($XDG_STATE_HOME/dpformer/owner, readable by the user alone). The secret never
+leaves the machine. Where it cannot be kept, folders are not marked, and the data has to be named. The section
+[deployment] is not covered: it is written afterwards, and names no file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
+import sys
 from pathlib import Path
 
 from dpformer.errors import DpformerError
@@ -21,23 +24,30 @@ from dpformer.files import write_text
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 BYTES = 32
 
 
 def mark_as_own(folder: RunFolder) -> None:
     """Marks a new folder; without a place for the secret it stays unmarked."""
     secret = _secret(make=True)
-    if secret is not None:
-        write_text(folder.owner, _code(folder, secret) + "\n")
+    code = None if secret is None else _code(folder, secret)
+    if code is not None:
+        write_text(folder.owner, code + "\n")
 
 
 def is_own(folder: RunFolder) -> bool:
-    """Whether this user made the folder, and config.toml is as it was written then."""
+    """Whether this user made the folder, and the choices in config.toml are as they were then."""
     secret = _secret(make=False)
-    if secret is None or not folder.owner.is_file():
+    code = None if secret is None or not folder.owner.is_file() else _code(folder, secret)
+    if code is None:
         return False
     with folder.owner.open("rb") as file:
-        return hmac.compare_digest(file.read(100).strip(), _code(folder, secret).encode())
+        return hmac.compare_digest(file.read(100).strip(), code.encode())
 
 
 def followed(folder: RunFolder, config: Config, data: Path | None = None) -> Config:
@@ -53,8 +63,8 @@ def followed(folder: RunFolder, config: Config, data: Path | None = None) -> Con
     if data is None and not config.synthetic:
         name = config.file.name if config.file is not None else config.table or "a query"
         raise NotOwn(
-            f"{folder.path} was not made by you on this machine, so the file that it names is not read: name its data "
-            f"(DATA after the run, or --data; in the run it is called {name!r})"
+            f"{folder.path} was not made by you on this machine, or its config.toml was changed since, so the file "
+            f"that it names is not read: name its data (DATA after the run, or --data; there it is called {name!r})"
         )
     return config.on_file(data).but(catalog=None, tokenizer=None, cache=None)
 
@@ -63,8 +73,15 @@ class NotOwn(DpformerError):
     """Files that a stranger's folder names are not read."""
 
 
-def _code(folder: RunFolder, secret: bytes) -> str:
-    return hmac.new(secret, folder.config.read_bytes(), hashlib.sha256).hexdigest()
+def _code(folder: RunFolder, secret: bytes) -> str | None:
+    """The code of a config without [deployment]; None if it cannot be read."""
+    try:
+        choices = tomllib.loads(folder.config.read_text(encoding="utf-8"))
+        choices.pop("deployment", None)
+        text = json.dumps(choices, sort_keys=True, default=repr)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        return None
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
 
 
 def _secret(*, make: bool) -> bytes | None:

@@ -36,7 +36,7 @@ from dpformer.runs.choice import chosen, with_attributes
 from dpformer.runs.config import Config
 from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.runs.keys import load_keys, save_keys
-from dpformer.runs.ledger_file import notes, reserve
+from dpformer.runs.ledger_file import kept, notes, reserve, taken_back
 from dpformer.runs.model_file import Release, load_release, save_release, sha256_of
 from dpformer.runs.network import (
     Released,
@@ -123,11 +123,14 @@ def train(
                 raise DpformerError("a run without noise, or with noise of a seed, cannot be counted in a ledger")
             if isinstance(ledger, Ledger):
                 ledger.extend(plan.events)
-            else:
-                reserve(ledger, out, plan.events)
-        folder = RunFolder.create(out, reason + config.to_toml())
-        with folder.lock():
+        file = None if isinstance(ledger, Ledger) else ledger
+        reserved = None if file is None else reserve(file, out, plan.events)
+        with taken_back(file, reserved):
+            folder = RunFolder.create(out, reason + config.to_toml())
+        with folder.lock(), kept(file, out):
             mark_as_own(folder)
+            if reserved is not None:
+                folder.write_json(folder.budget, reserved.facts())
             save_keys(folder, random, config=config.hash(), data=dataset.hash)  # before anything is released
             with phases("release"):
                 session = _Session(folder, config, plan, dataset, random, team=team)
@@ -437,6 +440,7 @@ class _Session:
             hashes={"config": self.config.hash(), DATA_HASH: data},
             given=self.config.items_given,
             model=self.config.model,
+            budget=self.folder.read_json(self.folder.budget) if self.folder.budget.exists() else None,
         )
 
     def _check_ledger(self) -> None:

@@ -56,6 +56,7 @@ def statement(
     metrics: dict[str, Any] | None = None,
     given: bool = False,
     model: str | None = None,
+    budget: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The statement of a run.
 
@@ -74,6 +75,7 @@ def statement(
         metrics: accuracy that was released with noise (`MetricRelease.to_dict`); the ledger has to hold its event.
         given: the list of items was taken from the data unprotected: the guarantee is given that list.
         model: what was made: counts, transformer, …; chosen by the user, or by public numbers alone (`choice.py`).
+        budget: of the data over many runs, as its ledger had it when this run was written down: `Budget.facts`.
     """
     ledger = list(events)
     if metrics is not None and METRICS not in [event.label for event in ledger]:
@@ -107,6 +109,7 @@ def statement(
         "clip_norm": clip_norm if noisy and training is not None else None,
         "events": [_with_cost(event, delta) for event in ledger] if noisy else [],
         **({} if metrics is None else {"metrics": metrics}),
+        **({} if budget is None else {"budget": budget}),
         "random_source": "seed (for tests only)" if seeded else "operating system key, ChaCha20",
         "data": list(data),
         "not_covered": list(NOT_COVERED),

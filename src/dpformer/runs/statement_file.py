@@ -37,6 +37,13 @@ class _Tuning(_Part):
     mean_runs: Number
 
 
+class _Budget(_Part):
+    epsilon: Number
+    delta: Probability
+    spent: Number
+    runs: Annotated[int, Field(ge=1)]
+
+
 class _Statement(_Part):
     private: bool
     epsilon: Number | None
@@ -60,6 +67,7 @@ class _Statement(_Part):
     words: list[str]
     metrics: _Metrics | None = None
     tuning: _Tuning | None = None
+    budget: _Budget | None = None
     epsilon_one_run: Number | None = None
     nist_sp_800_226: dict[str, str] = {}
 

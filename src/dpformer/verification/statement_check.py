@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
+from dpformer.privacy.accounting import epsilon_of
 from dpformer.privacy.events import Event, Gaussian
 from dpformer.runs.config import Config
 from dpformer.runs.statement import HASHES, PACKAGES, headline, statement, words
@@ -51,6 +52,8 @@ class StatementCheck:
     def checks(self) -> Iterator[Callable[[], Finding]]:
         yield self.statement
         yield self.ledger
+        if "budget" in self.facts:
+            yield self.budget
         yield self.sentences_on_the_data
         yield self.versions
         yield self.hashes
@@ -82,6 +85,7 @@ class StatementCheck:
             metrics=facts.get("metrics"),
             given=config.items_given,
             model=config.model,
+            budget=facts.get("budget"),
         )
         again["versions"] = facts["versions"]
         if "tuning" in facts:
@@ -149,6 +153,22 @@ class StatementCheck:
                         f"{name} of {event.label} is {seen.get(name)!r}, planned was {expected.get(name)!r}",
                     )
         return Finding("ledger", True, f"σ, q, T and C are those of the config ({labels(found)})")
+
+    def budget(self) -> Finding:
+        """What the ledger of many runs had: at least this run is spent, and no more than there is."""
+        name, budget = "budget of many runs", self.facts["budget"]
+        if budget.keys() != {"epsilon", "delta", "spent", "runs"} or not self.facts["private"]:
+            return Finding(name, False, f"{short(budget)} is no budget of a private run")
+        own = epsilon_of(self.events(), budget["delta"])
+        if not (1 - self.close) * own <= budget["spent"] <= budget["epsilon"]:
+            return Finding(
+                name,
+                False,
+                f"{budget['spent']:g} of {budget['epsilon']:g} cannot be spent: this run alone costs {own:g}",
+            )
+        if budget["runs"] == 1 and not same(float(budget["spent"]), own, self.close):
+            return Finding(name, False, f"{budget['spent']:g} is spent by one run, which costs {own:g}")
+        return Finding(name, None, "possible; not checked: its owner has the ledger")
 
     def sentences_on_the_data(self) -> Finding:
         """They follow from the config, N, and the size of the vocabulary: nothing in them is measured."""
