@@ -12,7 +12,7 @@ from dpformer.errors import DpformerError
 from dpformer.privacy.randomness import public_grid
 from dpformer.releases import counts as counts_release
 from dpformer.releases.counts import ROUNDS
-from dpformer.releases.sums import GRID, ArraySums
+from dpformer.releases.sums import GRID, ArraySums, gathered
 from dpformer.runs import Config, load_dataset, load_release, resume, train
 from dpformer.runs import run as runs
 from dpformer.runs.raw_file import RawReleases, load_releases
@@ -196,7 +196,7 @@ def test_too_little_noise_in_any_round_is_found(number: int) -> None:
     else:
         m = len(raw.items)
         exact = np.zeros(m * (m - 1) // 2)
-        cells, counted = sums.all_pairs(places)
+        cells, counted = gathered(sums.all_pairs(places))
         exact[cells] = counted / GRID
         noisy = exact + deviation / 2 * np.random.default_rng(0).normal(size=len(exact))
         noisy = np.round(noisy / grid) * grid

@@ -67,7 +67,7 @@ def test_users_who_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_duplicates_that_are_not_merged_before_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair that occurs r times taken for r coordinates: norms are too small, and so is what divides."""
 
-    def wrong(keys: np.ndarray, width: int) -> Any:
+    def wrong(keys: np.ndarray, width: int, given: np.ndarray | None = None) -> Any:
         weights = np.array(WEIGHTS)[keys & 15]
         cells = (keys >> 4) & (1 << width.bit_length()) - 1
         users = keys >> 4 + width.bit_length()

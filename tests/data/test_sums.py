@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import pytest
 
+from dpformer.data import duckdb_sums as duckdb_sums_module
 from dpformer.data.duckdb_sums import duckdb_sums
 from dpformer.data.spark_sums import spark_sums
 from dpformer.releases.counts import release_transition_sums
-from dpformer.releases.sums import GRID, LONGEST, WEIGHTS, ArraySums, Sums
+from dpformer.releases.sums import GRID, LONGEST, WEIGHTS, ArraySums, Sums, gathered
 from tests.data.spark import spark  # noqa: F401
 
 ITEMS = 11
@@ -42,14 +43,15 @@ def crafted() -> list[np.ndarray]:
     return [np.array(history, dtype=np.int64) for history in (*odd, *usual)]
 
 
-def test_every_engine_gives_the_same_release(opened: Opened) -> None:
+def test_every_engine_gives_the_same_release(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duckdb_sums_module, "ROWS_AT_ONCE", 7)
     arrays = packed(crafted())
     twin = ArraySums(*arrays)
     places = np.where(np.arange(ITEMS) == 3, -1, np.arange(ITEMS) - (np.arange(ITEMS) > 3))
     with opened(*arrays) as sums:
         np.testing.assert_array_equal(sums.items(ITEMS), twin.items(ITEMS))
-        cells, counts = sums.all_pairs(places)
-        for found, expected in zip((cells, counts), twin.all_pairs(places), strict=True):
+        cells, counts = gathered(sums.all_pairs(places))
+        for found, expected in zip((cells, counts), gathered(twin.all_pairs(places)), strict=True):
             np.testing.assert_array_equal(found, expected)
         for directed in (False, True):
             np.testing.assert_array_equal(
@@ -81,7 +83,7 @@ def test_a_crafted_user_counts_for_one(history: np.ndarray, opened: Opened) -> N
     places, sums = np.arange(1000), []
     for histories in ([*others, np.zeros(0, np.int64)], [*others, history]):
         with opened(*packed(histories)) as found:
-            cells, q = found.all_pairs(places)
+            cells, q = gathered(found.all_pairs(places))
             sums.append((found.items(1000), dict(zip(cells.tolist(), q.tolist(), strict=True)), found))
             if len(sums) == 2:
                 survivors = cells
@@ -102,7 +104,7 @@ def test_a_crafted_user_counts_for_one(history: np.ndarray, opened: Opened) -> N
 def test_a_user_without_pairs_adds_none(history: list[int], opened: Opened) -> None:
     others = [np.array([1, 2, 3]), np.array(history, dtype=np.int64)]
     with opened(*packed(others)) as found:
-        expected = ArraySums(*packed(others[:1])).all_pairs(np.arange(10))
-        for got, due in zip(found.all_pairs(np.arange(10)), expected, strict=True):
+        expected = gathered(ArraySums(*packed(others[:1])).all_pairs(np.arange(10)))
+        for got, due in zip(gathered(found.all_pairs(np.arange(10))), expected, strict=True):
             np.testing.assert_array_equal(got, due)
         assert found.items(10)[7] <= GRID

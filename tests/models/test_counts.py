@@ -19,7 +19,7 @@ from dpformer.releases import counts as counts_release
 from dpformer.releases import sums as counts_sums
 from dpformer.releases.counts import ITEMS, ROUNDS, TransitionRelease, release_transitions
 from dpformer.releases.frequencies import FrequencyRelease, user_counts
-from dpformer.releases.sums import GRID, WEIGHTS, WINDOW, ArraySums
+from dpformer.releases.sums import GRID, WEIGHTS, WINDOW, ArraySums, gathered
 
 NUM_ITEMS = 9
 histories_of = st.lists(st.lists(st.integers(0, NUM_ITEMS - 1), max_size=30), min_size=1, max_size=8)
@@ -59,7 +59,7 @@ def counted(histories: list[list[int]], places: np.ndarray, survivors: np.ndarra
     if survivors is not None:
         return ArraySums.packed(items, offsets).pairs(places, survivors, directed) / GRID
     dense = np.zeros(NUM_ITEMS * (NUM_ITEMS - 1) // 2)
-    cells, sums = ArraySums.packed(items, offsets).all_pairs(places)
+    cells, sums = gathered(ArraySums.packed(items, offsets).all_pairs(places))
     dense[cells] = sums / GRID
     return dense
 
@@ -71,13 +71,16 @@ rounds_of = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(histories_of, st.sets(st.integers(0, NUM_ITEMS - 1)), rounds_of, st.integers(1, 40))
-def test_counts_are_those_of_plain_loops(histories, skipped, this_round, items_at_once) -> None:
+@given(histories_of, st.sets(st.integers(0, NUM_ITEMS - 1)), rounds_of, st.integers(1, 40), st.integers(1, 40))
+def test_counts_are_those_of_plain_loops(histories, skipped, this_round, items_at_once, cells_at_once) -> None:
     survivors, directed = this_round
     places = np.where(np.isin(EVERYTHING, list(skipped)), -1, EVERYTHING)
-    with pytest.MonkeyPatch.context() as patch:  # chunks of users must not show
+    given = (histories, places, None if survivors is None else np.array(survivors), directed)
+    with pytest.MonkeyPatch.context() as patch:  # neither chunks of users nor blocks of cells must show
         patch.setattr(counts_sums, "ITEMS_AT_ONCE", items_at_once)
-        found = counted(histories, places, None if survivors is None else np.array(survivors), directed)
+        patch.setattr(counts_sums, "CELLS_AT_ONCE", cells_at_once)
+        found = counted(*given)
+    np.testing.assert_array_equal(found, counted(*given))
     expected = np.zeros(len(found))
     for history in histories:
         for cell, value in naive_vector(history, places, survivors, directed).items():

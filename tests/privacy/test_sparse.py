@@ -22,7 +22,7 @@ def tables() -> np.ndarray:
     out = np.zeros((TRIALS, NUM_CELLS))
     for trial, row in enumerate(out):
         cells, values = noisy_above(
-            CELLS, VALUES, NUM_CELLS, deviation=DEVIATION, threshold=THRESHOLD, random=RANDOM, step=trial
+            [(CELLS, VALUES)], NUM_CELLS, deviation=DEVIATION, threshold=THRESHOLD, random=RANDOM, step=trial
         )
         row[cells] = values
     return out
@@ -105,7 +105,7 @@ def test_trials_beyond_one_chunk_of_draws() -> None:
 
 def test_a_trillion_cells() -> None:
     cells, values = noisy_above(
-        np.array([5]), np.array([99.0]), 10**12, deviation=1.0, threshold=5.5, random=RANDOM, step=10**6 + 3
+        [(np.array([5]), np.array([99.0]))], 10**12, deviation=1.0, threshold=5.5, random=RANDOM, step=10**6 + 3
     )
     expected = tail(5.5) * 10**12  # 19,000
     assert abs(len(cells) - 1 - expected) < 5 * math.sqrt(expected)
@@ -123,7 +123,7 @@ def test_what_survives_is_sorted_above_and_on_the_grid(table, deviation, level, 
     occupied = np.array(sorted(table), dtype=np.int64)
     truth = np.array([table[cell] for cell in sorted(table)])
     cells, values = noisy_above(
-        occupied, truth, 100, deviation=deviation, threshold=level * deviation, random=RANDOM, step=step
+        [(occupied, truth)], 100, deviation=deviation, threshold=level * deviation, random=RANDOM, step=step
     )
     grid = public_grid(deviation)
     assert (np.diff(cells) > 0).all() and (cells >= 0).all() and (cells < 100).all()
@@ -131,14 +131,34 @@ def test_what_survives_is_sorted_above_and_on_the_grid(table, deviation, level, 
     np.testing.assert_array_equal(values / grid, np.round(values / grid))
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(st.integers(0, 99), st.floats(0, 50), max_size=30),
+    st.lists(st.integers(0, 30), max_size=4).map(sorted),
+    st.floats(-2, 4),
+)
+def test_how_a_table_is_cut_into_blocks_does_not_show(table, cuts, level) -> None:
+    occupied = np.array(sorted(table), dtype=np.int64)
+    truth = np.array([table[cell] for cell in sorted(table)])
+    blocks = list(zip(np.split(occupied, cuts), np.split(truth, cuts), strict=True))  # some of them are empty
+    whole, cut = (
+        noisy_above(each, 100, deviation=1.0, threshold=level, random=RANDOM, step=0)
+        for each in ([(occupied, truth)], blocks)
+    )
+    np.testing.assert_array_equal(whole, cut)
+
+
 @pytest.mark.parametrize("cells", [[3, 3], [4, 2], [-1, 2], [5, 10]])
 def test_cells_must_rise_within_the_table(cells: list[int]) -> None:
     with pytest.raises(ValueError, match=r"cells must rise strictly within 0\.\.9"):
-        noisy_above(np.array(cells), np.ones(2), 10, deviation=1.0, threshold=0.0, random=RANDOM, step=0)
+        noisy_above([(np.array(cells), np.ones(2))], 10, deviation=1.0, threshold=0.0, random=RANDOM, step=0)
+    with pytest.raises(ValueError, match=r"cells must rise strictly within 0\.\.9"):
+        one_by_one = [(np.array([cell]), np.ones(1)) for cell in cells]
+        noisy_above(one_by_one, 10, deviation=1.0, threshold=0.0, random=RANDOM, step=0)
 
 
 def test_no_cells_at_all() -> None:
     cells, values = noisy_above(
-        np.zeros(0, np.int64), np.zeros(0), 0, deviation=1.0, threshold=1.0, random=RANDOM, step=0
+        [(np.zeros(0, np.int64), np.zeros(0))], 0, deviation=1.0, threshold=1.0, random=RANDOM, step=0
     )
     assert len(cells) == len(values) == 0

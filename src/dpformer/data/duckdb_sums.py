@@ -12,7 +12,8 @@ from dpformer.data.sql_sums import SqlSums, history_rows
 from dpformer.releases.sums import ArraySums, Sums
 
 USERS_AT_ONCE = 1 << 18
-MOST_IN_MEMORY = 1 << 26  # interactions
+ROWS_AT_ONCE = 1 << 24  # of a result
+MOST_IN_MEMORY = 1 << 28  # interactions
 
 
 class DuckDB:
@@ -32,6 +33,14 @@ class DuckDB:
         found = self.connection.execute(sql).fetchnumpy()
         return [np.asarray(values, dtype=np.int64) for values in found.values()]
 
+    def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE result AS {sql}")  # what does not fit goes to disk
+        rows = int(self.connection.execute("SELECT count(*) FROM result").fetchone()[0])
+        for first in range(0, rows, ROWS_AT_ONCE):
+            part = f"rowid >= {first} AND rowid < {first + ROWS_AT_ONCE}"
+            yield self.query(f"SELECT * FROM result WHERE {part} ORDER BY rowid")
+        self.connection.execute("DROP TABLE result")
+
     def _write(self, how: str, columns: dict[str, np.ndarray]) -> None:
         given = {name: np.ascontiguousarray(values, dtype=np.int64) for name, values in columns.items()}
         self.connection.register("given", given)
@@ -45,7 +54,7 @@ def transition_sums(
 ) -> Iterator[Sums]:
     """The sums of what all users train on, from arrays, from DuckDB or from Spark: the same whole numbers.
 
-    Arrays take a third of the processor time; the cells that occur must fit memory, for which DuckDB has a limit.
+    Arrays take a third of the processor time, and memory for the histories; DuckDB has a limit of memory for these too.
     """
     if isinstance(dataset, ClusterLog):
         yield dataset.sums()

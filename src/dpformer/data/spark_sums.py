@@ -26,6 +26,9 @@ class Spark:
         found = self.session.sql(sql).toArrow()
         return [np.asarray(column.to_numpy(), dtype=np.int64) for column in found.columns]
 
+    def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
+        yield self.query(sql)  # at once: to ask again for a part would be to add everything up again
+
 
 def spark_sums(session: Any, items: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> SqlSums:
     """Sums of histories in arrays, user u's items at items[starts[u]:stops[u]]."""

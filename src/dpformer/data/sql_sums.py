@@ -4,12 +4,12 @@ It gives the whole numbers of `releases.sums.ArraySums`, bit for bit: weights an
 and what is rounded (√, ×, ÷) is rounded correctly by every engine with IEEE 754 arithmetic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from dpformer.releases.sums import GRID, LONGEST, WEIGHTS, WINDOW
+from dpformer.releases.sums import GRID, LONGEST, WEIGHTS, WINDOW, Block
 
 # Quotients of whole numbers: a literal such as 1.000000001 would be a decimal here and a float there.
 _SLACK = "(1000000001e0 / 1000000000e0)"
@@ -23,6 +23,9 @@ class Engine(Protocol):
 
     def query(self, sql: str) -> Sequence[np.ndarray]:
         """The columns of a result, as int64."""
+
+    def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
+        """The same, some rows after the other, in their order."""
 
 
 class SqlSums:
@@ -49,9 +52,9 @@ class SqlSums:
         found[items] = sums
         return found
 
-    def all_pairs(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        cells, sums = self.engine.query(self._round(places, "SELECT u, cell AS c, w FROM pairs"))
-        return cells, sums
+    def all_pairs(self, places: np.ndarray) -> Iterator[Block]:
+        for block in self.engine.blocks(self._round(places, "SELECT u, cell AS c, w FROM pairs")):
+            yield block[0], block[1]
 
     def pairs(self, places: np.ndarray, survivors: np.ndarray, directed: bool) -> np.ndarray:
         width = len(survivors) * (2 if directed else 1)

@@ -15,6 +15,8 @@ across.
 """
 
 import math
+from collections.abc import Iterable
+from itertools import chain
 
 import numpy as np
 import torch
@@ -32,8 +34,7 @@ def tail(x: float) -> float:
 
 
 def noisy_above(
-    cells: np.ndarray,
-    values: np.ndarray,
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]],
     num_cells: int,
     *,
     deviation: float,
@@ -44,8 +45,8 @@ def noisy_above(
     """The cells of a noisy table that lie above a threshold: (cells (K,) int64 ascending, noisy values (K,) float64).
 
     Args:
-        cells: (k,) int64 ascending, distinct: where the table is not zero.
-        values: (k,) what it holds there.
+        blocks: (cells (k,) int64, values (k,)): where the table is not zero, and what it holds there. Cells rise
+            strictly, from block to block too; how they are cut into blocks changes nothing, and one is held at a time.
         num_cells: n; cells are 0..n-1.
         deviation: σ of the noise on every cell.
         threshold: τ, moved by less than one step of the grid.
@@ -53,18 +54,31 @@ def noisy_above(
         step: its address; no other draw of `random` may use this step.
     """
     num_cells, deviation = whole("num_cells", num_cells, 0), positive("deviation", deviation)
-    if len(cells) and (cells[0] < 0 or cells[-1] >= num_cells or (np.diff(cells) <= 0).any()):
-        raise ValueError(f"cells must rise strictly within 0..{num_cells - 1}")
     grid = public_grid(deviation)
     threshold = moved_threshold(threshold, grid)
-    noisy = values + deviation * random.normal(len(cells), step=step, stream=OCCUPIED)
-    noisy = np.round(noisy / grid) * grid
-    passed = noisy > threshold
-    empty = _successes(num_cells, tail(threshold / deviation), random, step)
-    empty = empty[~_among(empty, cells)]
-    drawn = deviation * _truncated_normal(len(empty), threshold / deviation, random, step)
-    drawn = np.maximum(np.round(drawn / grid) * grid, threshold + grid / 2)  # a last-bit slip must not fall below
-    cells, noisy = np.concatenate([cells[passed], empty]), np.concatenate([noisy[passed], drawn])
+    everywhere = _successes(num_cells, tail(threshold / deviation), random, step)
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    first = occupied = visited = drawn = 0  # of cells, normal numbers, successes and tails: how many are behind
+    there = ((cells, values) for cells, values in blocks if len(cells))
+    for cells, values in chain(there, [(np.zeros(0, np.int64), np.zeros(0))]):  # at last, what lies behind all
+        if len(cells) and (cells[0] < first or cells[-1] >= num_cells or (np.diff(cells) <= 0).any()):
+            raise ValueError(f"cells must rise strictly within 0..{num_cells - 1}")
+        first = int(cells[-1]) + 1 if len(cells) else num_cells
+        noisy = values + deviation * random.normal(len(cells), step=step, stream=OCCUPIED, start=occupied)
+        noisy = np.round(noisy / grid) * grid
+        passed = noisy > threshold
+        until = int(np.searchsorted(everywhere, first))
+        empty = everywhere[visited:until]
+        empty = empty[~_among(empty, cells)]
+        tails = deviation * _truncated_normal(len(empty), threshold / deviation, random, step, drawn)
+        tails = np.maximum(np.round(tails / grid) * grid, threshold + grid / 2)  # a last-bit slip must not fall below
+        occupied, visited, drawn = occupied + len(cells), until, drawn + len(empty)
+        found.append(_in_order(np.concatenate([cells[passed], empty]), np.concatenate([noisy[passed], tails])))
+    del everywhere
+    return np.concatenate([cells for cells, _ in found]), np.concatenate([noisy for _, noisy in found])
+
+
+def _in_order(cells: np.ndarray, noisy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     order = np.argsort(cells, kind="stable")
     return cells[order], noisy[order]
 
@@ -92,9 +106,9 @@ def _successes(trials: int, p: float, random: SecureRandom, step: int) -> np.nda
     return positions[: np.searchsorted(positions, trials)]
 
 
-def _truncated_normal(count: int, low: float, random: SecureRandom, step: int) -> np.ndarray:
-    """(count,) standard normal numbers given that they exceed `low`: Q⁻¹(u·Q(low))."""
-    uniform = torch.from_numpy(_uniform(random.words(count + count % 2, step=step, stream=TAIL))[:count])
+def _truncated_normal(count: int, low: float, random: SecureRandom, step: int, start: int = 0) -> np.ndarray:
+    """(count,) standard normal numbers given that they exceed `low`: Q⁻¹(u·Q(low)); the numbers `start` and on."""
+    uniform = torch.from_numpy(_uniform(random.words(count, step=step, stream=TAIL, start=start)))
     return -torch.special.ndtri(uniform * tail(low)).numpy()  # Q⁻¹(p) = −Φ⁻¹(p), exact far out
 
 

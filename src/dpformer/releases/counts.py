@@ -35,7 +35,7 @@ from dpformer.privacy.sparse import noisy_above
 from dpformer.progress import reach, stage
 from dpformer.releases.frequencies import FrequencyRelease, exact_sums, of_items, release_sums
 from dpformer.releases.items import release_item_sums
-from dpformer.releases.sums import GRID, ArraySums, Sums
+from dpformer.releases.sums import GRID, ArraySums, Sums, gathered
 
 LABEL = "transition counts"
 MOST_NOISE = 2**25  # cells without data that may pass the first round, in expectation: bounds memory
@@ -189,16 +189,18 @@ def _rounds(
     places[head if listed is None else listed] = np.arange(len(head))
     reach(sums.num_users)
     first = _first_round(sums, places, len(head), rest, random)
-    estimate, rounds = Estimate(first.cells, first.noisy, deviation_of(ROUNDS[0], rest)), [first]
+    estimate = Estimate(first.cells, first.noisy, deviation_of(ROUNDS[0], rest))
+    rounds = [first] if len(first.cells) <= MOST_KEPT else []
+    del first  # tens of millions of cells, where there are many items
     for number, this in enumerate(ROUNDS[1:], start=1):
         reach((1 + number) * sums.num_users)
         deviation = deviation_of(this, rest)
         counts = sums.pairs(places, estimate.cells, this.directed) / GRID
         noisy = _noisy(counts, deviation, random, number)
-        rounds.append(RoundRelease(number, estimate.cells, noisy))
+        if len(estimate.cells) <= MOST_KEPT:
+            rounds.append(RoundRelease(number, estimate.cells, noisy))
         estimate.add(noisy, deviation, this.directed)
         estimate.keep(this.keep)
-        rounds = [one for one in rounds if len(one.cells) <= MOST_KEPT]
     event = Gaussian(noise_multiplier, label=LABEL, delta=delta, private=random.private)
     return replace(_released(estimate, head, frequencies, event, listed), rounds=tuple(rounds))
 
@@ -209,7 +211,7 @@ def exact_transition_sums(sums: Sums, num_items: int) -> TransitionRelease:
     All items count, and every pair that occurs; there are no rounds.
     """
     everything = np.arange(whole("num_items", num_items, 1))
-    cells = sums.all_pairs(everything)[0]
+    cells = gathered(sums.all_pairs(everything))[0]
     directed = sums.pairs(everything, cells, True).reshape(-1, 2) / GRID
     return TransitionRelease(
         items=everything,
@@ -263,11 +265,9 @@ def _first_round(sums: Sums, places: np.ndarray, m: int, noise_multiplier: float
     """All m(m−1)/2 unordered pairs; empty ones are not visited but drawn, and only those that stay."""
     this, num_cells = ROUNDS[0], m * (m - 1) // 2
     deviation = deviation_of(this, noise_multiplier)
-    cells, counts = sums.all_pairs(places)
+    blocks = ((cells, counts / GRID) for cells, counts in sums.all_pairs(places))
     threshold = first_threshold(m) * deviation
-    survivors = noisy_above(
-        cells, counts / GRID, num_cells, deviation=deviation, threshold=threshold, random=random, step=0
-    )
+    survivors = noisy_above(blocks, num_cells, deviation=deviation, threshold=threshold, random=random, step=0)
     return RoundRelease(0, *survivors)
 
 
@@ -301,7 +301,13 @@ def retraced(rounds: Sequence[RoundRelease], noise_multiplier: float) -> Estimat
 
 def _noisy(counts: np.ndarray, deviation: float, random: SecureRandom, step: int) -> np.ndarray:
     grid = public_grid(deviation)
-    return np.round((counts + deviation * random.normal(len(counts), step=step)) / grid) * grid
+    noisy = random.normal(len(counts), step=step)
+    noisy *= deviation
+    noisy += counts
+    noisy /= grid
+    np.round(noisy, out=noisy)
+    noisy *= grid
+    return noisy
 
 
 def _released(

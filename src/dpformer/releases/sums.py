@@ -6,13 +6,14 @@ whole numbers depend neither on order nor on the engine; √, × and ÷ of float
 754). docs/maths/counts.md has the argument.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
 
 from dpformer.errors import DpformerError
 from dpformer.progress import advance
+from dpformer.releases.cells import Among, Merging, cells_below
 
 WINDOW, DECAY = 12, 0.88
 WEIGHTS = tuple(round(256 * DECAY**distance) for distance in range(WINDOW))  # of pairs 1, 2, … items apart
@@ -20,9 +21,10 @@ GRID = 2**24  # one user's norm
 SLACK = 1_000_000_001 / 1_000_000_000  # floating point must not lift a norm above GRID
 LONGEST = 2**20  # items of a user that count, the last ones: (Σ WEIGHTS · LONGEST)² < 2⁶³, so S is exact
 ITEMS_AT_ONCE = 2**18  # of the histories: 3 million pairs
-BITMAP = 2**34  # cells for which a bit each is kept
+CELLS_AT_ONCE = 2**24  # of a block of all pairs, at most
 _BITS = 4  # for a distance
-_VALUE = 25  # bits for one user's part of a cell
+
+Block = tuple[np.ndarray, np.ndarray]  # cells (n,) int64 ascending, whole numbers there (n,) int64
 
 
 class Sums(Protocol):
@@ -41,8 +43,9 @@ class Sums(Protocol):
     def items(self, num_items: int) -> np.ndarray:
         """(num_items,) int64: Σ_{u has i} ⌊G/√n_u⌋, n_u the number of *distinct* items of a user."""
 
-    def all_pairs(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(cells (n,) ascending, Σ_u q_u there (n,), positive): all unordered pairs of items with a place."""
+    def all_pairs(self, places: np.ndarray) -> Iterator[Block]:
+        """(cells (n,), Σ_u q_u there (n,), positive) of all unordered pairs of items with a place, block by block and
+        ascending: all blocks together may not fit memory."""
 
     def pairs(self, places: np.ndarray, survivors: np.ndarray, directed: bool) -> np.ndarray:
         """(K,) or, directed, (2K,) int64: Σ_u q_u over the surviving unordered cells (K,), ascending, alone."""
@@ -89,13 +92,45 @@ class ArraySums:
             sums += np.bincount(item, weights=parts[user], minlength=num_items).astype(np.int64)  # below 2⁵³: exact
         return sums
 
-    def all_pairs(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def all_pairs(self, places: np.ndarray) -> Iterator[Block]:
+        ranges = self._ranges(places)
+        squares = None
+        if len(ranges) > 1:  # a user's norm is over the cells of all blocks
+            squares = np.concatenate(list(self._squares(places, 1 + len(ranges))))
+        for first, last in ranges:
+            merging, width, user = Merging(), cells_below(last) - cells_below(first), 0
+            for sequence, offsets in self._chunks(len(ranges) + (squares is not None)):
+                keys = [_keys(*pair) for pair in _pairs_of_range(places[sequence], offsets, first, last)]
+                users = slice(user, user := user + len(offsets) - 1)
+                merging.add(*_vectors(np.concatenate(keys), width, None if squares is None else squares[users]))
+            cells, sums = merging.result()
+            yield cells + cells_below(first), sums
+
+    def _ranges(self, places: np.ndarray) -> list[tuple[int, int]]:
+        """Ranges of places; the pairs whose higher place lies in one range have few cells, or it is one place."""
         num_items = int(places.max(initial=-1)) + 1
-        merging = _Merging()
-        for sequence, offsets in self._chunks():
-            keys = [_keys(*pair) for pair in _pairs(places[sequence], offsets, num_items * (num_items - 1) // 2)]
-            merging.add(*_vectors(np.concatenate(keys), num_items * (num_items - 1) // 2))
-        return merging.result()
+        if WINDOW * int((self.stops - self.starts).sum()) <= CELLS_AT_ONCE or num_items < 2:
+            return [(0, num_items)]
+        occurs = np.zeros(num_items, dtype=np.int64)
+        for sequence, _ in self._chunks(0):
+            found = places[sequence]
+            occurs += np.bincount(found[found >= 0], minlength=num_items)
+        most = np.cumsum(np.minimum(2 * WINDOW * occurs, np.arange(num_items)))  # cells up to each higher place
+        ranges, first = [], 0
+        while first < num_items:
+            before = int(most[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(most, before + CELLS_AT_ONCE, side="right")))
+            ranges.append((first, last))
+            first = last
+        return ranges
+
+    def _squares(self, places: np.ndarray, passes: int) -> Iterator[np.ndarray]:
+        """S of some users at a time, over all cells."""
+        num_cells = cells_below(int(places.max(initial=-1)) + 1)
+        for sequence, offsets in self._chunks(passes):
+            keys = np.concatenate([_keys(*pair) for pair in _pairs(places[sequence], offsets, num_cells)])
+            users, _, values = _added_up_by_user(keys, num_cells)
+            yield _squares_of(users, values, len(offsets) - 1)
 
     def pairs(self, places: np.ndarray, survivors: np.ndarray, directed: bool) -> np.ndarray:
         width = len(survivors) * (2 if directed else 1)
@@ -103,19 +138,18 @@ class ArraySums:
         if not width:
             return sums
         num_items = int(places.max(initial=-1)) + 1
-        among = _Among(survivors, num_items * (num_items - 1) // 2)
+        among = Among(survivors, cells_below(num_items))
         for sequence, offsets in self._chunks():
             keys = []
             for users, cells, backward, distance, _ in _pairs(places[sequence], offsets, 0):
                 rows, place = among(cells)
                 place = 2 * place + backward[rows] if directed else place
                 keys.append(_keys(users[rows], place, backward, distance, width))
-            cells, values = _vectors(np.concatenate(keys), width)
-            sums += np.bincount(cells, weights=values, minlength=width).astype(np.int64)  # below 2⁵³: exact
+            np.add.at(sums, *_vectors(np.concatenate(keys), width))
         return sums
 
-    def _chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(items (n,) int64, offsets) of some users at a time."""
+    def _chunks(self, passes: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(items (n,) int64, offsets) of some users at a time; `passes`: of how many over all users this is one."""
         lengths = self.stops - self.starts
         ends = np.cumsum(lengths)
         user = 0
@@ -130,7 +164,7 @@ class ArraySums:
             else:  # what is held out lies between
                 rows = np.arange(offsets[-1]) + np.repeat(self.starts[user:stop] - offsets[:-1], lengths[user:stop])
                 yield np.asarray(self.history[rows], dtype=np.int64), offsets
-            advance(stop - user)
+            advance((stop - user) / passes if passes else 0)
             user = stop
 
 
@@ -149,6 +183,27 @@ def _pairs(sequence: np.ndarray, offsets: np.ndarray, width: int) -> Iterator[_P
         yield users[rows], (high * (high - 1) >> 1) + np.minimum(first, second), first > second, distance - 1, width
 
 
+def _pairs_of_range(sequence: np.ndarray, offsets: np.ndarray, first: int, last: int) -> Iterator[_Pairs]:
+    """The pairs whose higher place is in first … last - 1, with cells from the first of these on.
+
+    They are found from where the higher place stands, so that the work is in proportion to what there is of it.
+    """
+    width = cells_below(last) - cells_below(first)
+    if not first and last > int(sequence.max(initial=-1)):
+        yield from _pairs(sequence, offsets, width)
+        return
+    rows = np.flatnonzero((sequence >= first) & (sequence < last))
+    users = np.searchsorted(offsets, rows, side="right") - 1
+    high, begin, end = sequence[rows], offsets[users], offsets[users + 1]
+    start = (high * (high - 1) >> 1) - cells_below(first)
+    for distance in range(1, WINDOW + 1):
+        for backward in (False, True):  # the higher place comes second, or first
+            at = rows + distance if backward else rows - distance
+            low = sequence.take(at, mode="clip")
+            good = np.flatnonzero((at < end if backward else at >= begin) & (low >= 0) & (low < high))
+            yield users[good], start[good] + low[good], np.full(len(good), backward), distance - 1, width
+
+
 def _keys(users: np.ndarray, cells: np.ndarray, backward: np.ndarray, distance: int, width: int) -> np.ndarray:
     """User, cell and distance in one number, so that sorting numbers is all that has to be sorted."""
     if len(users) and int(users[-1]).bit_length() + width.bit_length() + _BITS > 63:  # two users would become one
@@ -156,91 +211,45 @@ def _keys(users: np.ndarray, cells: np.ndarray, backward: np.ndarray, distance: 
     return ((users << width.bit_length()) + cells << _BITS) + distance
 
 
-def _vectors(keys: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """(cells, q) of every user's vector, without zeros. Weights of one cell are added before the norm is taken."""
-    if not len(keys):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    keys = np.sort(keys)
-    weights = np.array(WEIGHTS, dtype=np.int64)[keys & (1 << _BITS) - 1]
-    keys >>= _BITS
-    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-    values = np.add.reduceat(weights, starts)
-    cells = keys[starts]
-    users = cells >> width.bit_length()
-    cells &= (1 << width.bit_length()) - 1
-    owners = np.flatnonzero(np.append(True, users[1:] != users[:-1]))
-    squares = np.add.reduceat(values * values, owners)
-    q = quantised(values, np.repeat(squares, np.diff(np.append(owners, len(users)))))
+def _vectors(keys: np.ndarray, width: int, squares: np.ndarray | None = None) -> Block:
+    """(cells, q) of every user's vector, without zeros.
+
+    Args:
+        keys: see `_keys`.
+        width: more than any cell.
+        squares: S of each user; by default of the cells that are here.
+    """
+    users, cells, values = _added_up_by_user(keys, width)
+    if squares is None:
+        squares = _squares_of(users, values, int(users.max(initial=-1)) + 1)
+    q = quantised(values, squares[users])
     there = np.flatnonzero(q)
     return cells[there], q[there]
 
 
-class _Among:
-    """Where cells stand among the survivors: by a bit a cell and a count a word, or by search where they are many."""
-
-    def __init__(self, survivors: np.ndarray, num_cells: int) -> None:
-        self.survivors = survivors
-        self.words: np.ndarray | None = None
-        if num_cells <= BITMAP:
-            word, bit = survivors >> 6, np.uint64(1) << (survivors & 63).astype(np.uint64)
-            starts = np.flatnonzero(np.append(True, word[1:] != word[:-1]))
-            self.words = np.zeros((num_cells >> 6) + 1, dtype=np.uint64)
-            self.words[word[starts]] = np.bitwise_or.reduceat(bit, starts)
-            self.before = np.zeros(len(self.words), dtype=np.int64)
-            np.cumsum(np.bitwise_count(self.words[:-1]), out=self.before[1:])
-
-    def __call__(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(rows of the cells that survive, place of each among the survivors)."""
-        if self.words is None:
-            place = np.minimum(np.searchsorted(self.survivors, cells), len(self.survivors) - 1)
-            rows = np.flatnonzero(self.survivors[place] == cells)
-            return rows, place[rows]
-        word, bit = self.words[cells >> 6], (cells & 63).astype(np.uint64)
-        rows = np.flatnonzero(word >> bit & np.uint64(1))
-        below = word[rows] & ((np.uint64(1) << bit[rows]) - np.uint64(1))
-        return rows, self.before[cells[rows] >> 6] + np.bitwise_count(below)
+def _added_up_by_user(keys: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(users ascending, cells, v): weights of one cell of a user are added before the norm is taken."""
+    if not len(keys):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    keys = np.sort(keys)
+    weights = np.array(WEIGHTS, dtype=np.int64)[keys & (1 << _BITS) - 1]
+    keys >>= _BITS
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    cells = keys[starts]
+    return cells >> width.bit_length(), cells & (1 << width.bit_length()) - 1, np.add.reduceat(weights, starts)
 
 
-class _Merging:
-    """Sums of many users by cell; memory is the cells that occur, 16 bytes each, twice while merging."""
-
-    def __init__(self) -> None:
-        self.cells, self.sums = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self.waiting: list[tuple[np.ndarray, np.ndarray]] = []
-        self.size = 0
-
-    def add(self, cells: np.ndarray, values: np.ndarray) -> None:
-        self.waiting.append((cells, values))
-        self.size += len(cells)
-        if self.size > max(len(self.cells), 2**23):  # so that each cell is merged a few times
-            self._merge()
-
-    def result(self) -> tuple[np.ndarray, np.ndarray]:
-        self._merge()
-        return self.cells, self.sums
-
-    def _merge(self) -> None:
-        if not self.waiting:
-            return
-        cells, values = (np.concatenate(parts) for parts in zip(*self.waiting, strict=True))
-        self.waiting, self.size = [], 0
-        if len(cells) and int(cells.max()) < 2 ** (63 - _VALUE) and int(values.max()) < 2**_VALUE:
-            packed = np.sort((cells << _VALUE) + values)
-            cells, values = packed >> _VALUE, packed & (1 << _VALUE) - 1
-        else:
-            order = np.argsort(cells)
-            cells, values = cells[order], values[order]
-        new = _added_up(cells, values)
-        if not len(self.cells):
-            self.cells, self.sums = new
-            return
-        cells, sums = np.concatenate([self.cells, new[0]]), np.concatenate([self.sums, new[1]])
-        order = np.argsort(cells, kind="stable")  # two sorted runs
-        self.cells, self.sums = _added_up(cells[order], sums[order])
+def _squares_of(users: np.ndarray, values: np.ndarray, num_users: int) -> np.ndarray:
+    """(num_users,) int64: Σ v² of each user."""
+    squares = np.zeros(num_users, dtype=np.int64)
+    if len(users):
+        owners = np.flatnonzero(np.append(True, users[1:] != users[:-1]))
+        squares[users[owners]] = np.add.reduceat(values * values, owners)
+    return squares
 
 
-def _added_up(cells: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    if not len(cells):
-        return cells, values
-    starts = np.flatnonzero(np.append(True, cells[1:] != cells[:-1]))
-    return cells[starts], np.add.reduceat(values, starts)
+def gathered(blocks: Iterable[Block]) -> Block:
+    """All blocks as one."""
+    nothing = np.zeros(0, np.int64)
+    cells, sums = zip((nothing, nothing), *blocks, strict=True)
+    return np.concatenate(cells), np.concatenate(sums)

@@ -21,7 +21,7 @@ from dpformer.privacy.units import USER
 from dpformer.progress import peak_memory
 from dpformer.releases.counts import LABEL as COUNTS
 from dpformer.releases.counts import release_transition_sums
-from dpformer.releases.sums import WINDOW, ArraySums
+from dpformer.releases.sums import CELLS_AT_ONCE, WINDOW, ArraySums
 from dpformer.runs.choice import chosen_before
 from dpformer.runs.config import Config
 from dpformer.runs.ledger_file import delta_notes
@@ -64,7 +64,7 @@ def estimate_counts(config: Config, plan: Plan, items: int) -> dict[str, Any]:
     """Seconds and peak bytes of transition counts, if users have `COUNTED` items each, or as many as are trained on.
 
     Some users with random histories, popular items first, go through the code that counts. Time is in proportion to
-    users; memory is that of the pairs of items that occur, all of them at worst.
+    users; memory is that of a block of the pairs of items that occur, a full one at worst.
     """
     users, length = min(plan.users, COUNTED_USERS), min(config.max_length or COUNTED, COUNTED)
     histories = (items ** np.random.default_rng(0).random(users * length)).astype(np.int64) - 1  # Zipf's law
@@ -73,7 +73,7 @@ def estimate_counts(config: Config, plan: Plan, items: int) -> dict[str, Any]:
     sums = ArraySums.packed(np.clip(histories, 0, items - 1), np.arange(0, users * length + 1, length))
     release_transition_sums(sums, items, noise * users / plan.users, seed=0)  # as many pairs stay, in proportion
     seconds = (time.monotonic() - began) / users * plan.users
-    pairs = min(items * (items - 1) // 2, plan.users * length * WINDOW)
+    pairs = min(items * (items - 1) // 2, plan.users * length * WINDOW, CELLS_AT_ONCE)
     return {
         "parameters": None,
         "seconds": seconds,

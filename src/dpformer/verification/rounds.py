@@ -57,16 +57,19 @@ def _later(one: RoundRelease, sums: Sums, places: np.ndarray, sigma: float) -> f
 
 def _first(one: RoundRelease, sums: Sums, places: np.ndarray, m: int, deviation: float) -> float:
     """The smaller of two p-values, doubled: of the noise of those that passed, and of how many did."""
-    cells, counted = sums.all_pairs(places)
-    counts = counted / GRID
     threshold = moved_threshold(first_threshold(m) * deviation, public_grid(deviation))
-    at = np.searchsorted(cells, one.cells)
-    found = np.minimum(at, max(len(cells) - 1, 0))
-    exact = np.where(cells[found] == one.cells, counts[found], 0.0) if len(cells) else np.zeros(len(one.cells))
-    chances = ndtr((counts - threshold) / deviation)  # that a pair with data passes
-    empty, chance = m * (m - 1) // 2 - len(cells), float(ndtr(-threshold / deviation))
-    expected = float(chances.sum()) + empty * chance
-    variance = float((chances * (1 - chances)).sum()) + empty * chance * (1 - chance)
+    chance = float(ndtr(-threshold / deviation))  # that a pair without data passes
+    exact, num_cells = np.zeros(len(one.cells)), m * (m - 1) // 2
+    expected, variance = num_cells * chance, num_cells * chance * (1 - chance)
+    for cells, counted in sums.all_pairs(places):
+        if not len(cells):
+            continue
+        counts = counted / GRID
+        found = np.minimum(np.searchsorted(cells, one.cells), len(cells) - 1)
+        exact += np.where(cells[found] == one.cells, counts[found], 0.0)
+        chances = ndtr((counts - threshold) / deviation)
+        expected += float((chances - chance).sum())
+        variance += float((chances * (1 - chances) - chance * (1 - chance)).sum())
     excess = (abs(len(one.cells) - expected) - 0.5) / math.sqrt(max(variance, 1e-9))
     many = math.erfc(excess / math.sqrt(2)) if excess > 0 else 1.0
     if variance < 25:  # too few trials for the normal law, and a bound that always holds instead (Bernstein)

@@ -1,0 +1,82 @@
+"""Cells of a table too large to be held: where some of them stand, and sums of those that occur."""
+
+import numpy as np
+
+BITMAP = 2**34  # cells for which a bit each is kept
+_VALUE = 25  # bits for one user's part of a cell
+
+
+def cells_below(place: int) -> int:
+    """How many unordered pairs there are of places lower than this one: b(b−1)/2, the first cell of {0, b}."""
+    return place * (place - 1) // 2
+
+
+class Among:
+    """Where cells stand among the survivors: by a bit a cell and a count a word, or by search where they are many."""
+
+    def __init__(self, survivors: np.ndarray, num_cells: int) -> None:
+        self.survivors = survivors
+        self.words: np.ndarray | None = None
+        if num_cells <= BITMAP:
+            word, bit = survivors >> 6, np.uint64(1) << (survivors & 63).astype(np.uint64)
+            starts = np.flatnonzero(np.append(True, word[1:] != word[:-1]))
+            self.words = np.zeros((num_cells >> 6) + 1, dtype=np.uint64)
+            self.words[word[starts]] = np.bitwise_or.reduceat(bit, starts)
+            self.before = np.zeros(len(self.words), dtype=np.int64)
+            np.cumsum(np.bitwise_count(self.words[:-1]), out=self.before[1:])
+
+    def __call__(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(rows of the cells that survive, place of each among the survivors)."""
+        if self.words is None:
+            place = np.minimum(np.searchsorted(self.survivors, cells), len(self.survivors) - 1)
+            rows = np.flatnonzero(self.survivors[place] == cells)
+            return rows, place[rows]
+        word, bit = self.words[cells >> 6], (cells & 63).astype(np.uint64)
+        rows = np.flatnonzero(word >> bit & np.uint64(1))
+        below = word[rows] & ((np.uint64(1) << bit[rows]) - np.uint64(1))
+        return rows, self.before[cells[rows] >> 6] + np.bitwise_count(below)
+
+
+class Merging:
+    """Sums of many users by cell; memory is the cells that occur, 16 bytes each, twice while merging."""
+
+    def __init__(self) -> None:
+        self.cells, self.sums = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.waiting: list[tuple[np.ndarray, np.ndarray]] = []
+        self.size = 0
+
+    def add(self, cells: np.ndarray, values: np.ndarray) -> None:
+        self.waiting.append((cells, values))
+        self.size += len(cells)
+        if self.size > max(len(self.cells), 2**23):  # so that each cell is merged a few times
+            self._merge()
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        self._merge()
+        return self.cells, self.sums
+
+    def _merge(self) -> None:
+        if not self.waiting:
+            return
+        cells, values = (np.concatenate(parts) for parts in zip(*self.waiting, strict=True))
+        self.waiting, self.size = [], 0
+        if len(cells) and int(cells.max()) < 2 ** (63 - _VALUE) and int(values.max()) < 2**_VALUE:
+            packed = np.sort((cells << _VALUE) + values)
+            cells, values = packed >> _VALUE, packed & (1 << _VALUE) - 1
+        else:
+            order = np.argsort(cells)
+            cells, values = cells[order], values[order]
+        new = _added_up(cells, values)
+        if not len(self.cells):
+            self.cells, self.sums = new
+            return
+        cells, sums = np.concatenate([self.cells, new[0]]), np.concatenate([self.sums, new[1]])
+        order = np.argsort(cells, kind="stable")  # two sorted runs
+        self.cells, self.sums = _added_up(cells[order], sums[order])
+
+
+def _added_up(cells: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if not len(cells):
+        return cells, values
+    starts = np.flatnonzero(np.append(True, cells[1:] != cells[:-1]))
+    return cells[starts], np.add.reduceat(values, starts)
