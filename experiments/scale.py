@@ -1,15 +1,16 @@
 """When does a network win? Counts and Transformers by the number of users: python -m experiments.scale [WORD ...]
 
-Made-up logs of 1,000 and 10,000 items and 10³ to 10⁶ users with short histories, at ε = 5 and the list of items public:
-transition counts, a Transformer, and one started from counts with half of the budget. A Transformer gets about as many
-steps at every size, in batches that grow with the users, which is what more users are good for. Accuracy is that of
-2,000 users' last items. One JSON record a run in docs/results/scale.json, never computed twice; WORDs choose runs.
+Made-up logs of some users and items with short histories, at ε = 5 and the list of items public: transition counts, a
+Transformer, and one started from counts with half of the budget. A Transformer gets about as many steps at every size,
+in batches that grow with the users, which is what more users are good for. Accuracy is that of 2,000 users' last items.
+One JSON record a run in docs/results/scale.json, never computed twice; WORDs choose runs. Draws scale.svg.
 """
 
 import argparse
 import json
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,25 @@ from dpformer.runs import Config, train
 from dpformer.runs.network import load_dataset
 
 STORE = ROOT / "docs" / "results" / "scale.json"
-ITEMS = (1_000, 10_000)
+SIZES = (  # users, items
+    (1_000, 100), (6_000, 400), (6_000, 1_500), (3_000, 200), (20_000, 1_000), (1_000, 1_000), (1_000, 10_000),
+    (10_000, 1_000), (10_000, 10_000), (100_000, 1_000), (100_000, 10_000), (1_000_000, 1_000), (1_000_000, 10_000),
+)  # fmt: skip
 GENRE = 33  # items; the embedded synthetic data has as many
 STAY, FOLLOW, SERIES = 0.45, 0.40, (0.20, 0.10, 0.05)  # as there
 SHORTEST, LONGEST = 6, 16
 JUDGED = 2_000  # users
 EPSILON, DROPOUT = 5.0, 0.1
-# users → epochs and batch of networks: 250 to 400 steps, as far as 10⁶ visits reach
-STEPS = {1_000: (100, 250), 10_000: (40, 1_024), 100_000: (5, 2_048), 1_000_000: (1, 8_192)}
+# users → epochs and batch of networks: 200 to 400 steps, as far as 10⁶ visits reach
+STEPS = {
+    1_000: (100, 250),
+    3_000: (60, 600),
+    6_000: (40, 1_024),
+    20_000: (20, 2_048),
+    10_000: (40, 1_024),
+    100_000: (5, 2_048),
+    1_000_000: (1, 8_192),
+}
 NETWORK: dict[str, Any] = {"model": "transformer", "reattention": False, "max_length": LONGEST, "dropout": DROPOUT}
 MODELS: dict[str, dict[str, Any]] = {
     "counts": {"model": "counts"},
@@ -107,6 +119,28 @@ def compute(users: int, items: int, model: str) -> dict[str, Any]:
         }  # fmt: skip
 
 
+def draw() -> None:
+    """scale.svg: accuracy by users an item, counts beside the Transformer wherever both were measured."""
+    import matplotlib.pyplot as plt
+    from experiments.plots import save
+
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    for run in stored().values():
+        found.setdefault((run["users"], run["items"]), {})[run["model"]] = 100 * run["accuracy"]["ndcg@10"]
+    both = sorted((users / items, users, items, each) for (users, items), each in found.items() if len(each) > 1)
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    for place, (_, _, _, each) in enumerate(both):
+        axis.plot([place, place], [each["counts"], each["transformer"]], color="#999999", linewidth=1)
+    for model, colour, marker in (("counts", "#2b6777", "o"), ("transformer", "#b5452c", "s")):
+        values = [each[model] for *_, each in both]
+        axis.plot(range(len(both)), values, marker, color=colour, label=model)
+    names = [f"{users:,} × {items:,}\n{ratio:g} an item" for ratio, users, items, _ in both]
+    axis.set_xticks(range(len(both)), names, fontsize=8)
+    axis.set(xlabel="users × items of a made-up log", ylabel="NDCG@10, %", ylim=(0, None))
+    axis.legend(frameon=False)
+    save(figure, STORE.with_suffix(".svg"))
+
+
 def stored() -> dict[str, dict[str, Any]]:
     return json.loads(STORE.read_text(encoding="utf-8")) if STORE.exists() else {}
 
@@ -115,16 +149,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*")
     arguments = parser.parse_args()
-    for users in STEPS:
-        for items in ITEMS:
-            for model in MODELS:
-                name = f"{users} users, {items} items, {model}"
-                if name in stored() or not all(word in name for word in arguments.words):
-                    continue
-                print(name, flush=True)
-                found = compute(users, items, model)
-                STORE.write_text(json.dumps({**stored(), name: found}, indent=1) + "\n", encoding="utf-8")
-                print(found["accuracy"], "popularity", found["popularity"], found["cpu_seconds"], flush=True)
+    for (users, items), model in product(SIZES, MODELS):
+        name = f"{users} users, {items} items, {model}"
+        if name in stored() or not all(word in name for word in arguments.words):
+            continue
+        print(name, flush=True)
+        found = compute(users, items, model)
+        STORE.write_text(json.dumps({**stored(), name: found}, indent=1) + "\n", encoding="utf-8")
+        print(found["accuracy"], "popularity", found["popularity"], found["cpu_seconds"], flush=True)
+    draw()
 
 
 if __name__ == "__main__":

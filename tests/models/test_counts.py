@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from dpformer.models import counts
 from dpformer.models.counts import TransitionCounts
+from dpformer.models.walks import with_walks
 from dpformer.privacy import Ledger
 from dpformer.releases import counts as counts_release
 from dpformer.releases import sums as counts_sums
@@ -321,8 +322,10 @@ def dense_chances(release: TransitionRelease, num_items: int) -> np.ndarray:
     order = sum(release.difference[k] ** 2 - release.difference_deviation**2 for k in clear)
     eta2 = max(0, order / sum(release.total[k] ** 2 - release.total_deviation**2 for k in clear)) if clear else 0
     table = np.zeros((num_items, num_items))
-    for (a, b), total, difference in zip(release.pairs, release.total, release.difference, strict=True):
-        total = max(total - 1.5 * release.total_deviation, 0)
+    taken = with_walks(1.5, release)  # has a twin of its own in test_walks.py
+    pairs = zip(release.pairs, release.total, release.difference, taken, strict=True)
+    for (a, b), total, difference, deviations in pairs:
+        total = max(total - deviations * release.total_deviation, 0)
         prior = eta2 * total**2
         difference *= prior / (prior + release.difference_deviation**2)
         difference = min(max(difference, -total), total)
@@ -369,7 +372,7 @@ def test_symmetric_data_give_symmetric_counts() -> None:
     rng = np.random.default_rng(0)
     histories = [rng.permutation(6)[:3].tolist() for _ in range(3000)]
     release = release_transitions(*packed(histories), 6, 0.8, seed=0)
-    forward, backward = counts._directed(release, 1.5)
+    forward, backward = counts._directed(release, np.full(len(release.total), 1.5))
     assert np.abs(forward - backward).max() < 0.15 * np.maximum(forward, backward).max()
 
 

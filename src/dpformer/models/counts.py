@@ -3,8 +3,8 @@ r"""Transition counts: a next-item model read off one differentially private rel
 The release (`counts_release.py`) says of pairs {a, b} how often one follows the other. Everything here is
 post-processing of it, by rules fixed beforehand, so it costs no privacy:
 
-- *Noise.* Of the total of a pair 1.5 deviations are taken off (soft threshold): Ŝ = max(S − 1.5·sd, 0); with public
-  attributes more where the two have nothing in common, less where they do (`backoff.py`).
+- *Noise.* Of the total of a pair 1.5 deviations are taken off (soft threshold): Ŝ = max(S − 1.5·sd, 0); more where the
+  other pairs make it unlikely, less where they bear it out (`walks.py`); so too with public attributes (`backoff.py`).
 - *Direction.* The difference D of the two directions is shrunk towards none, D̂ = D·v/(v + sd²), where v = (ηŜ)² and η²
   is what the release itself shows of direction: mean (D² − sd²) over mean (S² − sd²) of clear pairs. Data without order
   give η ≈ 0 and symmetric counts. Then C_ab = (Ŝ + D̂)/2 and C_ba = (Ŝ − D̂)/2.
@@ -37,6 +37,7 @@ from dpformer.data.attributes import Attributes, Name
 from dpformer.models.backoff import PLAIN_THRESHOLD, fit_backoff
 from dpformer.models.explain import Explanation, explain
 from dpformer.models.history import FORGETTING, LATEST, add_rows, latest_items, row_of, weights_of
+from dpformer.models.walks import with_walks
 from dpformer.privacy.arguments import whole
 from dpformer.privacy.ledger import Ledger
 from dpformer.releases.counts import TransitionRelease, release_transitions
@@ -132,7 +133,8 @@ class TransitionCounts(nn.Module):
         """The model of a release: post-processing. Attributes about which the release says nothing are left out."""
         num_items = len(release.frequencies.p)
         known = None if attributes is None else fit_backoff(release, attributes)
-        rows, targets, chances = _chances(release, PLAIN_THRESHOLD if known is None else known.thresholds)
+        thresholds = with_walks(PLAIN_THRESHOLD if known is None else known.thresholds, release)
+        rows, targets, chances = _chances(release, thresholds)
         if known is None:
             model = cls(num_items, len(rows))
         else:
@@ -302,7 +304,7 @@ def _moved(values: Tensor, origins: Tensor, targets: Tensor, chances: Tensor, no
     return nothing.scatter_add(1, torch.zeros_like(moved, dtype=torch.int64) + targets, moved)
 
 
-def _chances(release: TransitionRelease, thresholds: float | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _chances(release: TransitionRelease, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """T without its zeros, by rows: (from (K,), to (K,), chance (K,) float64)."""
     forward, backward = _directed(release, thresholds)
     items = release.items[release.pairs]  # (pairs, 2)
@@ -315,7 +317,7 @@ def _chances(release: TransitionRelease, thresholds: float | np.ndarray) -> tupl
     return rows, targets, counts / (sums[rows] + ROW_PRIOR)
 
 
-def _directed(release: TransitionRelease, thresholds: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _directed(release: TransitionRelease, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """C_ab and C_ba of each pair, by the rules at the top of this file."""
     total = np.maximum(release.total - thresholds * release.total_deviation, 0)
     noise = release.difference_deviation**2
