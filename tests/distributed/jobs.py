@@ -106,6 +106,36 @@ def train_and_look(config: Config, out: Path, known: dict[Any, float]) -> None:
     train(config, out, known)
 
 
+def train_and_read(config: Config, out: Path, known: dict[Any, float]) -> None:
+    """Process 1 reads its own histories from prepared data and is sent none; process 2 does not see the folder."""
+    from dpformer.data.stored import Store, StoredHistories
+    from dpformer.training.distributed import Team
+
+    rank, read, asked = os.environ["RANK"], StoredHistories.train, set()
+
+    def unseen(self: Store) -> Any:
+        raise DpformerError(f"{self.folder} does not exist")
+
+    def watched(self: StoredHistories, user: int) -> Any:
+        asked.add(user)
+        return read(self, user)
+
+    hear = Team._hear
+
+    def look(self: Team) -> Any:
+        message = hear(self)
+        if message[0] == "work":
+            assert {type(what) is int for what in message[-1].values()} <= {rank == "1"}
+        if message[0] == "done":
+            assert bool(asked) == (rank == "1")
+        return message
+
+    Team._hear, StoredHistories.train = look, watched  # type: ignore[method-assign]
+    if rank == "2":
+        Store.open = unseen  # type: ignore[method-assign]
+    train(config, out, known)
+
+
 def under_torchrun(size: int, restarts: int, target: Callable[..., None], *args: Any) -> None:
     """An agent of torchrun on this machine, as `torchrun --standalone`, whose processes run `target(*args)`."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

@@ -55,6 +55,13 @@ def test_the_model_of_one_process(log: Path, alone: Alone, tmp_path: Path, size:
     assert changes is not SMALL or [0] in metrics(expected, "users")
 
 
+def test_processes_that_see_the_store_read_their_own_histories(log: Path, alone: Alone, tmp_path: Path) -> None:
+    config, together = config_of(log, **LARGE), tmp_path / "together"
+    stored = config.but(cache=tmp_path / "prepared")
+    assert jobs.finish(jobs.start(3, jobs.train_and_read, stored, together, _known)) == [0] * 3
+    assert_same(together, alone(config))
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 def test_killed_and_resumed(log: Path, alone: Alone, tmp_path: Path, killed: int) -> None:
     """kill -9 of the leader or of another: all end by themselves, and the resumed job makes the same model."""

@@ -80,6 +80,7 @@ def test_counts_are_those_of_plain_loops(histories, skipped, this_round, items_a
     with pytest.MonkeyPatch.context() as patch:  # neither chunks of users nor blocks of cells must show
         patch.setattr(counts_sums, "ITEMS_AT_ONCE", items_at_once)
         patch.setattr(counts_sums, "CELLS_AT_ONCE", cells_at_once)
+        patch.setattr(counts_sums, "COUNTERS", cells_at_once // 2)
         found = counted(*given)
     np.testing.assert_array_equal(found, counted(*given))
     expected = np.zeros(len(found))

@@ -98,6 +98,7 @@ def load(folder: Path) -> Dataset:
             max_length=meta["max_length"],
             validation=meta["validation"],
             description=meta["description"],
+            folder=folder.resolve(),
         )
         if dataset.hash != meta["hash"]:
             raise ValueError("it is not the split that was written")

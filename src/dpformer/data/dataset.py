@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ class Dataset:
 
     Users are 0..num_users-1 and items 0..num_items-1; `user_ids[u]` and `vocabulary.ids[i]` are the file's own ids.
     `max_length` is how many items of a user, the last ones, are trained on; None: whole histories. `description` holds
-    the facts for the privacy statement; they come from the data and no guarantee covers them.
+    the facts for the privacy statement; they come from the data and no guarantee covers them. `folder` is where the
+    data is on disk (`cache.load`), for other processes; None: in memory only.
     """
 
     items: np.ndarray  # (interactions,) int32
@@ -34,6 +36,7 @@ class Dataset:
     max_length: int | None = 200
     validation: bool = False
     description: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         if self.max_length is not None and self.max_length < 1:

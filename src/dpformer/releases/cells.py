@@ -37,6 +37,20 @@ class Among:
         return rows, self.before[cells[rows] >> 6] + np.bitwise_count(below)
 
 
+class Counters:
+    """Sums of many users by cell, of a table small enough for one number a cell."""
+
+    def __init__(self, num_cells: int) -> None:
+        self.sums = np.zeros(num_cells, dtype=np.int64)
+
+    def add(self, cells: np.ndarray, values: np.ndarray) -> None:
+        np.add.at(self.sums, cells, values)
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        cells = np.flatnonzero(self.sums)
+        return cells, self.sums[cells]
+
+
 class Merging:
     """Sums of many users by cell; memory is the cells that occur, 16 bytes each, twice while merging."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpformer.errors import DpformerError
 from dpformer.progress import advance
-from dpformer.releases.cells import Among, Merging, cells_below
+from dpformer.releases.cells import Among, Counters, Merging, cells_below
 
 WINDOW, DECAY = 12, 0.88
 WEIGHTS = tuple(round(256 * DECAY**distance) for distance in range(WINDOW))  # of pairs 1, 2, … items apart
@@ -21,7 +21,8 @@ GRID = 2**24  # one user's norm
 SLACK = 1_000_000_001 / 1_000_000_000  # floating point must not lift a norm above GRID
 LONGEST = 2**20  # items of a user that count, the last ones: (Σ WEIGHTS · LONGEST)² < 2⁶³, so S is exact
 ITEMS_AT_ONCE = 2**18  # of the histories: 3 million pairs
-CELLS_AT_ONCE = 2**24  # of a block of all pairs, at most
+CELLS_AT_ONCE = 2**24  # that occur in a block of all pairs, at most
+COUNTERS = 2**25  # cells of a block that are added up by one number each, whether they occur or not
 _BITS = 4  # for a distance
 
 Block = tuple[np.ndarray, np.ndarray]  # cells (n,) int64 ascending, whole numbers there (n,) int64
@@ -98,12 +99,13 @@ class ArraySums:
         if len(ranges) > 1:  # a user's norm is over the cells of all blocks
             squares = np.concatenate(list(self._squares(places, 1 + len(ranges))))
         for first, last in ranges:
-            merging, width, user = Merging(), cells_below(last) - cells_below(first), 0
+            width, user = cells_below(last) - cells_below(first), 0
+            adding = Counters(width) if width <= COUNTERS else Merging()
             for sequence, offsets in self._chunks(len(ranges) + (squares is not None)):
                 keys = [_keys(*pair) for pair in _pairs_of_range(places[sequence], offsets, first, last)]
                 users = slice(user, user := user + len(offsets) - 1)
-                merging.add(*_vectors(np.concatenate(keys), width, None if squares is None else squares[users]))
-            cells, sums = merging.result()
+                adding.add(*_vectors(np.concatenate(keys), width, None if squares is None else squares[users]))
+            cells, sums = adding.result()
             yield cells + cells_below(first), sums
 
     def _ranges(self, places: np.ndarray) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from rich.console import Console
 from dpformer.data import Attributes, Dataset
 from dpformer.data.known import known_items
 from dpformer.data.statement import order_line
+from dpformer.data.stored import Store
 from dpformer.errors import DpformerError
 from dpformer.evaluation.evaluate import served_ranks
 from dpformer.models import SequenceModel
@@ -274,10 +275,22 @@ class _Session:
             trainer = self._trainer()
             if self.team is not None:
                 build = partial(build_assistant, self.config, self.plan, self.users.num_items)
-                self.team.enlist(trainer, build, self.config.device)
+                store = Store.of(self.dataset, self.vocabulary)
+                self.team.enlist(trainer, build, self.config.device, None if store is None else store.open)
+                if store is not None:
+                    self._say_who_reads(store, self.team)
             self._train(trainer)
             self.ledger.add(trainer.event)
             return self._release(trainer.released())
+
+    def _say_who_reads(self, store: Store, team: Team) -> None:
+        Console(stderr=True).print(
+            f"{len(team.readers)} of {team.size - 1} other processes read their histories from {store.folder}; the "
+            "rest do not see it and are sent theirs",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
     @property
     def _attributes(self) -> Attributes | None:

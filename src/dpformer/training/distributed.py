@@ -11,8 +11,10 @@ noise would have to agree to the last bit. Nobody skips a step: a process with a
 zero.
 
 The data stay with the leader, who reads the file and writes the run folder; the others see the histories they work on
-and keep no state. So a job that lost a process is resumed from the leader's checkpoint alone, with any number of
-processes. Traffic is not encrypted and holds histories and sums without noise: it belongs on a private network.
+and keep no state. Where data is prepared on a disk that others see too, these are told which users, and read the
+histories of their own micro-batches there; the rest of the store they never touch. So a job that lost a process is
+resumed from the leader's checkpoint alone, with any number of processes. Traffic is not encrypted and holds histories
+and sums without noise: it belongs on a private network.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -39,6 +41,15 @@ from dpformer.training.rendezvous import check_gpus, join_processes, together
 from dpformer.training.trainer import Trainer, torch_seed
 
 
+class Stored(Protocol):
+    """Prepared data on disk, as a process sees it that reads its own share."""
+
+    def train(self, user: int) -> np.ndarray: ...
+
+
+Open = Callable[[], Stored]
+
+
 @dataclass
 class Team:
     """The processes of a job, as one of them sees it."""
@@ -47,6 +58,7 @@ class Team:
     size: int
     again: bool = False  # torchrun has started the job before
     busy: bool = False  # work is dealt out and not yet brought back: nobody listens
+    readers: frozenset[int] = frozenset()  # processes that read histories themselves
 
     @property
     def leads(self) -> bool:
@@ -54,22 +66,38 @@ class Team:
 
     # What the leader does.
 
-    def enlist(self, trainer: Trainer, build: Callable[[], nn.Module], device: str | None = None) -> None:
-        """Tells the others which model to build, and joins the trainer. `build` must be picklable."""
+    def enlist(
+        self, trainer: Trainer, build: Callable[[], nn.Module], device: str | None = None, store: Open | None = None
+    ) -> None:
+        """Tells the others which model to build, and joins the trainer.
+
+        Args:
+            trainer: of the leader.
+            build: makes the model; picklable.
+            device: of the model.
+            store: opens prepared data on disk (DpformerError where it is not seen); picklable. Without it, and in
+                processes that do not see it, histories are dealt out.
+        """
         check_gpus(device)
         state = {name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()}  # others have other GPUs
         key = bytes.fromhex(str(trainer.dropout.state_dict()["key"]))
-        work = Work(build, state, trainer.sum.clip, key, torch.get_num_threads(), trainer.sum.bf16)
+        work = Work(build, state, trainer.sum.clip, key, torch.get_num_threads(), trainer.sum.bf16, store)
         self._tell([("enlist", work)] * self.size)
+        answers: list[Any] = [None] * self.size
+        with together(self.rank):
+            dist.gather_object(False, answers, dst=0)
+        self.readers = frozenset(rank for rank, reads in enumerate(answers) if reads)
         trainer.team = self
 
-    def add_gradients(self, trainer: Trainer, histories: list[np.ndarray]) -> list[Part]:
-        """Deals out micro-batches and adds up what comes back: `p.grad` is the sum over all of them."""
+    def add_gradients(self, trainer: Trainer, users: np.ndarray) -> list[Part]:
+        """Deals out micro-batches of users, the longest history first, and adds up what comes back into `p.grad`."""
+        histories = trainer.users.histories(users)
         own = trainer.sum
         micro_batches = own.cut(histories)
         shares = [micro_batches[rank :: self.size] for rank in range(self.size)]
         self.busy = True
-        self._tell([None, *(_share(trainer, histories, share) for share in shares[1:])])
+        dealt = (users.tolist() if rank in self.readers else histories for rank in range(1, self.size))
+        self._tell([None, *(_share(trainer, what, share) for what, share in zip(dealt, shares[1:], strict=True))])
         self._send_weights(own.parameters)
         before = own.skipped_users
         parts = own.add(histories, shares[0], trainer.dropout_seed)
@@ -93,13 +121,19 @@ class Team:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         work: GradientSum | None = None
+        stored: Stored | None = None
         dropout = SecureRandom("dropout")
         while (message := self._hear())[0] != "done":
             if message[0] == "enlist":
                 work, dropout = message[1].begin()
+                stored = message[1].open_store()
+                with together(self.rank):
+                    dist.gather_object(stored is not None, None, dst=0)
                 continue
             assert work is not None
             _, step, work.tokens, micro_batches, histories = message
+            if stored is not None:
+                histories = {place: stored.train(user) for place, user in histories.items()}
             self._send_weights(work.parameters)
             before = work.skipped_users
             parts = work.add(histories, micro_batches, partial(torch_seed, dropout, step))
@@ -150,12 +184,20 @@ class Work:
     dropout_key: bytes
     threads: int
     bf16: bool
+    store: Open | None = None
 
     def begin(self) -> tuple[GradientSum, SecureRandom]:
         torch.set_num_threads(self.threads)
         model = self.build()
         model.load_state_dict(self.state)
         return GradientSum(model, self.clip, tokens=1, bf16=self.bf16), SecureRandom("dropout", key=self.dropout_key)
+
+    def open_store(self) -> Stored | None:
+        """The prepared data, if this process sees it and it is that of the leader."""
+        if self.store is not None:
+            with contextlib.suppress(DpformerError):
+                return self.store()
+        return None
 
 
 @dataclass(frozen=True)
@@ -167,9 +209,9 @@ class Report:
     tokens: int
 
 
-def _share(trainer: Trainer, histories: list[np.ndarray], micro_batches: list[slice]) -> Any:
-    """Places in the batch, not users, name the histories: nobody else needs to know who it is."""
-    dealt = {place: histories[place] for rows in micro_batches for place in range(rows.start, rows.stop)}
+def _share(trainer: Trainer, dealt_out: Sequence[Any], micro_batches: list[slice]) -> Any:
+    """Histories by their place in the batch: nobody else needs to know who it is, but for those who read them."""
+    dealt = {place: dealt_out[place] for rows in micro_batches for place in range(rows.start, rows.stop)}
     return ("work", trainer.step, trainer.sum.tokens, micro_batches, dealt)
 
 

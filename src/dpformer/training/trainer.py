@@ -98,10 +98,10 @@ class Trainer:
 
     def add_gradients(self, users: np.ndarray) -> list[Part]:
         """`p.grad` ← the (clipped) sum over these users."""
-        histories = self.users.histories(by_length(users, self.lengths))
+        users = by_length(users, self.lengths)
         if self.team is not None:
-            return self.team.add_gradients(self, histories)
-        parts = self.sum.add(histories, seed=self.dropout_seed)
+            return self.team.add_gradients(self, users)
+        parts = self.sum.add(self.users.histories(users), seed=self.dropout_seed)
         self.sum.put()
         return parts
 
