@@ -14,7 +14,18 @@ from tests.training.memo import remember
 
 TEXT = (Path(__file__).parent.parent / "docs" / "guide" / "training.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, re.DOTALL)
-OF_COMMANDS = {"dry-run", "users", "items", "json", "config", "resume", "public", "batch", "epsilon"}  # no choices
+OF_COMMANDS = {
+    "dry-run",
+    "users",
+    "items",
+    "json",
+    "config",
+    "resume",
+    "public",
+    "batch",
+    "epsilon",
+    "ledger",
+}  # no choices
 SPELT = {"re-attention": "reattention"}
 
 
@@ -33,12 +44,14 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(monkeypatch.setattr)
     write_log(tmp_path / "log.csv", users=200)
     monkeypatch.setenv("COLUMNS", "160")
-    first, plan, one, eight, again = commands()
+    first, plan, one, eight, budget, counted, again = commands()
     printed(*first, "--out", "runs/log-transformer-epsilon-5")
     shown = next(block for kind, block in BLOCKS if "--dry-run" in block)
     assert [line.rstrip() for line in printed(*plan).splitlines()] == shown.splitlines()[1:]
     for command, noise in ((one, "13.33"), (eight, "11.45")):
         assert noise in printed(*command) and f"noise in the sum {noise}" in TEXT
+    printed(*budget)
+    printed(*counted, "--assume-items-public", "--out", "runs/counted")
     assert again == ["train", "--resume", "runs/log-transformer-epsilon-5"]
     assert "is finished" in printed(*again) or Path(again[-1], "model.safetensors").exists()
 

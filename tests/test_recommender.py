@@ -58,11 +58,17 @@ def test_a_plan_touches_no_data() -> None:
     assert network["estimate"]["memory"] > 0 and "GiB" in network._repr_html_()
 
 
+NAMES = {"pandas": "DataFrame (pandas)", "polars": "DataFrame (polars)", "pyarrow": "Table (pyarrow)"}
+
+
 @pytest.mark.parametrize("kind", ["pandas", "polars", "pyarrow", "duckdb"])
-def test_frames_of_every_library(kind: str) -> None:
+def test_frames_of_every_library(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     """The same kind comes out, with ids of the type that went in; a seed makes the same model of each."""
     given = frame(kind, ROWS)
     rec = dp.Recommender(epsilon=50, seed=3).fit(given, items=frame(kind, ITEMS))
+    said = capfd.readouterr().err
+    assert "frame.parquet" not in said, "the user gave no such file"
+    assert f"{NAMES.get(kind, 'DuckDBPyRelation (duckdb)')}: histories are ordered by timestamp" in said
     found = rec.recommend(given, k=3)
     assert type(found) is type(given)
     table = columns_of(found)

@@ -62,7 +62,7 @@ class _Model:
     def _config(self, file: Path, **more: Any) -> Config:
         return Config.make(**{**self._choices, "file": file, **more})
 
-    def _fit(self, file: Path, out: str | Path | None, **more: Any) -> None:
+    def _fit(self, file: Path, out: str | Path | None, source: dict[str, str] | None = None, **more: Any) -> None:
         if self.run is not None and self.ledger is None:
             raise DpformerError(
                 "this model is fitted already; a second fit spends budget again: make a new one for other users, or "
@@ -70,7 +70,7 @@ class _Model:
             )
         where = Path(out) if out is not None else Path(tempfile.mkdtemp(dir=self._folder())) / "run"
         ledger = Path(self.ledger) if isinstance(self.ledger, str) else self.ledger
-        self.run = train(self._config(file, **more), where, ledger=ledger)
+        self.run = train(self._config(file, **more), where, ledger=ledger, source=source)
         self.__dict__.pop("_ranker", None)
 
     def _folder(self) -> Path:
@@ -178,6 +178,8 @@ class Recommender(_Model):
         file = self._log(data, order, columns)
         if isinstance(data, str | Path):
             more.update(columns)
+        else:
+            more["source"] = _source(data, columns)
         if items is not None:
             more["catalog"] = self._catalog(items)
         self._fit(file, out, **more)
@@ -363,6 +365,15 @@ def load(path: str | Path) -> Recommender | LanguageModel:
     made = LanguageModel(unit=run.config.unit or "document") if run.config.task == "lm" else Recommender()
     made.run = run
     return made
+
+
+def _source(data: Any, columns: Mapping[str, str]) -> dict[str, str]:
+    """What a frame is called in messages: its own name, its library, and its column of times."""
+    from dpformer.data.columns import usual
+
+    kind = type(data)
+    when = columns.get("timestamp_column") or usual(list(Frame(data).table.columns), "timestamp") or "timestamp"
+    return {"source": kind.__name__, "format": kind.__module__.partition(".")[0].lstrip("_"), "time_column": when}
 
 
 def _whole(frame: Frame) -> tuple[bool, bool]:

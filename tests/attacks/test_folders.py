@@ -173,6 +173,15 @@ def test_output_that_cannot_be_written_is_one_sentence() -> None:
     assert "Traceback" not in command(*line, stdout=None).stderr
 
 
+def test_too_little_address_space_is_one_sentence(own: Path) -> None:
+    """A native library crashed: no sentence, exit code -11."""
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    line = f"ulimit -v 900000; exec {sys.executable} -m dpformer"
+    found = subprocess.run(["bash", "-c", f"{line} verify {own}"], capture_output=True, text=True, env=given)
+    assert found.returncode == 2 and found.stderr.startswith("dpformer: the limit on address space is 0.86 GiB")
+    assert found.stderr.count("\n") == 1
+
+
 def test_names_that_cannot_be_made_are_one_sentence(tmp_path: Path) -> None:
     assert "cannot be made: File name too long" in refused("train", "--out", tmp_path / ("x" * 300))
 

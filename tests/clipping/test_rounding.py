@@ -41,7 +41,7 @@ def cancelling(rows: int, out: int, wide: int, size: float, seed: int) -> tuple[
 
 
 @pytest.mark.parametrize("size", [3.0, 10.0, 30.0, 100.0])
-@pytest.mark.parametrize("shape", [(64, 96, 384), (12, 40, 50), (200, 300, 40)])
+@pytest.mark.parametrize("shape", [(2, 300, 400), (64, 96, 384), (12, 40, 50), (200, 300, 40)])
 def test_rows_that_cancel(shape: tuple[int, int, int], size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Gram form the norm came out as 1.5 for 2.0, and the user contributed 4/3 of C."""
     monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: float("inf"))  # Gram wherever it is allowed

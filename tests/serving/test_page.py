@@ -9,8 +9,11 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 
+from dpformer.models.counts import TransitionCounts
+from dpformer.runs.model_file import Release
 from dpformer.serving.served import Served
 from tests.browser import chromium
+from tests.models.test_backoff import facts, released
 from tests.runs import EVIL, tiny_run
 from tests.serving.server import Server, serving
 from tests.training.memo import accountant_remembers  # noqa: F401
@@ -195,3 +198,19 @@ def test_a_server_that_is_gone_is_said(browser: Any, tmp_path_factory: pytest.Te
     page.locator(".take").first.click()
     until(page, "document.querySelector('#status').textContent.startsWith('No answer')")
     view.context.close()
+
+
+def test_the_attribute_behind_a_recommendation_is_named(browser: Any) -> None:
+    model = TransitionCounts.from_release(released(8.0), facts())
+    titles = [f"Title {item}" for item in range(model.num_items)]
+    release = Release(model, [f"i{item}" for item in range(model.num_items)], titles, {}, model.popularity.numpy())
+    known = {"headline": "A model with attributes.", "private": True, "epsilon": 4.0, "delta": 1e-4}
+    with serving(Served(release, known)) as server, opened(browser, server) as page:
+        add(page, "title 12")
+        page.wait_for_selector(".because")
+        found = server.post("/recommend", history=["i12"], why=True)["recommendations"]
+        place, name = next((n, e["why"][0]["attribute"]) for n, e in enumerate(found) if e["why"][0]["attribute"])
+        row = page.locator("#next > li").nth(place)
+        assert f"after Title 12 ({name})" in row.locator(".because").inner_text()
+        row.locator(".why").click()
+        assert row.locator(".reasons .attribute").first.inner_text() == f"both {name}"

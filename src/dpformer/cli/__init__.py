@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dpformer import __version__
+from dpformer.cli.address_space import check_address_space
 from dpformer.cli.audit import audit
 from dpformer.cli.calibrate import calibrate
 from dpformer.cli.card import card
@@ -91,6 +92,7 @@ def run() -> int:
     """The command of `sys.argv`, and its exit code."""
     with plain_output() as output:
         try:
+            check_address_space()
             with shown():
                 app()
         except SystemExit as end:

@@ -91,12 +91,14 @@ def train(
     *,
     key: Path | None = None,
     ledger: Path | Ledger | None = None,
+    source: dict[str, str] | None = None,
 ) -> Run:
     """Trains a model and writes the run folder `out`, which must not be there yet.
 
     With a `team` of processes, this one leads it; the others are to call `team.follow()`. With a private `key` (PEM,
     Ed25519) the statement is signed. A `ledger` file keeps one budget over many runs (`ledger_file`): this one
-    is written down there before anything is released, or refused. A `Ledger` only counts.
+    is written down there before anything is released, or refused. A `Ledger` only counts. `source` is
+    what whoever gave the data calls it, instead of the file it was put into (`order_line`).
     """
     RunFolder(out).refuse_existing()
     check_budget(config)
@@ -106,7 +108,7 @@ def train(
     with _threads(config.threads) as threads:
         with phases("reading"):
             dataset = load_dataset(config)
-        if not config.synthetic and (said := order_line(dataset.description)):
+        if not config.synthetic and (said := order_line({**dataset.description, **(source or {})})):
             Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
         reason = ""
         if config.model == "auto":

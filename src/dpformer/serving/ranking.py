@@ -88,6 +88,8 @@ class Ranker:
         if self.evidence is not None:
             found = np.where(found > 0, np.log(np.maximum(found, np.finfo(np.float32).tiny)), -np.inf)
         chosen = np.where(np.isfinite(found), chosen, -1)
+        if found.shape[1] == k:
+            return Top(chosen, found)
         gap = ((0, 0), (0, k - found.shape[1]))
         return Top(np.pad(chosen, gap, constant_values=-1), np.pad(found, gap, constant_values=-np.inf))
 

@@ -110,11 +110,11 @@ function recommendation(entry) {
   return row;
 }
 
-// An item that is in the history twice counts once, with the sum.
+// An item that is in the history twice counts once, with the sum. What speaks may be an attribute that both have.
 function reasons(entry) {
   const sums = new Map();
-  for (const { item_id, title, contribution } of entry.why) {
-    const known = sums.get(item_id) || { title, value: 0 };
+  for (const { item_id, title, contribution, attribute } of entry.why) {
+    const known = sums.get(item_id) || { title, value: 0, attribute };
     known.value += contribution;
     sums.set(item_id, known);
   }
@@ -129,7 +129,9 @@ const shown = (part) => (part.share ? percent(part.value) : (part.value >= 0 ? "
 function reason(part, parts) {
   const row = element("li", "", part.rest ? { class: "rest" } : part.value < 0 ? { class: "against" } : {});
   const most = part.share ? 1 : Math.max(...parts.map((other) => Math.abs(other.value)), 1e-9);
-  row.append(element("span", part.rest ? "its popularity" : part.title, { class: "of" }));
+  const of = element("span", part.rest ? "its popularity" : part.title, { class: "of" });
+  if (part.attribute) of.append(" ", element("span", `both ${part.attribute}`, { class: "attribute" }));
+  row.append(of);
   row.append(element("meter", "", { min: 0, max: most, value: Math.max(0, part.value), "aria-hidden": "true" }));
   row.append(element("span", shown(part), { class: "amount-of" }));
   return row;
@@ -138,7 +140,8 @@ function reason(part, parts) {
 function because(parts) {
   const said = parts.filter((part) => !part.rest && part.value > 0 && (!part.share || part.value >= 0.005)).slice(0, 2);
   if (!said.length) return "popular, nothing in the history speaks for it";
-  return `after ${said.map((part) => `${part.title} ${shown(part)}`).join(" · ")}`;
+  const named = (part) => (part.attribute ? `${part.title} (${part.attribute})` : part.title);
+  return `after ${said.map((part) => `${named(part)} ${shown(part)}`).join(" · ")}`;
 }
 
 // Search: a combobox with the usual keys.
