@@ -103,8 +103,14 @@ class Addition:
     """A sum over users that is to be added to `p.grad`."""
 
     parameter: Tensor
-    add: Callable[[Tensor], None]  # adds it to a tensor
+    total: Tensor | Callable[[Tensor], None]  # the sum, or what adds it to a tensor
     dtype: torch.dtype  # that it is computed in
+
+    def add(self, out: Tensor) -> None:
+        if isinstance(self.total, Tensor):
+            out += self.total
+        else:
+            self.total(out)
 
 
 def add_bounded(additions: Sequence[Addition], clip_norm: float, together: frozenset[int] | None) -> None:
@@ -139,6 +145,9 @@ def _add(addition: Addition, before: Bound | None) -> Tensor | None:
         _write(parameter, wide)
         return wide
     if parameter.dtype == dtype and (parameter.grad is None or parameter.grad.is_contiguous()):
+        if parameter.grad is None and isinstance(addition.total, Tensor) and addition.total.dtype == dtype:
+            parameter.grad = addition.total.clone()
+            return None
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         addition.add(parameter.grad)

@@ -21,7 +21,7 @@ from dpformer.clipping.per_user_norms import PerUserNorms
 from dpformer.clipping.proof import PATIENCE, due, prove
 from dpformer.clipping.recorded_call import RecordedCall
 from dpformer.clipping.registered import registered
-from dpformer.clipping.rounding import full_precision, raised
+from dpformer.clipping.rounding import full_precision
 from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
 from dpformer.clipping.user_rows import Packed
@@ -136,14 +136,13 @@ class PhantomClipping:
         proving = new or (possible and self._due())
         collected = PerUserNorms(self._gate.calls, set(self._gate.names), losses, forget=not proving)
         self._collect(losses, collected, retain_graph=proving)
-        norms = collected.squared.sqrt()
+        norms, upper = collected.norms()
         finite = torch.isfinite(norms) & torch.isfinite(losses.detach())
-        upper = raised(collected.upper, norms.dtype)
         factors = self._factors(torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
         if proving:
             self._prove(losses, norms, factors, collected.groups, layout if new else None)
         with full_precision(norms.device.type):
-            self._add_clipped_sum(collected.groups, finite, torch.where(finite, factors, 0), clip)
+            self._add_clipped_sum(collected, finite, torch.where(finite, factors, 0), clip)
         last = max(collected.contexts, default=self._gate.context)
         return norms, [call for call in self._gate.calls if call.context > last]
 
@@ -188,23 +187,21 @@ class PhantomClipping:
             "`with clipping:` or in compiled code; run the whole forward pass inside the context"
         )
 
-    def _add_clipped_sum(
-        self, groups: list[ParameterUses], finite: Tensor, factors: Tensor, clip: ClipFunction
-    ) -> None:
+    def _add_clipped_sum(self, collected: PerUserNorms, finite: Tensor, factors: Tensor, clip: ClipFunction) -> None:
         if not bool(finite.all()):
             self.skipped_users += int((~finite).sum())
-            for group in groups:
-                group.keep(finite)
-        together = frozenset(self._gate.names)
+            for some in [*collected.groups, *collected.small]:
+                some.keep(finite)
+        small = {id(group): total for some in collected.small for group, total in some.sums(factors)}
         additions = [
             Addition(
                 group.parameter,
-                partial(group.add_sum, factors),
+                partial(group.add_sum, factors) if id(group) not in small else small[id(group)],
                 torch.promote_types(factors.dtype, group.parameter.dtype),
             )
-            for group in groups
+            for group in collected.groups
         ]
-        add_bounded(additions, clip.clip_norm, together)
+        add_bounded(additions, clip.clip_norm, frozenset(self._gate.names))
 
     @staticmethod
     def _factors(norms: Tensor, upper: Tensor, clip: ClipFunction) -> Tensor:

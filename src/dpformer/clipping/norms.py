@@ -20,7 +20,7 @@ from dpformer.clipping.recorded_call import Source
 from dpformer.clipping.rounding import LOOSE, Rows, gram_error, squared_lengths, written_error
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner, squared
 
-Squares = tuple[Tensor, Tensor]  # (B,) ‖g_b‖² as computed, and what it is at most (rounding.py)
+Squares = tuple[Tensor, Tensor]  # (…, B) ‖g_b‖² as computed, and what it is at most (rounding.py)
 KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
 
 
@@ -83,55 +83,47 @@ class ParameterUses:
     written: Tensor | None = None  # (B, *shape), if kept
     alone: dict[int, list[Use]] = field(default_factory=dict)  # users whose rows cancel: added up in float64
 
-    def squared_norms(self, users: int, room: int) -> Squares:
+    @property
+    def is_dense(self) -> bool:
+        """Whether the gradients were written out before, by one use."""
+        return len(self.sources) == 1 and isinstance(self.sources[0], Dense)
+
+    @property
+    def dense_gradient(self) -> Tensor:
+        """(B, *shape), where that is so."""
+        (source,) = self.sources
+        assert isinstance(source, Dense)
+        return source.grad
+
+    def measure(self, users: int, room: int) -> list[Measured]:
         """‖g_b‖² of this parameter; written-out gradients are kept if they are at most `room` numbers."""
-        if len(self.sources) == 1 and isinstance(self.sources[0], Dense):
-            return squared_lengths(self.sources[0].grad.reshape(users, -1))
         made = sum(getattr(s, "numbers_each", 0) for s in self.sources)
         each = made + self.parameter.numel()
         kept = users * each <= room
         if made == 0:  # nothing is computed to look at all users at once
-            gram = self._gram(self._uses(0, users), kept, first=0)
-            if gram is not None:
-                return gram
+            uses = self._uses(0, users)
+            if gram_cost(uses) < dense_cost(uses, kept):
+                return [Measured(self, uses, squared_by_gram(uses), 0, gram=True)]
+            if kept:
+                return [self._written(uses, 0, kept)]
         step = users if kept else max(1, KEEP // max(1, each))
-        pieces = [self._squared(a, min(a + step, users), kept) for a in range(0, users, step)]
-        if len(pieces) == 1:
-            return pieces[0]
-        return torch.cat([square for square, _ in pieces]), torch.cat([upper for _, upper in pieces])
+        return [self._measured(a, min(a + step, users), kept) for a in range(0, users, step)]
 
     def _uses(self, a: int, b: int) -> list[Use]:
         return joined([s.part(a, b) for s in self.sources])
 
-    def _gram(self, uses: list[Use], kept: bool, first: int) -> Squares | None:
-        if gram_cost(uses) >= dense_cost(uses, kept):
-            return None
-        return self._raised(squared_by_gram(uses), uses, first, gram=True)
-
-    def _squared(self, a: int, b: int, kept: bool) -> Squares:
+    def _measured(self, a: int, b: int, kept: bool) -> Measured:
         uses = self._uses(a, b)
-        gram = self._gram(uses, kept, first=a)
-        if gram is not None:
-            return gram
+        if gram_cost(uses) < dense_cost(uses, kept):
+            return Measured(self, uses, squared_by_gram(uses), a, gram=True)
+        return self._written(uses, a, kept)
+
+    def _written(self, uses: list[Use], first: int, kept: bool) -> Measured:
         written = written_out(uses)
-        square, _ = squared_lengths(written.reshape(b - a, -1))
-        out = self._raised(square, uses, first=a, gram=False)
+        square, _ = squared_lengths(written.reshape(len(written), -1))
         if kept:
             self.written, self.sources = written, []
-        return out
-
-    def _raised(self, square: Tensor, uses: list[Use], first: int, gram: bool) -> Squares:
-        """With upper bounds, which a user's own rows decide alone; too few digits are made good one user at a time."""
-        rows = Rows.of(uses)
-        written = written_error(square, uses, rows)
-        error = torch.maximum(written, gram_error(square, uses, rows))
-        for user in ((error if gram else written) > LOOSE * square).nonzero().flatten().tolist():
-            own = [use.part(user, user + 1) for use in uses]
-            self.alone[first + user] = own
-            in_double = squared_lengths(written_in_double(own).reshape(1, -1))[0]
-            square[user] = in_double[0]
-            error[user] = float("inf")
-        return square, square + torch.minimum(error, LOOSE * square)
+        return Measured(self, uses, square, first, gram=False)
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
         """out += Σ_b c_b g_b."""
@@ -159,6 +151,44 @@ class ParameterUses:
         self.alone = {user: own for user, own in self.alone.items() if bool(users[user])}
         for source in self.sources:
             source.keep(users)
+
+
+@dataclass
+class Measured:
+    """‖g_b‖² of one parameter for users from `first` on, as computed; `uses` are theirs."""
+
+    group: ParameterUses
+    uses: list[Use]
+    square: Tensor  # (n,)
+    first: int
+    gram: bool
+
+    @property
+    def numbers(self) -> int:
+        """What the uses hold."""
+        return sum(t.numel() for use in self.uses for t in vars(use).values() if isinstance(t, Tensor))
+
+    def in_double(self, user: int) -> Tensor:
+        """() of one user again, in float64: its rows cancel, and are added up in float64 too."""
+        own = [use.part(user, user + 1) for use in self.uses]
+        self.group.alone[self.first + user] = own
+        return squared_lengths(written_in_double(own).reshape(1, -1))[0][0]
+
+
+def raised_squares(measured: Sequence[Measured]) -> Squares:
+    """(G, n) of each parameter, of the same users, with upper bounds, which a user's own rows decide alone.
+
+    Too few digits are made good one user at a time.
+    """
+    square = torch.stack([m.square for m in measured])
+    rows = Rows.of([m.uses for m in measured], square)
+    written = written_error(square, rows)
+    error = torch.maximum(written, gram_error(square, rows))
+    gram = torch.tensor([[m.gram] for m in measured], device=square.device)
+    for place, user in (torch.where(gram, error, written) > LOOSE * square).nonzero().tolist():
+        square[place, user] = measured[place].in_double(user)
+        error[place, user] = float("inf")
+    return square, square + torch.minimum(error, LOOSE * square)
 
 
 def joined(uses: Sequence[Use]) -> list[Use]:

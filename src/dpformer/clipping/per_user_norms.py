@@ -1,8 +1,9 @@
 """Per-user norms: gradients are turned into norms as early as the backward pass has brought them.
 
 Recorded calls that share a parameter form a family. When the last call of a family is reached, its norms are computed
-at once, and what they were computed from, activations and gradients, is freed: the memory of a private
-pass is hardly more than that of an ordinary one.
+at once, and what they were computed from, activations and gradients, is freed soon: the memory of a private pass is
+hardly more than that of an ordinary one. How far rounding may have taken them is computed for several parameters at
+once, and gradients that a rule has written out itself, which are small, wait for the end.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from torch import Tensor
 from dpformer.clipping import norms
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
-from dpformer.clipping.norms import ParameterUses, by_parameter
+from dpformer.clipping.norms import Measured, ParameterUses, by_parameter, raised_squares
 from dpformer.clipping.recorded_call import RecordedCall
-from dpformer.clipping.rounding import full_precision
+from dpformer.clipping.rounding import full_precision, raised
+from dpformer.clipping.side_by_side import SideBySide
+
+WAITING = 1 << 22  # numbers of uses that wait for their bounds
 
 
 @dataclass
@@ -43,10 +47,14 @@ class PerUserNorms:
 
     def __init__(self, calls: Sequence[RecordedCall], trainable: set[int], losses: Tensor, forget: bool) -> None:
         self.users, self.trainable, self.forget = len(losses), trainable, forget
-        dtype = torch.promote_types(losses.dtype, torch.float32)
-        self.squared = torch.zeros(self.users, dtype=dtype, device=losses.device)  # (B,) Σ of ‖g_b‖² so far
+        self.dtype = torch.promote_types(losses.dtype, torch.float32)
+        # In float64, so that the order of the parameters does not matter.
+        wide = self.dtype if losses.device.type == "mps" else torch.float64
+        self.squared = torch.zeros(self.users, dtype=wide, device=losses.device)  # (B,) Σ of ‖g_b‖² so far
         self.upper = torch.zeros_like(self.squared)  # what it is at most, whatever rounding did
         self.groups: list[ParameterUses] = []
+        self.small: list[SideBySide] = []  # of the groups with one dense use, at the end
+        self.waiting: list[Measured] = []
         self.room = norms.KEEP  # numbers of written-out gradients that may still be kept
         self.families = families_of(calls)
         self.contexts: set[int] = set()  # of the calls that were reached
@@ -70,6 +78,15 @@ class PerUserNorms:
         for family in self.families.values():
             if not family.settled:
                 self._settle(family)
+        with full_precision(self.squared.device.type):
+            self._settle_waiting()
+            self.small = SideBySide.of([group for group in self.groups if group.is_dense])
+        for some in self.small:
+            self._add(*some.squares())
+
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """(B,) ‖g_b‖, and what it is at most."""
+        return self.squared.to(self.dtype).sqrt(), raised(self.upper.to(self.dtype), self.dtype)
 
     def _settle(self, family: Family) -> None:
         family.settled = True
@@ -85,11 +102,32 @@ class PerUserNorms:
             for call in reached:
                 call.forget()
         for group in groups:
-            square, upper = group.squared_norms(self.users, self.room)
-            self.squared += square
-            self.upper += upper
+            if group.is_dense:
+                continue
+            measured = group.measure(self.users, self.room)
             self.room -= 0 if group.written is None else group.written.numel()
+            if len(measured) == 1:
+                self.waiting += measured
+                continue
+            for m in measured:  # a few users at a time
+                square, upper = raised_squares([m])
+                self._add(square[0], upper[0], m.first)
         self.groups += groups
+        if sum(m.numbers for m in self.waiting) > WAITING:
+            self._settle_waiting()
+
+    def _settle_waiting(self) -> None:
+        kinds: dict[torch.dtype, list[Measured]] = {}
+        for m in self.waiting:
+            kinds.setdefault(m.square.dtype, []).append(m)
+        self.waiting = []
+        for some in kinds.values():
+            squares, uppers = raised_squares(some)
+            self._add(squares.to(self.squared.dtype).sum(0), uppers.to(self.squared.dtype).sum(0))
+
+    def _add(self, square: Tensor, upper: Tensor, first: int = 0) -> None:
+        self.squared[first : first + len(square)] += square
+        self.upper[first : first + len(square)] += upper
 
 
 def families_of(calls: Sequence[RecordedCall]) -> dict[int, Family]:

@@ -36,15 +36,18 @@ _MARGIN = 1.01  # for the rounding of the bounds themselves
 @contextmanager
 def full_precision(device: str) -> Iterator[None]:
     """Products of float32 numbers are in float32: not under autocast, and not with TF32 or bfloat16 inside."""
-    before = torch.get_float32_matmul_precision()
+    before, cast = torch.get_float32_matmul_precision(), torch.is_autocast_enabled(device)
     if before != "highest":
         torch.set_float32_matmul_precision("highest")
+    if cast:
+        torch.set_autocast_enabled(device, False)
     try:
-        with torch.autocast(device, enabled=False):
-            yield
+        yield
     finally:
         if before != "highest":
             torch.set_float32_matmul_precision(before)
+        if cast:
+            torch.set_autocast_enabled(device, True)
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -54,16 +57,31 @@ def unit(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Rows:
-    """What each user's rows say about rounding."""
+    """What each user's rows say about rounding, for G parameters."""
 
-    lengths: Tensor  # (B,) K_b = Σ_t ‖g_bt‖
-    counts: Tensor  # (B,) n_b: rows that are not zero
+    lengths: Tensor  # (G, B) K_b = Σ_t ‖g_bt‖ over the rows of all uses of a parameter
+    counts: Tensor  # (G, B) n_b: rows that are not zero
+    uses: Tensor  # (G, 1) how many uses
+    widths: Tensor  # (G, 1) numbers added up in an inner product of two rows; negative: there are none to compute
+    shares: Tensor  # (G, 1) of a square, for the numbers of the parameter
 
     @staticmethod
-    def of(uses: Sequence[Use]) -> Rows:
-        """Over the rows of all uses of a parameter."""
-        pairs = [_rows(use) for use in uses]
-        return Rows(sum(lengths for lengths, _ in pairs), sum(counts for _, counts in pairs))  # type: ignore[arg-type]
+    def of(groups: Sequence[Sequence[Use]], like: Tensor) -> Rows:
+        """Of the uses of each parameter; `like` has the type and the device."""
+        lengths, counts = zip(*map(_rows_of_all, groups), strict=True)
+        public = [
+            (float(len(uses)), _widest(uses), _share(prod(uses[0].shape), like.dtype)) for uses in groups
+        ]  # sizes
+        columns = torch.tensor(public, dtype=torch.float64).to(like).split(1, dim=1)
+        return Rows(torch.stack(lengths), torch.stack(counts), *columns)
+
+
+def _rows_of_all(uses: Sequence[Use]) -> tuple[Tensor, Tensor]:
+    lengths, counts = _rows(uses[0])
+    for use in uses[1:]:
+        more = _rows(use)
+        lengths, counts = lengths + more[0], counts + more[1]
+    return lengths, counts
 
 
 def _rows(use: Use) -> tuple[Tensor, Tensor]:
@@ -86,12 +104,15 @@ def _added(each: Tensor) -> tuple[Tensor, Tensor]:
     return each.sum(1), (each > 0).sum(1).to(each.dtype)
 
 
-def gram_error(square: Tensor, uses: Sequence[Use], rows: Rows) -> Tensor:
-    """(B,) what the square of a Gram norm may lack; nothing where there are no inner products to compute."""
-    if not closed_form(uses):
-        return torch.zeros_like(square)
-    steps = 8.0 + max(_widths(use) for use in uses) + len(uses) ** 2 + 2 * rows.counts
-    return _MARGIN * unit(square.dtype) * steps * rows.lengths.square()
+def gram_error(square: Tensor, rows: Rows) -> Tensor:
+    """(G, B) what the square of a Gram norm may lack; nothing where there are no inner products to compute."""
+    steps = 8.0 + rows.widths + rows.uses.square() + 2 * rows.counts
+    error = _MARGIN * unit(square.dtype) * steps * rows.lengths.square()
+    return error.masked_fill(rows.widths < 0, 0)
+
+
+def _widest(uses: Sequence[Use]) -> float:
+    return max(_widths(use) for use in uses) if closed_form(uses) else -1.0
 
 
 def _widths(use: Use) -> float:
@@ -106,11 +127,10 @@ def _in_blocks(width: int) -> float:
     return min(width, BLOCK) + width / BLOCK
 
 
-def written_error(square: Tensor, uses: Sequence[Use], rows: Rows) -> Tensor:
-    """(B,) what the square of a norm may lack whose gradient was written out: it is not the one that is added later."""
-    apart = _MARGIN * 2 * unit(square.dtype) * (rows.counts + len(uses) + 8.0) * rows.lengths
-    share = _share(prod(uses[0].shape), square.dtype)
-    return 2 * apart * square.clamp(min=0).sqrt() + apart.square() + _MARGIN * share * square
+def written_error(square: Tensor, rows: Rows) -> Tensor:
+    """(G, B) what the square of a norm may lack whose gradient was written out: another one is added later."""
+    apart = _MARGIN * 2 * unit(square.dtype) * (rows.counts + rows.uses + 8.0) * rows.lengths
+    return 2 * apart * square.clamp(min=0).sqrt() + apart.square() + _MARGIN * rows.shares * square
 
 
 def squared_lengths(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,9 @@ class Fingerprint:
     def __init__(self, random: "SecureRandom") -> None:
         words = random.within("fingerprint").words(HASHES * ROW // 2, step=0)
         self._keys = torch.from_numpy(words.view(np.int32).reshape(HASHES, ROW).copy())
+        # What the zeros after the first words of a row add, for each number of words: products of keys alone.
+        products = _products(self._keys.clone(), torch.empty(HASHES, ROW // 2, dtype=torch.int64))
+        self._after = torch.cat([products.flip(1).cumsum(1).flip(1), torch.zeros(HASHES, 1, dtype=torch.int64)], 1)
 
     def __call__(self, tensors: Iterable[Tensor]) -> str:
         """A hexadecimal digest of dtypes, shapes and values."""
@@ -42,16 +45,23 @@ class Fingerprint:
         return digest.hexdigest()
 
     def _short(self, tensors: list[Tensor]) -> dict[int, bytes]:
-        """The hashes of tensors that do not fill a row, by place: one row each, all hashed together."""
+        """The hashes of tensors of few rows, by place: those of about the same length are hashed together."""
+        alike: dict[tuple[torch.device, int], list[int]] = {}
+        rows = [-(-t.numel() * t.element_size() // (4 * ROW)) for t in tensors]
+        for place, t in enumerate(tensors):
+            if 0 < rows[place] <= ROWS:
+                words = -(-t.numel() * t.element_size() // 4)
+                width = ROW if rows[place] > 1 else max(64, 1 << (words - 1).bit_length())
+                alike.setdefault((t.device, width), []).append(place)
         found: dict[int, bytes] = {}
-        shorter = [place for place, t in enumerate(tensors) if 0 < t.numel() * t.element_size() < 4 * ROW]
-        for device in {tensors[place].device for place in shorter}:
-            here = [place for place in shorter if tensors[place].device == device]
-            rows = torch.zeros(len(here), ROW, dtype=torch.int32, device=device)
-            for row, place in zip(rows, here, strict=True):
-                row.view(tensors[place].dtype)[: tensors[place].numel()] = tensors[place].view(-1)
-            hashes = self._of_rows(rows).cpu().numpy()
-            found.update({place: hashes[number].tobytes() for number, place in enumerate(here)})
+        for (device, width), here in alike.items():
+            every = torch.zeros(sum(rows[place] for place in here), width, dtype=torch.int32, device=device)
+            for room, place in zip(every.split([rows[place] for place in here]), here, strict=True):
+                room.view(-1).view(tensors[place].dtype)[: tensors[place].numel()] = tensors[place].view(-1)
+            hashes, at = self._of_rows(every).cpu().numpy(), 0
+            for place in here:
+                found[place] = hashes[at : at + rows[place]].tobytes()
+                at += rows[place]
         return found
 
     def _hashes(self, flat: Tensor) -> bytes:
@@ -64,24 +74,25 @@ class Fingerprint:
         return self._of_rows(flat.view(torch.int32).view(-1, ROW)).cpu().numpy().tobytes() if len(flat) else b""
 
     def _of_rows(self, words: Tensor) -> Tensor:
-        """(rows, 2) int64 of (rows, 4096) int32."""
+        """(rows, 2) int64 of (rows, ≤ 4096) int32: of rows that are zero where no word is given."""
+        width = words.shape[1]
         hashes = torch.empty(len(words), HASHES, dtype=torch.int64, device=words.device)
-        keyed = torch.empty(min(len(words), ROWS), ROW, dtype=torch.int32, device=words.device)
-        high = torch.empty(len(keyed), ROW // 2, dtype=torch.int64, device=words.device)
-        keys = self._keys.to(words.device)
+        keyed = torch.empty(min(len(words), ROWS), width, dtype=torch.int32, device=words.device)
+        high = torch.empty(len(keyed), width // 2, dtype=torch.int64, device=words.device)
+        keys = self._keys[:, :width].to(words.device)
         for at in range(0, len(words), ROWS):
             some = words[at : at + ROWS]
             for place, key in enumerate(keys):
                 torch.add(some, key, out=keyed[: len(some)])
-                hashes[at : at + len(some), place] = _nh(keyed[: len(some)], high[: len(some)])
-        return hashes
+                hashes[at : at + len(some), place] = _products(keyed[: len(some)], high[: len(some)]).sum(1)
+        return hashes.add_(self._after[:, width // 2].to(words.device))
 
 
-def _nh(keyed: Tensor, high: Tensor) -> Tensor:
-    """(rows,) int64 of (rows, 4096) int32: Σ of the products of two words each, one signed and one not.
+def _products(keyed: Tensor, high: Tensor) -> Tensor:
+    """(rows, n / 2) int64 of (rows, n) int32: the products of two words each, one signed and one not.
 
-    Changes both tensors: `high` is room for (rows, 2048) numbers.
+    Changes both tensors: `high` is room for the products.
     """
     low = keyed.view(torch.int64)
     torch.bitwise_right_shift(low, 32, out=high)
-    return high.mul_(low.bitwise_and_(0xFFFFFFFF)).sum(1)
+    return high.mul_(low.bitwise_and_(0xFFFFFFFF))

@@ -161,6 +161,8 @@ def _fill(pieces: list[Piece], words: memoryview, start: int, count: int) -> Non
     """The words of `count` numbers from `start` on, of pieces one behind the other, each in whole groups."""
     done = 0
     for piece in pieces:
+        if done >= start + count:
+            return
         low, high = max(start, done), min(start + count, done + piece.room)
         if low < high:
             numbers, group = piece.numbers, piece.group + (low - done) // GROUP

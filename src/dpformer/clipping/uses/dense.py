@@ -29,7 +29,11 @@ class Dense:
         out += self.grad
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
-        out += (c.to(self.grad.dtype) @ self.grad.reshape(len(c), -1)).reshape(self.shape)
+        grads = self.grad.reshape(len(c), -1)
+        if out.dtype == grads.dtype and out.is_contiguous():
+            out.view(-1).addmv_(grads.T, c.to(grads.dtype))
+        else:
+            out += (c.to(grads.dtype) @ grads).reshape(self.shape)
 
     def keep(self, users: Tensor) -> None:
         self.grad = self.grad.masked_fill(~users.reshape(-1, *[1] * (self.grad.ndim - 1)), 0)
