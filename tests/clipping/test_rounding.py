@@ -1,5 +1,7 @@
 """A clip factor is never too large, however rounding falls; and the constants that nothing else pins."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -78,9 +80,38 @@ def test_upper_bounds_hold_against_float64(kind: str, monkeypatch: pytest.Monkey
         right = torch.randn(3, 50, 30, generator=generator)
         use = pairs.Outer(left, right, (700, 30))
         group = norms_module.ParameterUses(torch.zeros(700, 30), [use])
-        square, upper = group.squared_norms(3, 0)  # nothing is kept
+        (square,), (upper,) = norms_module.raised_squares(group.measure(3, 0))  # nothing is kept
         exact = torch.bmm(left.double().mT, right.double()).square().sum((1, 2))
         assert bool((upper.double() >= exact).all()) and bool((upper <= 1.05 * square).all())
+
+
+def test_bounds_of_many_parameters_at_once_are_those_of_each_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(*size: int) -> Tensor:
+        return torch.randn(3, *size, generator=generator)
+
+    ids = torch.randint(0, 9, (3, 6), generator=generator)
+    uses: list[list[Any]] = [
+        [pairs.Outer(rows(50, 7), rows(50, 30), (7, 30))],
+        [pairs.Outer(rows(5, 40), rows(5, 300), (40, 300)), pairs.Outer(rows(2, 40), rows(2, 300), (40, 300))],
+        [pairs.Lookup(ids, rows(6, 4), (9, 4)), pairs.Outer(rows(3, 9), rows(3, 4), (9, 4))],
+        [pairs.Lookup(ids, rows(6, 4), (9, 4)), pairs.Dense(rows(9, 4))],
+    ]
+    x, y = rows(20, 7), rows(20, 30)
+    uses.append([pairs.Outer(torch.cat([x, x], 1), torch.cat([y, -y * (1 + 1e-6)], 1), (7, 30))])  # rows that cancel
+
+    def measured() -> list[norms_module.Measured]:
+        groups = [norms_module.ParameterUses(torch.zeros(some[0].shape), list(some)) for some in uses]
+        return [m for group in groups for m in group.measure(3, 0)]
+
+    many, alone = measured(), measured()
+    squares, uppers = norms_module.raised_squares(many)
+    for n, one in enumerate(alone):
+        (square,), (upper,) = norms_module.raised_squares([one])
+        assert torch.equal(squares[n], square) and torch.equal(uppers[n], upper)
+        assert set(one.group.alone) == set(many[n].group.alone)
+    assert set(many[-1].group.alone) == {0, 1, 2} and not any(m.group.alone for m in many[:-1])
 
 
 def test_long_inner_products_are_sums_of_sums() -> None:

@@ -190,8 +190,10 @@ class PhantomClipping:
     def _add_clipped_sum(self, collected: PerUserNorms, finite: Tensor, factors: Tensor, clip: ClipFunction) -> None:
         if not bool(finite.all()):
             self.skipped_users += int((~finite).sum())
-            for some in [*collected.groups, *collected.small]:
-                some.keep(finite)
+            for group in collected.groups:
+                group.keep(finite)
+            for together in collected.small:
+                together.keep(finite)
         small = {id(group): total for some in collected.small for group, total in some.sums(factors)}
         additions = [
             Addition(

@@ -122,8 +122,8 @@ class PerUserNorms:
             kinds.setdefault(m.square.dtype, []).append(m)
         self.waiting = []
         for some in kinds.values():
-            squares, uppers = raised_squares(some)
-            self._add(squares.to(self.squared.dtype).sum(0), uppers.to(self.squared.dtype).sum(0))
+            for square, upper in zip(*raised_squares(some), strict=True):  # one by one, wherever the waiting ends
+                self._add(square, upper)
 
     def _add(self, square: Tensor, upper: Tensor, first: int = 0) -> None:
         self.squared[first : first + len(square)] += square

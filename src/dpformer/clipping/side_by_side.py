@@ -13,7 +13,7 @@ from dpformer.clipping.norms import ParameterUses, Squares
 from dpformer.clipping.rounding import squared_lengths
 from dpformer.clipping.uses import Dense
 
-LARGE = 1 << 18  # numbers of all users
+LARGE = 1 << 14  # numbers of one user: who else is in the batch decides nothing
 
 
 @dataclass
@@ -28,8 +28,8 @@ class SideBySide:
         """All of one precision together; large ones are not copied."""
         kinds: dict[object, list[ParameterUses]] = {}
         for group in groups:
-            gradient = group.dense_gradient
-            kinds.setdefault(gradient.dtype if gradient.numel() < LARGE else id(group), []).append(group)
+            gradient, small = group.dense_gradient, group.parameter.numel() < LARGE
+            kinds.setdefault((gradient.dtype, gradient.device) if small else id(group), []).append(group)
         return [_joined(some) for some in kinds.values()]
 
     def squares(self) -> Squares:
@@ -57,6 +57,6 @@ def _joined(groups: list[ParameterUses]) -> SideBySide:
     at = 0
     for group, gradient in zip(groups, gradients, strict=True):  # a part of the matrix, instead of a copy
         end = at + prod(gradient.shape[1:])
-        group.sources = [Dense(matrix[:, at:end].unflatten(1, gradient.shape[1:] or (1,)).reshape(gradient.shape))]
+        group.sources = [Dense(matrix[:, at:end].reshape(gradient.shape))]
         at = end
     return SideBySide(groups, matrix)
