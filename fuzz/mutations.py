@@ -132,22 +132,22 @@ FAULTS = (
     Fault(
         "clipping: cancellation guard 0",
         "clipping/rounding.py",
-        "return _MARGIN * unit(square.dtype) * steps * rows.lengths.square()",
-        "return 0 * rows.lengths",
+        "error = _MARGIN * unit(square.dtype) * steps * rows.lengths.square()",
+        "error = 0 * rows.lengths",
         "clipping/test_rounding.py::test_rows_that_cancel",
     ),
     Fault(
         "clipping: one user decides how the norms of all are bounded",
         "clipping/norms.py",
-        "for user in ((error if gram else written) > LOOSE * square).nonzero().flatten().tolist():",
-        "for user in range(len(square)) if bool(((error if gram else written) > LOOSE * square).any()) else ():",
+        "(torch.where(gram, error, written) > LOOSE * square).nonzero()",
+        "(torch.where(gram, error, written) > LOOSE * square).any(1, True).expand_as(square).nonzero()",
         "clipping/test_rounding.py::test_nobody_changes_the_factors_of_others",
     ),
     Fault(
         "clipping: bounds follow the way in which norms are computed",
         "clipping/norms.py",
-        "error = torch.maximum(written, gram_error(square, uses, rows))",
-        "error = gram_error(square, uses, rows) if gram else written",
+        "error = torch.maximum(written, gram_error(square, rows))",
+        "error = torch.where(torch.tensor([[m.gram] for m in measured]), gram_error(square, rows), written)",
         "clipping/test_rounding.py::test_a_long_history_does_not_change_the_factors_of_others",
     ),
     Fault(
