@@ -16,6 +16,7 @@ from dpformer.models import counts
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.walks import with_walks
 from dpformer.privacy import Ledger
+from dpformer.releases import cells as counts_cells
 from dpformer.releases import counts as counts_release
 from dpformer.releases import sums as counts_sums
 from dpformer.releases.counts import ITEMS, ROUNDS, TransitionRelease, release_transitions
@@ -81,6 +82,7 @@ def test_counts_are_those_of_plain_loops(histories, skipped, this_round, items_a
         patch.setattr(counts_sums, "ITEMS_AT_ONCE", items_at_once)
         patch.setattr(counts_sums, "CELLS_AT_ONCE", cells_at_once)
         patch.setattr(counts_sums, "COUNTERS", cells_at_once // 2)
+        patch.setattr(counts_cells, "AT_ONCE", cells_at_once)
         found = counted(*given)
     np.testing.assert_array_equal(found, counted(*given))
     expected = np.zeros(len(found))

@@ -3,6 +3,7 @@
 import numpy as np
 
 BITMAP = 2**34  # cells for which a bit each is kept
+AT_ONCE = 2**22  # survivors that are marked together
 _VALUE = 25  # bits for one user's part of a cell
 
 
@@ -18,10 +19,12 @@ class Among:
         self.survivors = survivors
         self.words: np.ndarray | None = None
         if num_cells <= BITMAP:
-            word, bit = survivors >> 6, np.uint64(1) << (survivors & 63).astype(np.uint64)
-            starts = np.flatnonzero(np.append(True, word[1:] != word[:-1]))
             self.words = np.zeros((num_cells >> 6) + 1, dtype=np.uint64)
-            self.words[word[starts]] = np.bitwise_or.reduceat(bit, starts)
+            for start in range(0, len(survivors), AT_ONCE):
+                part = survivors[start : start + AT_ONCE]
+                word, bit = part >> 6, np.uint64(1) << (part & 63).astype(np.uint64)
+                starts = np.flatnonzero(np.append(True, word[1:] != word[:-1]))
+                self.words[word[starts]] |= np.bitwise_or.reduceat(bit, starts)
             self.before = np.zeros(len(self.words), dtype=np.int64)
             np.cumsum(np.bitwise_count(self.words[:-1]), out=self.before[1:])
 

@@ -39,6 +39,7 @@ from dpformer.releases.sums import GRID, ArraySums, Sums, gathered
 
 LABEL = "transition counts"
 MOST_NOISE = 2**25  # cells without data that may pass the first round, in expectation: bounds memory
+AT_ONCE = 2**22  # numbers that are made and added together
 MOST_KEPT = 2**20  # pairs of a round whose noisy numbers are kept for `verify`
 SLACK = 1 + 1e-9  # on every deviation: the event's noise multiplier is never more than what was added
 
@@ -114,11 +115,13 @@ class Estimate:
         self.cells, self.sums, self.directed = self.cells[stay], self.sums[stay], self.directed[stay]
 
     def add(self, noisy: np.ndarray, deviation: float, directed: bool) -> None:
+        added = noisy.reshape(-1, 2) if directed else noisy
+        to = self.directed if directed else self.sums
+        for start in range(0, len(to), AT_ONCE):
+            to[start : start + AT_ONCE] += added[start : start + AT_ONCE] / deviation**2
         if directed:
-            self.directed += noisy.reshape(-1, 2) / deviation**2
             self.directed_precision += deviation**-2
         else:
-            self.sums += noisy / deviation**2
             self.precision += deviation**-2
 
 
@@ -195,8 +198,7 @@ def _rounds(
     for number, this in enumerate(ROUNDS[1:], start=1):
         reach((1 + number) * sums.num_users)
         deviation = deviation_of(this, rest)
-        counts = sums.pairs(places, estimate.cells, this.directed) / GRID
-        noisy = _noisy(counts, deviation, random, number)
+        noisy = _noisy(sums.pairs(places, estimate.cells, this.directed), deviation, random, number)
         if len(estimate.cells) <= MOST_KEPT:
             rounds.append(RoundRelease(number, estimate.cells, noisy))
         estimate.add(noisy, deviation, this.directed)
@@ -300,13 +302,11 @@ def retraced(rounds: Sequence[RoundRelease], noise_multiplier: float) -> Estimat
 
 
 def _noisy(counts: np.ndarray, deviation: float, random: SecureRandom, step: int) -> np.ndarray:
-    grid = public_grid(deviation)
-    noisy = random.normal(len(counts), step=step)
-    noisy *= deviation
-    noisy += counts
-    noisy /= grid
-    np.round(noisy, out=noisy)
-    noisy *= grid
+    grid, noisy = public_grid(deviation), np.empty(len(counts))
+    for start in range(0, len(counts), AT_ONCE):  # of tens of millions, each copy would be felt
+        part = slice(start, start + AT_ONCE)
+        drawn = random.normal(len(counts[part]), step=step, start=start)
+        noisy[part] = np.round((counts[part] / GRID + deviation * drawn) / grid) * grid
     return noisy
 
 
