@@ -9,7 +9,6 @@ of its own for each contender, above what was there before the first step.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -150,10 +149,16 @@ def peak(row: str, name: str) -> float | None:
 
 def show_peak(row: str, name: str) -> None:
     step = CONTENDERS[name](row)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = most_memory()
     for _ in range(3):
         step()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(most_memory() - before)
+
+
+def most_memory() -> float:
+    """MiB of this process at most so far; ru_maxrss would begin with the peak of the process that started it."""
+    with open("/proc/self/status") as status:
+        return next(float(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
 def table(found: dict[str, dict[str, Any]], peaks: dict[str, dict[str, float | None]]) -> str:
