@@ -137,7 +137,7 @@ class PhantomClipping:
         collected = PerUserNorms(self._gate.calls, set(self._gate.names), losses, forget=not proving)
         self._collect(losses, collected, retain_graph=proving)
         norms, upper = collected.norms()
-        finite = torch.isfinite(norms) & torch.isfinite(losses.detach())
+        finite = torch.isfinite(norms) & torch.isfinite(losses.detach()) & torch.isfinite(upper)
         factors = self._factors(torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
         if proving:
             self._prove(losses, norms, factors, collected.groups, layout if new else None)

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.recorded_call import Source
-from dpformer.clipping.rounding import LOOSE, Rows, gram_error, squared_lengths, written_error
+from dpformer.clipping.rounding import LOOSE, Rows, Squares, gram_error, squared_lengths, written_error
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner, squared
 
-Squares = tuple[Tensor, Tensor]  # (…, B) ‖g_b‖² as computed, and what it is at most (rounding.py)
 KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
 
 
@@ -34,6 +33,7 @@ class Expression:
     z: Tensor
     parameter: Tensor
     sources: list[Source]
+    computes_anew = True  # `add_sum` rounds otherwise than `part`, in bfloat16 over all users together
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,6 +81,7 @@ class ParameterUses:
     parameter: Tensor
     sources: list[Source]
     written: Tensor | None = None  # (B, *shape), if kept
+    step: int = 0  # users whose gradients are written out at once, if they are not kept
     alone: dict[int, list[Use]] = field(default_factory=dict)  # users whose rows cancel: added up in float64
 
     @property
@@ -106,8 +107,8 @@ class ParameterUses:
                 return [Measured(self, uses, squared_by_gram(uses), 0, gram=True)]
             if kept:
                 return [self._written(uses, 0, kept)]
-        step = users if kept else max(1, KEEP // max(1, each))
-        return [self._measured(a, min(a + step, users), kept) for a in range(0, users, step)]
+        self.step = users if kept else max(1, KEEP // max(1, each))
+        return [self._measured(a, min(a + self.step, users), kept) for a in range(0, users, self.step)]
 
     def _uses(self, a: int, b: int) -> list[Use]:
         return joined([s.part(a, b) for s in self.sources])
@@ -131,8 +132,15 @@ class ParameterUses:
         if self.alone:
             shared = c.clone()
             shared[list(self.alone)] = 0
-        for source in [Dense(self.written)] if self.written is not None else self.sources:
-            source.add_sum(shared, out)
+        if self.written is not None:
+            Dense(self.written).add_sum(shared, out)
+        elif any(getattr(source, "computes_anew", False) for source in self.sources):
+            for a in range(0, len(c), self.step):  # the very numbers whose norms were taken
+                b = min(a + self.step, len(c))
+                Dense(written_out(self._uses(a, b))).add_sum(shared[a:b], out)
+        else:
+            for source in self.sources:
+                source.add_sum(shared, out)
         for user, own in self.alone.items():
             gradient = written_in_double(own)[0].to(out.device)
             out += (c[user] * gradient).to(out.dtype)
@@ -185,23 +193,24 @@ def raised_squares(measured: Sequence[Measured]) -> Squares:
     written = written_error(square, rows)
     error = torch.maximum(written, gram_error(square, rows))
     gram = torch.tensor([[m.gram] for m in measured], device=square.device)
-    for place, user in (torch.where(gram, error, written) > LOOSE * square).nonzero().tolist():
-        square[place, user] = measured[place].in_double(user)
+    known = square.to(error.dtype)
+    enough = (torch.where(gram, error, written) <= LOOSE * known) & torch.isfinite(square)
+    for place, user in (~enough).nonzero().tolist():
+        known[place, user] = measured[place].in_double(user)
+        square[place, user] = known[place, user]
         error[place, user] = float("inf")
-    return square, square + torch.minimum(error, LOOSE * square)
+    return square, known + torch.minimum(error, LOOSE * known)
 
 
 def joined(uses: Sequence[Use]) -> list[Use]:
-    """Uses of one kind become one; at most one of each kind remains."""
+    """Uses of one kind become one, but for what is written out: added up, parts that cancel would be seen no more."""
     out: list[Use] = [u for u in uses if isinstance(u, Ragged)]
     outers = [u for u in uses if isinstance(u, Outer)]
     for width in {u.left.shape[2] for u in outers}:  # a reshaped weight has another split of the same numbers
         out.append(Outer.join([u for u in outers if u.left.shape[2] == width]))
     if lookups := [u for u in uses if isinstance(u, Lookup)]:
         out.append(Lookup.join(lookups))
-    if denses := [u for u in uses if isinstance(u, Dense)]:
-        out.append(Dense.join(denses))
-    return out
+    return out + [u for u in uses if isinstance(u, Dense)]
 
 
 def written_out(uses: Sequence[Use]) -> Tensor:

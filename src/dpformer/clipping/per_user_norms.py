@@ -19,7 +19,7 @@ from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import Measured, ParameterUses, by_parameter, raised_squares
 from dpformer.clipping.recorded_call import RecordedCall
-from dpformer.clipping.rounding import full_precision, raised
+from dpformer.clipping.rounding import full_precision, raised, wide
 from dpformer.clipping.side_by_side import SideBySide
 
 WAITING = 1 << 22  # numbers of uses that wait for their bounds
@@ -49,8 +49,9 @@ class PerUserNorms:
         self.users, self.trainable, self.forget = len(losses), trainable, forget
         self.dtype = torch.promote_types(losses.dtype, torch.float32)
         # In float64, so that the order of the parameters does not matter.
-        wide = self.dtype if losses.device.type == "mps" else torch.float64
-        self.squared = torch.zeros(self.users, dtype=wide, device=losses.device)  # (B,) Σ of ‖g_b‖² so far
+        self.squared = torch.zeros(
+            self.users, dtype=wide(losses.device), device=losses.device
+        )  # (B,) Σ of ‖g_b‖² so far
         self.upper = torch.zeros_like(self.squared)  # what it is at most, whatever rounding did
         self.groups: list[ParameterUses] = []
         self.small: list[SideBySide] = []  # of the groups with one dense use, at the end
@@ -86,7 +87,7 @@ class PerUserNorms:
 
     def norms(self) -> tuple[Tensor, Tensor]:
         """(B,) ‖g_b‖, and what it is at most."""
-        return self.squared.to(self.dtype).sqrt(), raised(self.upper.to(self.dtype), self.dtype)
+        return self.squared.to(self.dtype).sqrt(), raised(self.upper, self.dtype)
 
     def _settle(self, family: Family) -> None:
         family.settled = True

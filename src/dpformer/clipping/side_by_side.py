@@ -9,8 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from dpformer.clipping.norms import ParameterUses, Squares
-from dpformer.clipping.rounding import squared_lengths
+from dpformer.clipping.norms import ParameterUses
+from dpformer.clipping.rounding import Squares, squared_lengths
 from dpformer.clipping.uses import Dense
 
 LARGE = 1 << 14  # numbers of one user: who else is in the batch decides nothing

@@ -134,6 +134,7 @@ class UserByUser:
     rows: UserRows
     seen: tuple[Tensor, Tensor]  # (rows,) fingerprint of the output
     refusal: Callable[[Any, Any, str], Exception]
+    computes_anew = True  # `add_sum` is another call than `part`, and rounds otherwise
 
     def __post_init__(self) -> None:
         place = self.rows.spread(torch.arange(1, self.call.rows + 1, device=self.delta.device))  # 0 where padded

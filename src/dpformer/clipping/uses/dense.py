@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -37,7 +35,3 @@ class Dense:
 
     def keep(self, users: Tensor) -> None:
         self.grad = self.grad.masked_fill(~users.reshape(-1, *[1] * (self.grad.ndim - 1)), 0)
-
-    @staticmethod
-    def join(uses: Sequence[Dense]) -> Dense:
-        return uses[0] if len(uses) == 1 else Dense(torch.stack([u.grad for u in uses]).sum(0))
