@@ -192,7 +192,7 @@ def raised_squares(measured: Sequence[Measured]) -> Squares:
     rows = Rows.of([m.uses for m in measured], square)
     written = written_error(square, rows)
     error = torch.maximum(written, gram_error(square, rows))
-    gram = torch.tensor([[m.gram] for m in measured], device=square.device)
+    gram = torch.tensor([[m.gram] for m in measured]).to(square.device)
     known = square.to(error.dtype)
     enough = (torch.where(gram, error, written) <= LOOSE * known) & torch.isfinite(square)
     for place, user in (~enough).nonzero().tolist():
