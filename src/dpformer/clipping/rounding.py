@@ -114,11 +114,13 @@ def _added(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 def _lengths(rows: Tensor) -> Tensor:
     """(…, n) → (…), in `wide` precision; squares that may vanish or overflow in float32 are taken in it too."""
-    lengths = torch.linalg.vector_norm(rows, dim=-1)
-    if not bool(((lengths > 1e-12) & (lengths < 1e12)).all()):
-        in_wide = torch.promote_types(rows.dtype, wide(rows.device))
-        lengths = torch.linalg.vector_norm(rows, dim=-1, dtype=in_wide)
-    return lengths.to(wide(rows.device))
+    short = torch.linalg.vector_norm(rows, dim=-1)
+    lengths = short.to(wide(rows.device))
+    odd = ~((short > 1e-12) & (short < 1e12))
+    if bool(odd.any()):
+        in_wide = torch.promote_types(rows.dtype, lengths.dtype)
+        lengths[odd] = torch.linalg.vector_norm(rows[odd], dim=-1, dtype=in_wide).to(lengths.dtype)
+    return lengths
 
 
 def gram_error(square: Tensor, rows: Rows) -> Tensor:
