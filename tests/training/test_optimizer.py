@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dpformer.privacy import Ledger, PoissonBatches, PoissonGaussian, SecureRandom
 from dpformer.privacy.fingerprint import Fingerprint
+from dpformer.privacy.mechanisms import Banded
 from dpformer.privacy.randomness import public_grid
 from dpformer.training import PrivateOptimizer
 
@@ -341,12 +342,27 @@ def test_a_gradient_that_is_not_finite_changes_nothing(value: float) -> None:
     assert all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True))
 
 
-def test_closures_complex_parameters_and_double_noise_are_refused() -> None:
+@pytest.mark.parametrize("bands", [1, 3])
+def test_complex_parameters(bands: int) -> None:
+    """Noise of σC on both parts of each number: a complex parameter is a real one of twice the size."""
+    shape, gradient = (40, 50), torch.randn(40, 50, dtype=torch.complex64)
+    noise = {} if bands == 1 else {"noise": Banded(bands)}
+    (found,) = released([nn.Parameter(torch.zeros(shape, dtype=torch.complex64))], [gradient.clone()], **noise)
+    assert found.dtype == torch.complex64
+    added = torch.view_as_real(found * 10.5 - gradient).double()  # B
+    parts = added.flatten(0, 1).T  # (2, n): real and imaginary
+    if bands == 1:  # σC = 1
+        assert torch.allclose(parts.std(1), torch.ones(2, dtype=torch.float64), rtol=0.08)
+    assert abs(float(torch.corrcoef(parts)[0, 1])) < 0.1
+    twin = nn.Parameter(torch.zeros(*shape, 2))
+    (as_real,) = released([twin], [torch.view_as_real(gradient).clone()], **noise)
+    torch.testing.assert_close(torch.view_as_real(found), as_real)
+
+
+def test_closures_and_double_noise_are_refused() -> None:
     optimizer = private(parameters((2,)))
     with pytest.raises(ValueError, match="closure"):
         optimizer.step(lambda: 0.0)
-    with pytest.raises(ValueError, match="complex"):
-        private([nn.Parameter(torch.zeros(2, dtype=torch.complex64))]).step()
     with pytest.raises(ValueError, match="private already"):
         PrivateOptimizer(optimizer, noise_multiplier=1.0, clip_norm=1.0, expected_batch_size=1.0)
 

@@ -104,7 +104,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         for parameter in parameters:
             self._check(parameter)
         self._check_bounded(parameters)
-        self._past.check([tuple(p.shape) for p in parameters])
+        self._past.check([tuple(real(p).shape) for p in parameters])
         self._past.add(self._release(parameters))
         self.steps += 1  # what is released is counted, even if the inner step then fails
         self.inner.step()
@@ -116,15 +116,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def _check(self, parameter: Tensor) -> None:
         shape, gradient = tuple(parameter.shape), parameter.grad
-        if parameter.is_complex():
-            raise ValueError(f"a parameter of shape {shape} is complex; noise is defined for real ones only")
         if gradient is None:
             return
         if gradient.layout != torch.strided:
             raise ValueError(
                 f"the gradient of a parameter of shape {shape} is sparse; noise is on all of it: sparse=False"
             )
-        if gradient.numel() and not all(map(math.isfinite, map(float, gradient.aminmax()))):
+        if gradient.numel() and not all(map(math.isfinite, map(float, real(gradient).aminmax()))):
             raise ValueError(
                 f"the gradient of a parameter of shape {shape} is not finite; a user who is not finite must be left "
                 "out of the sum (PhantomClipping does so)"
@@ -147,14 +145,14 @@ class PrivateOptimizer(torch.optim.Optimizer):
             return
         address = self._address(parameters)
         for place, parameter in enumerate(parameters):
-            numbers = Numbers(address, self.steps, place, parameter.numel())
+            numbers = Numbers(address, self.steps, place, real(parameter).numel())
             if self.noise.correlated:
                 numbers = replace(numbers, ready=self._past.correlated(numbers.all(), place))
             yield numbers
 
     def _address(self, parameters: list[Tensor]) -> SecureRandom:
         """The noise to be added at these weights."""
-        return self._random.within(self._fingerprint(parameters))
+        return self._random.within(self._fingerprint(map(real, parameters)))
 
     def _release(self, parameters: list[Tensor]) -> list[Tensor]:
         """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division.
@@ -168,9 +166,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
             whole = sum_of(parameter)
             if parameter.grad is None or whole is None:
                 parameter.grad = whole = torch.zeros_like(parameter)
-            flat = whole.reshape(-1)
+            flat = real(whole).reshape(-1)
             if whole is not parameter.grad or not whole.is_contiguous():
-                copied.append((parameter.grad, flat))
+                copied.append((real(parameter.grad), flat))
             if numbers is None:
                 flat.div_(self.expected_batch_size)
             elif numbers.ready is None:
@@ -178,7 +176,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             else:
                 release_sums([(flat, numbers)], self.noise_std, self.expected_batch_size)
             if self.noise.correlated and numbers is not None:
-                latest.append(numbers.all().view(parameter.shape))
+                latest.append(numbers.all().view(real(parameter).shape))
         if later:
             release_sums(later, self.noise_std, self.expected_batch_size)
         for gradient, flat in copied:
@@ -290,3 +288,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.inner.load_state_dict(state["inner"])
         self._past = past
         self.steps, self._random, self._fingerprint = steps, random, Fingerprint(random)
+
+
+def real(t: Tensor) -> Tensor:
+    """The real numbers of a tensor: a complex one has two for each, and the same length."""
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
