@@ -87,7 +87,7 @@ class Audit:
         left.axvline(0, color="black", linewidth=1, linestyle="--")
         left.set(xlabel="log-likelihood ratio of a canary", ylabel="canaries", title="What an attacker can tell")
         left.legend(frameon=False)
-        names = ["shown without\nassumptions", f"shown, {self.confidence:.0%}\nconfidence", "claimed"]
+        names = ["shown without\nassumptions", f"shown at\n{self.confidence:.0%}", "claimed"]
         values = [self.epsilon_lower_any, self.epsilon_lower, self.epsilon_claimed]
         colours = ["#4c72b0", "#4c72b0", "#55a868" if self.passed else "#c44e52"]
         right.bar_label(right.bar(names, values, color=colours), fmt="%.2f")
