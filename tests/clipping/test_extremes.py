@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import dpformer as dp
 from dpformer.clipping import norms
 from dpformer.clipping.bounded import sum_of
+from tests.clipping.test_rounding import Product
 
 CLIPS = pytest.mark.parametrize("clip", [dp.clip(0.01), dp.normalize(1.0)], ids=["clip", "normalize"])
 
@@ -78,15 +79,6 @@ def test_two_written_out_parts_that_cancel(
     z[0] = y[0]
     z[0, 0, 0] = torch.nextafter(y[0, 0, 0], torch.tensor(torch.inf))
     assert moved(Twice(shape), x, y, z, clip=clip) <= 1.001
-
-
-class Product(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self.layer(x) * y).sum((1, 2))
 
 
 @CLIPS

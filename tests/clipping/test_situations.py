@@ -114,15 +114,21 @@ def test_two_contexts_then_two_backward_passes(users: tuple[int, int]) -> None:
     assert not clipping._gate.calls
 
 
-def test_contexts_in_another_order() -> None:
-    """Refused by name; the pass before it is right."""
+def two_contexts() -> tuple[nn.Module, Tensor, dp.PhantomClipping, list[Tensor]]:
+    """A model, two batches, and the losses of each, computed in a context of its own."""
     torch.manual_seed(0)
     model, x = Checkpointed().double(), torch.randn(2, B, T, D, dtype=torch.float64)
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        first = model(x[0])
-    with clipping:
-        second = model(x[1])
+    losses = []
+    for part in x:
+        with clipping:
+            losses.append(model(part))
+    return model, x, clipping, losses
+
+
+def test_contexts_in_another_order() -> None:
+    """Refused by name; the pass before it is right."""
+    model, x, clipping, (first, second) = two_contexts()
     clipping.backward(second, CLIP)
     before = [g.clone() for g in sums(model)]
     assert relative_error(before, clipped_sum(one_at_a_time(model, (x[1],)), CLIP)) < 1e-10
@@ -133,13 +139,7 @@ def test_contexts_in_another_order() -> None:
 
 def test_a_step_between_two_backward_passes() -> None:
     """The second pass would be of weights that are no more."""
-    torch.manual_seed(0)
-    model, x = Checkpointed().double(), torch.randn(2, B, T, D, dtype=torch.float64)
-    clipping = dp.PhantomClipping(model)
-    with clipping:
-        first = model(x[0])
-    with clipping:
-        second = model(x[1])
+    model, _, clipping, (first, second) = two_contexts()
     clipping.backward(first, CLIP)
     with torch.no_grad():
         for parameter in model.parameters():
