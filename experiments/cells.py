@@ -122,6 +122,16 @@ def decisive(seed: int, **changes: Any) -> list[Cell]:
     return [paper("ml-1m", model, 5, seed, **{**LONG, **changes}) for model in ("vanilla", "reattention")]
 
 
+def at_length(data: str) -> list[Cell]:
+    """The rows of a table where they have grown: 40 epochs, 20 for those that are met already. About 300 steps each."""
+    grown: dict[str, Any] = {"epochs": 40, "batch_size": 1024 if data == "ml-1m" else 4096}
+    met: dict[str, Any] = {} if data == "ml-1m" else {"epochs": 20, "batch_size": 2048}
+    others = [paper(data, model, epsilon, **met) for epsilon in (5, 10, 8) for model in ("gru", "lstm", "unshared")]
+    return others + [
+        paper(data, model, epsilon, **grown) for epsilon in (8, 5, 10) for model in ("vanilla", "reattention")
+    ]
+
+
 def warm(data: str, epsilon: float, seed: int = 0) -> Cell:
     """The vanilla Transformer of the tables, started from transition counts with half of the budget, in small steps."""
     return paper(data, "vanilla", epsilon, seed, learning_rate=2e-3, warm_start=0.5, frequency_bias=True)
@@ -294,6 +304,8 @@ def cells() -> list[Cell]:
     two, others = ("vanilla", "reattention"), ("unshared", "gru", "lstm")
     groups = [
         *(decisive(seed) for seed in (1, 2, 0)),
+        at_length("ml-1m"),
+        at_length("games"),
         floors(),
         counted(),
         heat_maps("synthetic"),

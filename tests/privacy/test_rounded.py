@@ -13,7 +13,7 @@ from dpformer.privacy import noise as noise_module
 from dpformer.privacy import rounded as rounded_module
 from dpformer.privacy.gaussian import GROUP, HALF, normal_of_words
 from dpformer.privacy.noise import Numbers, public_grid, release_sum, release_sums
-from dpformer.privacy.rounded import LEAST_RADIUS, MOST_RADIUS, RoundedNoise, tolerance
+from dpformer.privacy.rounded import RoundedNoise, Strip, tolerance
 
 RANDOM = SecureRandom("rounded", seed=1)
 
@@ -79,15 +79,15 @@ def test_extreme_words() -> None:
 def test_the_bound_on_the_error_of_float32_holds_with_room_to_spare() -> None:
     """Seen: less than half of it. And the error is there: without the bound some numbers would be wrong."""
     words, scale = random_words(4096 * GROUP), 2047.0
-    room = RoundedNoise(len(words))
+    strip = Strip(64 * GROUP)
     worst, wrong = 0.0, 0
-    for part in words.split(64 * GROUP):
-        room._normal(part)
-        x = room._x[: len(part)] * np.float32(math.sqrt(2) * scale)
-        radius = room._radius[: len(part) // 2].view(-1, 1, HALF).expand(-1, 2, -1).reshape(-1)
-        usual = (radius >= float(LEAST_RADIUS)) & (radius <= float(MOST_RADIUS))
-        exact = normal_of_words(part) * scale
-        worst = max(worst, float((x.double() - exact).abs()[usual].max()))
+    for part in words.split(strip.count):
+        strip.words[:] = part.numpy()
+        usual = torch.ones(64, 2, HALF, dtype=torch.bool)
+        for pair in strip._normal(scale):
+            usual[pair // HALF, :, pair % HALF] = False
+        x, exact = torch.from_numpy(strip._x), normal_of_words(part) * scale
+        worst = max(worst, float((x.double() - exact).abs()[usual.view(-1)].max()))
         wrong += int((x.round() != exact.round()).sum())
     assert 0 < worst < tolerance(scale) / 2
     assert wrong > 100

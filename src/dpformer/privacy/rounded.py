@@ -34,8 +34,8 @@ LEAST_RADIUS, MOST_RADIUS = np.float32(2.0**-6), np.float32(3.9)
 MOST_SUM = 2.0**13  # in units of the grid
 ONE_ULP = 2.0**-24
 # Numbers computed at a time; with several threads so few that torch does not start threads of its own for them.
-STRIP, THREAD_STRIP = 1 << 17, 1 << 15
-_TOP = torch.tensor(2.0**63)
+STRIP, THREAD_STRIP = 1 << 17, 1 << 16
+TOP = np.float32(2.0**63)
 Fill = Callable[[memoryview, int, int], None]
 
 
@@ -46,68 +46,35 @@ def tolerance(scale: float) -> float:
 
 
 class RoundedNoise:
-    """Room for `size` sums, whole groups of numbers, on the CPU, and what is computed of them.
+    """Room for at least `size` sums, whole groups of numbers, on the CPU, and what is computed of them.
 
     The arithmetic is done in strips that stay in the cache; what is to be computed again is so few numbers that it is
     done once for all strips.
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size = size = -(-size // GROUP) * GROUP
         self.rounded, self.sums = torch.empty(size), torch.zeros(size)
-        strip = min(size, STRIP)
-        self._bytes = bytearray(8 * strip + 63)  # the cipher may write up to a block more
-        self._words = torch.frombuffer(self._bytes, dtype=torch.int64, count=strip)
-        self._radius, self._angle, self._cosine = (torch.empty(strip // 2) for _ in range(3))
-        self._x, self._flags = torch.empty(strip), np.empty(strip, dtype=bool)
+        self._strip: Strip | None = None
 
     def round(self, count: int, scale: float, fill: Fill) -> Tensor:
         """(count,) float32: round(scale·z + sums) of the first `count` sums, all at most `MOST_SUM`.
 
         `fill(bytes, start, count)` writes the random words of the numbers from `start` on, whole groups.
         """
-        strip = STRIP if torch.get_num_threads() == 1 else THREAD_STRIP
-        again = []
-        for at in range(0, count, strip):
-            fill(memoryview(self._bytes), at, min(strip, count - at))
-            again.append(self._round(at, min(strip, count - at), scale))
+        sums, rounded, again = self.sums.numpy(), self.rounded.numpy(), []
+        each = min(self.size, STRIP if torch.get_num_threads() == 1 else THREAD_STRIP)
+        if self._strip is None or self._strip.count != each:
+            self._strip = Strip(each)
+        for at in range(0, count, each):
+            part = slice(at, min(at + each, count))
+            strip = self._strip.first(part.stop - at)
+            fill(memoryview(strip.bytes), at, part.stop - at)
+            places, radius, angle = strip.round(sums[part], rounded[part], scale)
+            again.append((places + at, radius, angle))
         places, radius, angle = (np.concatenate(part) for part in zip(*again, strict=True))
         self._compute_again(places, radius, angle, scale)
         return self.rounded[:count]
-
-    def _round(self, at: int, count: int, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One strip, in float32; the places where that does not decide, with their words for radius and angle."""
-        self._normal(self._words[:count])
-        x, y = self._x[:count], self.rounded[at : at + count]
-        x.mul_(math.sqrt(2) * scale).add_(self.sums[at : at + count])
-        torch.round(x, out=y)
-        x.sub_(y).abs_()
-        near = np.flatnonzero(np.greater(x.numpy(), np.float32(0.5 - tolerance(scale)), out=self._flags[:count]))
-        pairs = self._odd_pairs(count)
-        first = pairs // HALF * GROUP + pairs % HALF
-        places = np.concatenate([near, first, first + HALF])
-        first, words = places & ~HALF, self._words.numpy()
-        return places + at, words[first], words[first + HALF]
-
-    def _normal(self, words: Tensor) -> None:
-        """x ← z/√2 in float32."""
-        count = len(words)
-        words, x = words.view(-1, 2, HALF), self._x[:count].view(-1, 2, HALF)
-        radius, angle, cosine = (r[: count // 2].view(-1, HALF) for r in (self._radius, self._angle, self._cosine))
-        torch.div(_TOP, radius.copy_(words[:, 0]).abs_(), out=radius).log_()
-        np.sqrt(radius.numpy(), out=radius.numpy())  # exactly rounded as torch's, in half the time
-        angle.copy_(words[:, 1]).mul_(2 * math.pi * 2.0**-64)
-        torch.cos(angle, out=cosine)
-        torch.mul(radius, cosine, out=x[:, 0])
-        torch.mul(radius, angle.sin_(), out=x[:, 1])
-
-    def _odd_pairs(self, count: int) -> np.ndarray:
-        """Pairs whose radius is so small or so large that the bound on the error does not hold."""
-        radius, flags = self._radius[: count // 2].numpy(), self._flags[: count // 2]
-        odd = np.less(radius, LEAST_RADIUS, out=flags)
-        if not radius.max() <= MOST_RADIUS:
-            odd |= radius > MOST_RADIUS
-        return np.flatnonzero(odd)
 
     def _compute_again(self, places: np.ndarray, radius: np.ndarray, angle: np.ndarray, scale: float) -> None:
         """rounded[places] in float64, of their words."""
@@ -116,3 +83,60 @@ class RoundedNoise:
         cosines, sines = numbers.numpy()
         z = np.where(places & HALF, sines, cosines)
         self.rounded.numpy()[places] = np.rint(z * scale + self.sums.numpy()[places])
+
+
+class Strip:
+    """Numbers that are computed at a time, `count` of them in whole groups.
+
+    Views are made once, and whatever is as exact in NumPy is done there: to call torch costs more than its arithmetic.
+    """
+
+    def __init__(self, count: int, room: bytearray | None = None) -> None:
+        self.count = count
+        self.bytes = bytearray(8 * count + 63) if room is None else room  # the cipher may write up to a block more
+        self.words = np.frombuffer(self.bytes, dtype=np.int64, count=count)
+        radii, angles = torch.from_numpy(self.words).view(-1, 2, HALF).unbind(1)
+        self._radii, self._angles = radii, angles
+        self._radius, self._angle, self._cosine = (torch.empty(count // 2) for _ in range(3))
+        self._radius_rows, self._angle_rows = self._radius.view(-1, HALF), self._angle.view(-1, HALF)
+        self._r, self._a, self._c = (room.numpy() for room in (self._radius, self._angle, self._cosine))
+        self._x, self._flags = np.empty(count, dtype=np.float32), np.empty(count, dtype=bool)
+        self._cosines, self._sines = self._x.reshape(-1, 2, HALF)[:, 0], self._x.reshape(-1, 2, HALF)[:, 1]
+
+    def first(self, count: int) -> Strip:
+        """A strip of fewer numbers in the same memory of words."""
+        return self if count == self.count else Strip(count, self.bytes)
+
+    def round(self, sums: np.ndarray, rounded: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """rounded ← round(scale·z + sums) in float32; the places where that does not decide, and their words."""
+        odd = self._normal(scale)
+        x = np.add(self._x, sums, out=self._x)
+        np.rint(x, out=rounded)
+        np.abs(np.subtract(x, rounded, out=x), out=x)
+        near = np.flatnonzero(np.greater(x, np.float32(0.5 - tolerance(scale)), out=self._flags))
+        first = odd // HALF * GROUP + odd % HALF
+        places = np.concatenate([near, first, first + HALF])
+        first = places & ~HALF
+        return places, self.words[first], self.words[first + HALF]
+
+    def _normal(self, scale: float) -> np.ndarray:
+        """x ← scale·z in float32; the pairs whose radius is such that the bound on the error does not hold."""
+        r, a = self._r, self._a
+        self._radius_rows.copy_(self._radii)
+        with np.errstate(divide="ignore"):  # a word of zero has an infinite radius: computed again
+            np.divide(TOP, np.abs(r, out=r), out=r)
+        self._radius.log_()
+        np.sqrt(r, out=r)
+        odd = np.flatnonzero(np.less(r, LEAST_RADIUS, out=self._flags[: len(r)]))
+        if not r.max() <= MOST_RADIUS:
+            odd = np.concatenate([odd, np.flatnonzero(r > MOST_RADIUS)])
+            np.minimum(r, MOST_RADIUS, out=r)
+        np.multiply(r, np.float32(math.sqrt(2) * scale), out=r)
+        self._angle_rows.copy_(self._angles)
+        np.multiply(a, np.float32(2 * math.pi * 2.0**-64), out=a)
+        torch.cos(self._angle, out=self._cosine)
+        self._angle.sin_()
+        rows = r.reshape(-1, HALF)
+        np.multiply(rows, self._c.reshape(-1, HALF), out=self._cosines)
+        np.multiply(rows, a.reshape(-1, HALF), out=self._sines)
+        return odd
