@@ -3,11 +3,11 @@
     python -m benchmarks.soak --runs 10 --kills 40 --seed 0
     python -m benchmarks.soak --steps 3000          # one long run instead: its memory over time
 
-Each run is first made whole, then again with the same seed while it is killed `--kills` times, after random times:
-while it reads the data, releases frequencies, steps, writes a checkpoint, or writes the release. At the end model,
-statement and metrics must be those of the whole run, byte for byte, and `dpformer verify` must pass. Every third run is
-of transition counts with a private list of items and without a seed: whatever was released before a kill must be what
-is released at the end.
+Each run is first made whole, then again with the same seed while it is killed `--kills` times: after random times, and,
+every other time, within milliseconds of the moment at which a file appears (keys, checkpoint, releases, model,
+statement), which random times hardly ever meet. At the end model, statement and metrics must be those of the whole run,
+byte for byte, and `dpformer verify` must pass. Every third run is of transition counts with a private list of items and
+without a seed: whatever was released before a kill must be what is released at the end.
 """
 
 import argparse
@@ -27,6 +27,9 @@ from tests.training.logs import TINY, write_log
 from dpformer.runs import Config, resume, train
 from dpformer.runs import run as _imported  # noqa: F401
 from dpformer.verification.verify import verify
+
+WRITTEN = ["checkpoint/keys.json", "checkpoint/state.safetensors", "releases.safetensors", "model.safetensors"]
+WRITTEN += ["model.safetensors", "privacy.json"]
 
 
 def log_of(folder: Path, seed: int) -> Path:
@@ -71,12 +74,17 @@ def wait(pid: int) -> int:
 
 def kill_until_done(config: Config, out: Path, kills: int, longest: float, rng: random.Random) -> dict[str, int]:
     """Kills up to `kills` processes; fails if one of them ends by itself with an error."""
-    seen = {"kills": 0, "before the folder": 0, "before a checkpoint": 0, "while training": 0, "at the end": 0}
+    seen = {"kills": 0, "before the folder": 0, "before a checkpoint": 0, "while training": 0}
+    seen |= {"at the end": 0, "after the statement": 0}
     released: dict[str, bytes] = {}
-    while not (out / "privacy.json").exists():
+    while not (out / "privacy.json").exists() or (out / "checkpoint" / "keys.json").exists():
         pid = child(config, out)
         if seen["kills"] < kills:
-            time.sleep(rng.uniform(0, longest))
+            if seen["kills"] % 2:
+                until_written(out, rng.choice(WRITTEN), pid)
+                time.sleep(rng.choice([0, rng.uniform(0, 0.01)]))
+            else:
+                time.sleep(rng.uniform(0, longest))
             os.kill(pid, signal.SIGKILL)
         code = wait(pid)
         if code not in (0, -signal.SIGKILL):
@@ -92,8 +100,24 @@ def kill_until_done(config: Config, out: Path, kills: int, longest: float, rng: 
     return seen
 
 
+def until_written(out: Path, name: str, pid: int) -> None:
+    """Returns when a file has been written anew, or the process has ended."""
+    before = written(out / name)
+    while written(out / name) == before and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.0002)
+
+
+def written(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
 def stage(out: Path) -> str:
     """Where a killed run stands, by what it left."""
+    if (out / "privacy.json").exists():
+        return "after the statement"
     if not out.exists():
         return "before the folder"
     if not (out / "checkpoint" / "state.safetensors").exists():

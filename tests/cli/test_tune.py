@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization as pems
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from dp_accounting import dp_event, rdp
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -16,10 +17,11 @@ from dpformer.cli import app
 from dpformer.errors import DpformerError
 from dpformer.evaluation.evaluate import served_ranks
 from dpformer.privacy import Gaussian, PoissonGaussian, SecureRandom
+from dpformer.privacy.searches import repeated_epsilon
 from dpformer.releases.metrics import release_metrics
-from dpformer.runs import Config, load_release, train, tuning
+from dpformer.runs import Config, ledger_file, load_release, train, tuning
 from dpformer.runs.network import load_dataset
-from dpformer.runs.tuning import draw_runs, logarithmic_gamma, plan_tuning, repeated_epsilon, tune
+from dpformer.runs.tuning import draw_runs, logarithmic_gamma, plan_tuning, tune
 from dpformer.verification.verify import verify
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
@@ -162,6 +164,67 @@ def test_a_failure_leaves_nothing(config: Config, tmp_path: Path, monkeypatch: p
     with pytest.raises(MemoryError):
         tune(config, {"dim": [8, 16]}, tmp_path / "run", trial=trial)
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_a_ledger_counts_the_whole_search(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is trained; refused beyond the budget; stated, and what cannot be is found."""
+    force_runs(monkeypatch, 1)
+    path, out = tmp_path / "budget.json", tmp_path / "run"
+    ledger_file.create(path, 8, 1e-3)
+    ledger_file.reserve(path, tmp_path / "earlier", [earlier := Gaussian(5.0, label="counts")])
+
+    def trial(candidate: Config, folder: Path) -> float:
+        assert len(ledger_file.read(path).runs) == 2, "written down first"
+        train(candidate, folder)
+        return 0.0
+
+    config = config.but(delta=1e-3)
+    facts = tune(config, {"dim": [8]}, out, mean_runs=3, trial=trial, ledger=path)
+    budget, events = ledger_file.read(path), plan_tuning(config, {"dim": [8]}, 3, 80).events
+    assert budget.runs[1]["mean_runs"] == 3 and budget.runs[1]["run"] == str(out)
+    accountant = rdp.RdpAccountant().compose(dp_event.GaussianDpEvent(earlier.noise_multiplier))
+    once = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(e.once(), e.compositions) for e in events])
+    accountant.compose(dp_event.RepeatAndSelectDpEvent(once, 3, 0.0))
+    assert budget.spent == pytest.approx(accountant.get_epsilon(1e-3)) and budget.spent > facts["epsilon"] > 4
+    assert facts["budget"] == {"epsilon": 8.0, "delta": 1e-3, "spent": budget.spent, "runs": 2}
+    assert "by 2 runs" in facts["nist_sp_800_226"]["remaining_budget"]
+    assert verify(out).passed
+    statement = facts["budget"] | {"spent": (4 + facts["epsilon"]) / 2}  # one run would fit, the search does not
+    (out / "privacy.json").write_text(json.dumps({**facts, "budget": statement}))
+    assert {f.name: f.ok for f in verify(out).findings}["budget of many runs"] is False
+    with pytest.raises(DpformerError, match="nothing was released"):
+        tune(config, {"dim": [8]}, tmp_path / "again", mean_runs=3, trial=trial, ledger=path)
+    assert ledger_file.read(path) == budget and not (tmp_path / "again").exists()
+
+
+def test_a_search_that_fails_stays_in_the_ledger(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless nothing was trained, since its folder could not be made."""
+    force_runs(monkeypatch, 1)
+    path = tmp_path / "budget.json"
+    ledger_file.create(path, 12, 1e-3)
+    (tmp_path / "file").write_text("")
+
+    def trial(candidate: Config, folder: Path) -> float:
+        raise DpformerError("training has diverged")
+
+    search: Any = {"mean_runs": 3, "trial": trial, "ledger": path}
+    with pytest.raises(DpformerError, match="cannot be made"):
+        tune(config.but(delta=1e-3), {"dim": [8]}, tmp_path / "file" / "run", **search)
+    assert ledger_file.read(path).runs == ()
+    with pytest.raises(DpformerError, match="diverged"):
+        tune(config.but(delta=1e-3), {"dim": [8]}, tmp_path / "run", **search)
+    assert len(ledger_file.read(path).runs) == 1 and "counts this search as spent" in capsys.readouterr().err
+
+
+def test_without_a_ledger_runs_on_the_same_data_are_named(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    force_runs(monkeypatch, 1)
+    train(config, tmp_path / "earlier")
+    tune(config, {"dim": [8]}, tmp_path / "run", mean_runs=3, trial=lambda each, out: float(bool(train(each, out))))
+    assert f"note: {tmp_path / 'earlier'} saw the same data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ def tune(
     mean_runs: Annotated[float, typer.Option(help="Runs on average.", rich_help_panel="Tuning")] = 10.0,
     out: Annotated[Path | None, typer.Option(help="The run folder to make.", rich_help_panel="Run")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of choices.", rich_help_panel="Run")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="One budget over many runs: see dpformer ledger.", rich_help_panel="Run")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what it would cost; give --users.", rich_help_panel="Run")
     ] = False,
@@ -54,6 +57,7 @@ def tune(
         mean_runs=mean_runs,
         announce=lambda plan: None if as_json else _print(plan, False),
         key=sign,
+        ledger=ledger,
     )
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))

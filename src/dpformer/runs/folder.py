@@ -67,11 +67,7 @@ class RunFolder:
         """A new folder with its config, or nothing; one that is there is refused."""
         folder = cls(path)
         folder.refuse_existing()
-        try:
-            folder.path.parent.mkdir(parents=True, exist_ok=True)
-            part = Path(tempfile.mkdtemp(prefix=f".{folder.path.name}.", suffix=".part", dir=folder.path.parent))
-        except (OSError, ValueError) as error:  # ValueError: a name with a null character
-            raise DpformerError(f"{_shown(folder.path)} cannot be made: {_reason(error)}") from None
+        part = folder.beside(".part")
         try:
             part.chmod(0o755)
             (part / folder.private.name).mkdir(mode=0o700)
@@ -83,6 +79,14 @@ class RunFolder:
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return folder
+
+    def beside(self, suffix: str) -> Path:
+        """A new hidden folder in the same place, for what is to become this one."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=suffix, dir=self.path.parent))
+        except (OSError, ValueError) as error:  # ValueError: a name with a null character
+            raise DpformerError(f"{_shown(self.path)} cannot be made: {_reason(error)}") from None
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

@@ -6,7 +6,8 @@ A run is written down with all it plans to do to the data *before* it releases a
 ledger saying too much. A run that fails later stays written down: what it drew may have been seen, and `--resume`
 brings it to its end at no further cost. Only one whose folder could not be made has drawn nothing, and is taken back.
 Processes take turns by a lock, and the file is replaced in one step. What is counted is every event of every run
-together, at the ledger's own δ; a run that would go beyond ε is refused, and nothing is released.
+together, at the ledger's own δ; a run that would go beyond ε is refused, and nothing is released. The entry of a search
+(`dpformer tune`) holds the events of one repetition and "mean_runs", how many there are on average.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from dpformer.data.dataset import Dataset
 from dpformer.errors import DpformerError
 from dpformer.files import write_text
 from dpformer.privacy.accounting import epsilon_of
 from dpformer.privacy.events import Event
 from dpformer.privacy.numbers import plain, round_up
+from dpformer.privacy.searches import Search, epsilon_with_searches
 
 FORMAT = 1
 _fitted_here: set[str] = set()  # hashes of the data that this process trained on without a ledger
@@ -43,11 +46,18 @@ class Budget:
 
     @property
     def events(self) -> list[Event]:
-        return [Event.from_dict(event) for run in self.runs for event in run["events"]]
+        """Of all runs that are no searches."""
+        return [event for run in self.runs if "mean_runs" not in run for event in _events(run)]
+
+    @property
+    def searches(self) -> list[Search]:
+        return [Search(tuple(_events(run)), run["mean_runs"]) for run in self.runs if "mean_runs" in run]
 
     @property
     def spent(self) -> float:
         """ε of all runs together, at the ledger's δ."""
+        if self.searches:
+            return epsilon_with_searches(self.events, self.searches, self.delta)
         return epsilon_of(self.events, self.delta) if self.runs else 0.0
 
     def facts(self) -> dict[str, Any]:
@@ -83,7 +93,7 @@ def read(path: str | Path) -> Budget:
         budget = Budget(float(facts["epsilon"]), float(facts["delta"]), tuple(facts["runs"]))
         if not (0 < budget.epsilon < math.inf and 0 < budget.delta < 1):
             raise ValueError("its budget is no budget")
-        if not all(budget.events) or not all(_is_entry(run) for run in budget.runs):
+        if not all(_is_entry(run) and all(_events(run)) for run in budget.runs):
             raise ValueError("a run in it is not one that was written down here")
         return budget
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -91,11 +101,24 @@ def read(path: str | Path) -> Budget:
 
 
 def _is_entry(run: dict[str, Any]) -> bool:
-    return run.keys() == {"run", "started", "events"} and all(isinstance(run[name], str) for name in ("run", "started"))
+    means = run.get("mean_runs", 2.0)
+    return (
+        run.keys() - {"mean_runs"} == {"run", "started", "events"}
+        and all(isinstance(run[name], str) for name in ("run", "started"))
+        and type(means) in (int, float)
+        and 1 < means < math.inf
+    )
 
 
-def reserve(path: str | Path, run: str | Path, events: Sequence[Event]) -> Budget:
-    """Writes down what a run will do, or refuses it; to be called before anything is released."""
+def _events(run: dict[str, Any]) -> list[Event]:
+    return [Event.from_dict(event) for event in run["events"]]
+
+
+def reserve(path: str | Path, run: str | Path, events: Sequence[Event], mean_runs: float | None = None) -> Budget:
+    """Writes down what a run will do, or refuses it; to be called before anything is released.
+
+    With `mean_runs` it is a search, and the events are those of one repetition.
+    """
     path = Path(path)
     with _locked(path):
         budget = read(path)
@@ -103,6 +126,7 @@ def reserve(path: str | Path, run: str | Path, events: Sequence[Event]) -> Budge
             "run": str(Path(run).resolve()),
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "events": [event.to_dict() for event in events],
+            **({} if mean_runs is None else {"mean_runs": mean_runs}),
         }
         after = Budget(budget.epsilon, budget.delta, (*budget.runs, entry))
         spent = after.spent if events else math.inf
@@ -134,38 +158,41 @@ def taken_back(path: str | Path | None, reserved: Budget | None) -> Iterator[Non
 
 
 @contextmanager
-def kept(path: str | Path | None, out: str | Path) -> Iterator[None]:
+def kept(path: str | Path | None, out: str | Path, search: bool = False) -> Iterator[None]:
     """Says that a run stays in the ledger if what is inside fails."""
     try:
         yield
     except BaseException:
         if path is not None:
+            goes_on = f"it goes on at no further cost with: dpformer train --resume {out}"
             said = (
-                f"note: {path} counts this run as spent, since noisy numbers were drawn that somebody may see; it goes "
-                f"on at no further cost with: dpformer train --resume {out}"
+                f"note: {path} counts this {'search' if search else 'run'} as spent, since noisy numbers were drawn "
+                f"that somebody may see; {'it cannot go on' if search else goes_on}"
             )
             Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
         raise
 
 
-def notes(out: str | Path, data: str, delta: float | None, users: int, ledger: bool) -> list[str]:
+def notes(out: str | Path, dataset: Dataset, delta: float | None, ledger: bool) -> list[str]:
     """What whoever starts a run should hear: of a large δ, and of runs beside it on the same data, if none counts them.
 
     Args:
         out: the run folder to be; its neighbours are looked at.
-        data: hash of the data.
+        dataset: what is trained on.
         delta: δ, None without privacy.
-        users: N.
         ledger: whether a ledger counts all runs.
     """
-    said = delta_notes(delta, users)
+    said = delta_notes(delta, dataset.num_users)
     if ledger or delta is None:
         return said
-    beside = [path.parents[1] for path in Path(out).parent.glob("*/checkpoint/data.json")]
-    same = [str(path) for path in sorted(beside) if _hash(path) == data]
-    if data in _fitted_here and not same:
+    seen = {path.parents[1]: _hash(path.parents[1]) for path in Path(out).parent.glob("*/checkpoint/data.json")}
+    hashes = {dataset.hash}
+    if seen or _fitted_here:  # whatever is held out: the users are the same
+        hashes.add(replace(dataset, validation=not dataset.validation).hash)
+    same = [str(path) for path, found in sorted(seen.items()) if found in hashes]
+    if hashes & _fitted_here and not same:
         same = ["an earlier run of this process"]
-    _fitted_here.add(data)
+    _fitted_here.add(dataset.hash)
     if same:
         more = f" and {len(same) - 1} more" if len(same) > 1 else ""
         said.append(

@@ -73,9 +73,12 @@ def _tuning(facts: dict[str, Any]) -> str:
 def _remaining(facts: dict[str, Any]) -> str:
     asked = f"ε = {plain(facts['epsilon_target'])} was asked for"
     if "tuning" in facts:
-        return f"none: {asked} of one run, and the search spent {round_up(facts['epsilon'])}"
+        asked = f"{asked} of one run, and the search spent {round_up(facts['epsilon'])}"
     if "budget" in facts:
-        return f"{asked} of this run; {spent_of(facts['budget'])}, when this one began"
+        began = "of this run" if "tuning" not in facts else "in all"
+        return f"{asked} {began}; {spent_of(facts['budget'])}, when this one began"
+    if "tuning" in facts:
+        return f"none: {asked}"
     return (
         f"none: {asked}, {round_up(facts['epsilon'])} is spent, and the run is over. A budget over several runs is "
         "kept by a ledger, of which this statement does not know"

@@ -119,7 +119,7 @@ def train(
         config = with_attributes(config, dataset.vocabulary).resolve(users=dataset.num_users, threads=threads)
         plan = make_plan(config, dataset.num_users)
         budget = config.delta if config.private and config.seed is None and not config.synthetic else None
-        for said in notes(out, dataset.hash, budget, dataset.num_users, ledger is not None):
+        for said in notes(out, dataset, budget, ledger is not None):
             Console(stderr=True).print(f"note: {said}", markup=False, highlight=False, soft_wrap=True)
         if ledger is not None:
             if not plan.private:

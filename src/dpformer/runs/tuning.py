@@ -15,7 +15,6 @@ from __future__ import annotations
 import io
 import math
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -24,15 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from dpformer.errors import DpformerError
-from dpformer.privacy.accounting import quiet
 from dpformer.privacy.events import Event, Gaussian
 from dpformer.privacy.numbers import plain, round_up
 from dpformer.privacy.randomness import SecureRandom
+from dpformer.privacy.searches import repeated_epsilon
 from dpformer.runs import nist
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
+from dpformer.runs.ledger_file import Budget, kept, notes, reserve, taken_back
 from dpformer.runs.model_file import load_release, save_release, sha256_of
 from dpformer.runs.planning import check_budget, make_plan
 from dpformer.runs.signature import private_key, sign
@@ -77,22 +78,6 @@ def plan_tuning(config: Config, choices: dict[str, list[Any]], mean_runs: float,
     return Tuning(candidates, mean_runs, events, plan.delta, repeated_epsilon(events, mean_runs, plan.delta))
 
 
-def repeated_epsilon(events: tuple[Event, ...], mean_runs: float, delta: float) -> float:
-    """ε of selecting the best of a random number of repetitions, by RDP."""
-    from dp_accounting import dp_event, rdp
-
-    once = dp_event.ComposedDpEvent(
-        [dp_event.SelfComposedDpEvent(event.once(), event.compositions) for event in events]
-    )
-    with quiet():
-        accountant = rdp.RdpAccountant()
-        accountant.compose(dp_event.RepeatAndSelectDpEvent(once, mean_runs, 0.0))
-        epsilon = float(accountant.get_epsilon(delta))
-    if not epsilon >= 0:
-        raise ArithmeticError(f"the accountant has no answer ({epsilon}) for {mean_runs} runs")
-    return epsilon
-
-
 def logarithmic_gamma(mean: float) -> float:
     """γ of the logarithmic law with this mean: (1/γ − 1) / ln(1/γ)."""
     low, high = 1e-12, 1 - 1e-9
@@ -128,6 +113,7 @@ def tune(
     trial: Trial | None = None,
     announce: Callable[[Tuning], None] = lambda _: None,
     key: Path | None = None,
+    ledger: Path | None = None,
 ) -> dict[str, Any]:
     """Tunes and keeps the winner in the run folder `out`; returns its statement, which states the ε of the search.
 
@@ -139,6 +125,7 @@ def tune(
         trial: trains and scores one candidate; by default `dpformer.training.train` and a noisy NDCG@10.
         announce: is told the plan before any data is touched for it.
         key: private key (PEM, Ed25519) that signs the statement of the winner, once it states the whole search.
+        ledger: file with one budget over many runs: the whole search is written down there first, or refused.
     """
     folder = RunFolder(out)
     folder.refuse_existing()
@@ -147,17 +134,22 @@ def tune(
     _refuse(config, choices, mean_runs)
     from dpformer.runs.network import load_dataset
 
-    tuning = plan_tuning(config, choices, mean_runs, load_dataset(config).num_users)
+    dataset = load_dataset(config)
+    tuning = plan_tuning(config, choices, mean_runs, dataset.num_users)
     announce(tuning)
+    for said in notes(out, dataset, tuning.delta, ledger is not None):
+        Console(stderr=True).print(f"note: {said}", markup=False, highlight=False, soft_wrap=True)
     random = SecureRandom("tuning")
-    folder.path.parent.mkdir(parents=True, exist_ok=True)
-    workshop = Path(tempfile.mkdtemp(prefix=f".{folder.path.name}.", suffix=".tuning", dir=folder.path.parent))
+    reserved = None if ledger is None else reserve(ledger, out, tuning.events, mean_runs)
+    with taken_back(ledger, reserved):
+        workshop = folder.beside(".tuning")
     try:
-        best = _search(config, tuning, workshop, random, trial or train_and_score)
-        facts = _restate(best, tuning)
-        if signer is not None:
-            sign(RunFolder(best), signer)
-        best.rename(folder.path)
+        with kept(ledger, out, search=True):
+            best = _search(config, tuning, workshop, random, trial or train_and_score)
+            facts = _restate(best, tuning, reserved)
+            if signer is not None:
+                sign(RunFolder(best), signer)
+            best.rename(folder.path)
     finally:
         shutil.rmtree(workshop, ignore_errors=True)  # losers, and everything about them
     return facts
@@ -207,10 +199,11 @@ def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
     return {**changed, "headline": headline(changed), "words": [*words(changed), sentence]}
 
 
-def _restate(run: Path, tuning: Tuning) -> dict[str, Any]:
+def _restate(run: Path, tuning: Tuning, budget: Budget | None) -> dict[str, Any]:
     """Writes the statement of the winner, and its metadata, with the ε of the search."""
     folder = RunFolder(run)
-    facts = restated(folder.read_json(folder.statement), tuning.to_dict())
+    said = folder.read_json(folder.statement)
+    facts = restated(said if budget is None else {**said, "budget": budget.facts()}, tuning.to_dict())
     release = load_release(folder.model)
     metadata = {**release.metadata, **{name: facts[name] for name in ("headline", "epsilon")}}
     save_release(

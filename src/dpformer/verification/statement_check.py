@@ -11,10 +11,11 @@ from typing import Any
 
 from dpformer.privacy.accounting import epsilon_of
 from dpformer.privacy.events import Event, Gaussian
+from dpformer.privacy.searches import repeated_epsilon
 from dpformer.runs.config import Config
 from dpformer.runs.statement import HASHES, PACKAGES, headline, statement, words
 from dpformer.runs.tasks import task_of
-from dpformer.runs.tuning import SCORE_NOISE, TUNABLE, repeated_epsilon, restated
+from dpformer.runs.tuning import SCORE_NOISE, TUNABLE, restated
 from dpformer.training.plan import Plan
 from dpformer.verification.findings import Finding, short
 from dpformer.verification.limits import MOST_EVENTS, MOST_RUNS
@@ -159,7 +160,7 @@ class StatementCheck:
         name, budget = "budget of many runs", self.facts["budget"]
         if budget.keys() != {"epsilon", "delta", "spent", "runs"} or not self.facts["private"]:
             return Finding(name, False, f"{short(budget)} is no budget of a private run")
-        own = epsilon_of(self.events(), budget["delta"])
+        own = self._own(budget["delta"])
         if not (1 - self.close) * own <= budget["spent"] <= budget["epsilon"]:
             return Finding(
                 name,
@@ -169,6 +170,13 @@ class StatementCheck:
         if budget["runs"] == 1 and not same(float(budget["spent"]), own, self.close):
             return Finding(name, False, f"{budget['spent']:g} is spent by one run, which costs {own:g}")
         return Finding(name, None, "possible; not checked: its owner has the ledger")
+
+    def _own(self, delta: float) -> float:
+        """ε of this run, or of the search whose winner it is."""
+        if "tuning" not in self.facts:
+            return epsilon_of(self.events(), delta)
+        tuning = self._tuning()
+        return repeated_epsilon([Event.from_dict(event) for event in tuning["events"]], tuning["mean_runs"], delta)
 
     def sentences_on_the_data(self) -> Finding:
         """They follow from the config, N, and the size of the vocabulary: nothing in them is measured."""
