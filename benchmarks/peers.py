@@ -41,7 +41,7 @@ def ghost(w: Workload, sequences: list[np.ndarray]) -> Step:
     """Ghost Clipping as the paper compares with: not shared, half the dimension, Gram norms, two backward passes."""
     import dpformer.clipping.norms as norms
 
-    norms.dense_cost = lambda uses, kept: float("inf")  # type: ignore[assignment]  # always Gram
+    norms.reach = lambda uses: float("inf")  # type: ignore[assignment]  # always Gram
     model, batches = plain_model(w, None, half=True), physical_batches(w, sequences)
     clipping = dp.PhantomClipping(model, proof=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

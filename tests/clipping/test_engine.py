@@ -380,7 +380,7 @@ def test_broadcasting_over_shapes(shape: list[int], kept: int, users: int) -> No
 
 def test_a_missing_cross_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The silent error of Opacus, fastDP and private-transformers on a functionally tied head."""
-    monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: float("inf"))
+    monkeypatch.setattr(norms_module, "reach", lambda uses: float("inf"))
     monkeypatch.setitem(pairs.PAIRS, (pairs.Outer, pairs.Lookup), lambda outer, lookup: torch.zeros(len(lookup.ids)))
     model, x = small()
     with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
@@ -389,7 +389,7 @@ def test_a_missing_cross_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_wrong_lookup_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeated items taken for different ones."""
-    monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: float("inf"))
+    monkeypatch.setattr(norms_module, "reach", lambda uses: float("inf"))
     monkeypatch.setitem(pairs.SQUARED, pairs.Lookup, lambda use: use.grad.square().sum((1, 2)))
     model, _ = small()
     with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
@@ -405,7 +405,7 @@ def test_a_wrong_sum_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gram_and_written_out_agree_where_parts_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two uses that nearly cancel leave a Gram norm few digits: the engine then writes the gradient out."""
-    monkeypatch.setattr(norms_module, "dense_cost", lambda uses, kept: float("inf"))
+    monkeypatch.setattr(norms_module, "reach", lambda uses: float("inf"))
     torch.manual_seed(0)
 
     class Model(nn.Module):

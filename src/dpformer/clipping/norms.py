@@ -1,8 +1,8 @@
 """All uses of one parameter together: per-user norms, then the clipped sum.
 
-For a few users at a time, either the gradients are written out and squared, or the inner products of all pairs of uses
-are summed (Gram), whichever is cheaper (docs/maths/phantom-clipping.md). Written-out gradients are kept while those of
-all parameters fit `KEEP` numbers, so that the clipped sum is one weighted sum of them instead of another product.
+Either gradients are written out and squared, or the inner products of all pairs of uses are summed (Gram), whichever is
+cheaper for the rows that a user has (docs/maths/phantom-clipping.md). Written-out gradients are kept while those of all
+parameters fit `KEEP` numbers, so that the clipped sum is one weighted sum of them instead of another product.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.recorded_call import Source
-from dpformer.clipping.rounding import LOOSE, Rows, Squares, gram_error, squared_lengths, written_error
-from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, dense_cost, gram_cost, inner, squared
+from dpformer.clipping.rounding import CANCEL, LOOSE, Rows, Squares, square_error, squared_lengths
+from dpformer.clipping.row_lengths import RowLengths, without_zeros
+from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, by_rows, inner, reach, squared, wide
 
 KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
 
@@ -81,7 +82,9 @@ class ParameterUses:
     parameter: Tensor
     sources: list[Source]
     written: Tensor | None = None  # (B, *shape), if kept
+    again: bool = False  # written out again for each sum, to the same bits, instead of being kept
     step: int = 0  # users whose gradients are written out at once, if they are not kept
+    room: int = 0  # numbers that are kept
     alone: dict[int, list[Use]] = field(default_factory=dict)  # users whose rows cancel: added up in float64
 
     @property
@@ -96,35 +99,55 @@ class ParameterUses:
         assert isinstance(source, Dense)
         return source.grad
 
-    def measure(self, users: int, room: int) -> list[Measured]:
-        """‖g_b‖² of this parameter; written-out gradients are kept if they are at most `room` numbers."""
+    def measure(self, users: int, room: int, *, again: bool = False) -> list[Measured]:
+        """‖g_b‖² of this parameter; written-out gradients are kept (or made `again`) if `room` is enough."""
         made = sum(getattr(s, "numbers_each", 0) for s in self.sources)
+        self.again = again and made == 0 and not self._computes_anew
         each = made + self.parameter.numel()
         kept = users * each <= room
         if made == 0:  # nothing is computed to look at all users at once
             uses = self._uses(0, users)
-            if gram_cost(uses) < dense_cost(uses, kept):
-                return [Measured(self, uses, squared_by_gram(uses), 0, gram=True)]
+            lengths = RowLengths.of(uses)
+            few = _few_rows(uses, lengths)
+            if bool(few.all()):
+                return [self._by_rows(uses, lengths)]
             if kept:
-                return [self._written(uses, 0, kept)]
+                return [self._written(uses, lengths, few, 0, kept)]
         self.step = users if kept else max(1, KEEP // max(1, each))
         return [self._measured(a, min(a + self.step, users), kept) for a in range(0, users, self.step)]
+
+    @property
+    def _computes_anew(self) -> bool:
+        return any(getattr(source, "computes_anew", False) for source in self.sources)
 
     def _uses(self, a: int, b: int) -> list[Use]:
         return joined([s.part(a, b) for s in self.sources])
 
+    def _by_rows(self, uses: list[Use], lengths: RowLengths) -> Measured:
+        """Of all users, whose rows are few; those that are zero are not needed for the sum either."""
+        short = without_zeros(uses, lengths)
+        if len(self.sources) == 1 and isinstance(short[0], Outer):
+            self.sources = [short[0]]
+        return Measured(self, uses, lengths, squared_by_gram(short), 0)
+
     def _measured(self, a: int, b: int, kept: bool) -> Measured:
         uses = self._uses(a, b)
-        if gram_cost(uses) < dense_cost(uses, kept):
-            return Measured(self, uses, squared_by_gram(uses), a, gram=True)
-        return self._written(uses, a, kept)
+        lengths = RowLengths.of(uses)
+        few = _few_rows(uses, lengths)
+        if bool(few.all()):
+            return Measured(self, uses, lengths, squared_by_gram(without_zeros(uses, lengths)), a)
+        return self._written(uses, lengths, few, a, kept)
 
-    def _written(self, uses: list[Use], first: int, kept: bool) -> Measured:
+    def _written(self, uses: list[Use], lengths: RowLengths, few: Tensor, first: int, kept: bool) -> Measured:
         written = written_out(uses)
-        square, _ = squared_lengths(written.reshape(len(written), -1))
+        square = squared_lengths(written.reshape(len(written), -1))[0].to(wide(written.device))
+        if bool(few.any()):  # beside users with many rows: the way is everybody's own
+            square[few] = squared_by_gram(without_zeros(uses, lengths, few))
         if kept:
-            self.written, self.sources = written, []
-        return Measured(self, uses, square, first, gram=False)
+            self.room = written.numel()
+            if not self.again:
+                self.written, self.sources = written, []
+        return Measured(self, uses, lengths, square, first)
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
         """out += Σ_b c_b g_b."""
@@ -134,7 +157,9 @@ class ParameterUses:
             shared[list(self.alone)] = 0
         if self.written is not None:
             Dense(self.written).add_sum(shared, out)
-        elif any(getattr(source, "computes_anew", False) for source in self.sources):
+        elif self.room:
+            Dense(written_out(self._uses(0, len(c)))).add_sum(shared, out)
+        elif self._computes_anew:
             for a in range(0, len(c), self.step):  # the very numbers whose norms were taken
                 b = min(a + self.step, len(c))
                 Dense(written_out(self._uses(a, b))).add_sum(shared[a:b], out)
@@ -167,14 +192,22 @@ class Measured:
 
     group: ParameterUses
     uses: list[Use]
-    square: Tensor  # (n,)
+    lengths: RowLengths
+    square: Tensor  # (n,) in `wide` precision
     first: int
-    gram: bool
 
     @property
     def numbers(self) -> int:
         """What the uses hold."""
-        return sum(t.numel() for use in self.uses for t in vars(use).values() if isinstance(t, Tensor))
+        return sum(t.numel() for t in self._tensors())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the uses."""
+        return next(t.dtype for t in self._tensors() if t.dtype != torch.int64)
+
+    def _tensors(self) -> list[Tensor]:
+        return [t for use in self.uses for t in vars(use).values() if isinstance(t, Tensor)]
 
     def in_double(self, user: int) -> Tensor:
         """() of one user again, in float64: its rows cancel, and are added up in float64 too."""
@@ -183,23 +216,30 @@ class Measured:
         return squared_lengths(written_in_double(own).reshape(1, -1))[0][0]
 
 
+def _few_rows(uses: Sequence[Use], lengths: RowLengths) -> Tensor:
+    """(B,) whose norms come from inner products."""
+    first, *others = by_rows(uses)
+    rows = lengths.counts[first]
+    for other in others:
+        rows = rows + lengths.counts[other]
+    return rows < reach(uses)
+
+
 def raised_squares(measured: Sequence[Measured]) -> Squares:
-    """(G, n) of each parameter, of the same users, with upper bounds, which a user's own rows decide alone.
+    """(G, n) of each parameter, of the same users and precision, with upper bounds made of a user's own rows alone.
 
     Too few digits are made good one user at a time.
     """
-    square = torch.stack([m.square for m in measured])
-    rows = Rows.of([m.uses for m in measured], square)
-    written = written_error(square, rows)
-    error = torch.maximum(written, gram_error(square, rows))
-    gram = torch.tensor([[m.gram] for m in measured]).to(square.device)
-    known = square.to(error.dtype)
-    enough = (torch.where(gram, error, written) <= LOOSE * known) & torch.isfinite(square)
-    for place, user in (~enough).nonzero().tolist():
-        known[place, user] = measured[place].in_double(user)
-        square[place, user] = known[place, user]
-        error[place, user] = float("inf")
-    return square, known + torch.minimum(error, LOOSE * known)
+    known = torch.stack([m.square for m in measured])
+    rows = Rows.of(measured, measured[0].dtype)
+    error = square_error(known, rows)
+    enough = (error <= LOOSE * known) & (rows.lengths.square() <= CANCEL**2 * known) & torch.isfinite(known)
+    if not bool(enough.all()):
+        for place, user in (~enough).nonzero().tolist():
+            known[place, user] = measured[place].in_double(user)
+        error = square_error(known, rows)
+    most = LOOSE * known
+    return known, known + torch.where(error <= most, error, most)
 
 
 def joined(uses: Sequence[Use]) -> list[Use]:

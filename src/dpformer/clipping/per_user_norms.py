@@ -19,8 +19,9 @@ from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import Measured, ParameterUses, by_parameter, raised_squares
 from dpformer.clipping.recorded_call import RecordedCall
-from dpformer.clipping.rounding import full_precision, raised, wide
+from dpformer.clipping.rounding import full_precision, raised
 from dpformer.clipping.side_by_side import SideBySide
+from dpformer.clipping.uses import wide
 
 WAITING = 1 << 22  # numbers of uses that wait for their bounds
 
@@ -42,7 +43,8 @@ class PerUserNorms:
         calls: of the forward pass.
         trainable: identities of the parameters that are clipped.
         losses: of the users; norms have their device, and their precision or better.
-        forget: drop what the norms were computed from (the proof still needs it).
+        forget: drop what the norms were computed from. The proof still needs it, and then written-out gradients are not
+            kept beside it.
     """
 
     def __init__(self, calls: Sequence[RecordedCall], trainable: set[int], losses: Tensor, forget: bool) -> None:
@@ -105,8 +107,8 @@ class PerUserNorms:
         for group in groups:
             if group.is_dense:
                 continue
-            measured = group.measure(self.users, self.room)
-            self.room -= 0 if group.written is None else group.written.numel()
+            measured = group.measure(self.users, self.room, again=not self.forget)
+            self.room -= group.room
             if len(measured) == 1:
                 self.waiting += measured
                 continue
@@ -120,7 +122,7 @@ class PerUserNorms:
     def _settle_waiting(self) -> None:
         kinds: dict[torch.dtype, list[Measured]] = {}
         for m in self.waiting:
-            kinds.setdefault(m.square.dtype, []).append(m)
+            kinds.setdefault(m.dtype, []).append(m)
         self.waiting = []
         for some in kinds.values():
             for square, upper in zip(*raised_squares(some), strict=True):  # one by one, wherever the waiting ends

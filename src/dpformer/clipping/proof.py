@@ -33,6 +33,7 @@ from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import ParameterUses
 from dpformer.clipping.recorded_call import RecordedCall
+from dpformer.clipping.rounding import full_precision
 
 EVERY = 128  # batches from one random proof to the next, on average: each costs about as much as a batch
 PATIENCE = 16  # batches in a row that prove nothing
@@ -72,7 +73,8 @@ def prove(
     at_most = max(_AT_MOST.get(dtype, _AT_MOST_IN_HALF) for dtype in types)
     weights = (factors * _signs(len(losses)).to(factors)).to(losses.dtype)
     truth = _autograd(weights, losses, calls, sink)
-    error = _distance(truth, groups, weights.to(norms.dtype))
+    with full_precision(norms.device.type):  # what the engine adds up
+        error = _distance(truth, groups, weights.to(norms.dtype))
     length = sum(_squared(g) for g in truth.values()) ** 0.5
     scale = max(length, float(torch.linalg.vector_norm(weights.to(norms.dtype) * norms)), 1e-12)
     if at_once * scale < error <= at_most * scale:
@@ -84,7 +86,8 @@ def prove(
             f"the sum of {len(losses)} users' gradients in random proportions disagrees with autograd (distance "
             f"{error:.3g} of {scale:.3g}): {_WHY}"
         )
-    _prove_norms(norms, groups, at_most)
+    with full_precision(norms.device.type):
+        _prove_norms(norms, groups, at_most)
     return True
 
 

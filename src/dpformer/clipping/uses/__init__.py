@@ -15,23 +15,23 @@ and, for pairs of kinds with a closed form, the inner products ⟨g_b, g'_b⟩ w
 rows are concatenated), and different kinds meet in a cross term.
 """
 
-from dpformer.clipping.uses.cost import closed_form, dense_cost, gram_cost
+from dpformer.clipping.uses.cost import by_rows, closed_form, reach
 from dpformer.clipping.uses.dense import Dense
 from dpformer.clipping.uses.lookup import Lookup
 from dpformer.clipping.uses.outer import Outer
-from dpformer.clipping.uses.pairs import BLOCK, Use, inner, squared
+from dpformer.clipping.uses.pairs import Use, inner, squared, wide
 from dpformer.clipping.uses.ragged import Ragged
 
 __all__ = [
-    "BLOCK",
     "Dense",
     "Lookup",
     "Outer",
     "Ragged",
     "Use",
+    "by_rows",
     "closed_form",
-    "dense_cost",
-    "gram_cost",
     "inner",
+    "reach",
     "squared",
+    "wide",
 ]

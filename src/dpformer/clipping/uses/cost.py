@@ -1,10 +1,15 @@
-"""What the norms of a parameter cost either way, in multiply-adds a user: inner products, or gradients written out."""
+"""Which way to the norm of a user is the cheaper one: inner products of its rows, or its gradient written out.
+
+A user's own rows and public sizes decide, never how many users there are or how far rows are padded: the two ways round
+differently, and nobody may change the way of others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import prod
-from typing import Any
+from collections.abc import Sequence
+from math import inf, prod, sqrt
+
+from torch import Tensor
 
 from dpformer.clipping.uses.dense import Dense
 from dpformer.clipping.uses.lookup import Lookup
@@ -13,13 +18,9 @@ from dpformer.clipping.uses.pairs import Use
 from dpformer.clipping.uses.ragged import Ragged
 
 PASSES = 16.0  # multiply-adds in the time in which a number goes to memory and back
-
-
-def gram_cost(uses: Sequence[Use]) -> float:
-    """Multiply-adds a user of all the inner products, or infinity where one has no closed form."""
-    if not closed_form(uses):
-        return float("inf")
-    return sum(_pair_cost(one, other) for i, one in enumerate(uses) for other in uses[i:])
+DOUBLE = {"cpu": 2.0, "mps": inf}  # multiply-adds of float32 in the time of one in float64; elsewhere:
+DOUBLE_ELSEWHERE = 32.0
+OFTEN = 3 << 18  # numbers of a parameter up to which gradients of 64 users are kept
 
 
 def closed_form(uses: Sequence[Use]) -> bool:
@@ -27,49 +28,30 @@ def closed_form(uses: Sequence[Use]) -> bool:
     return not any(isinstance(use, Dense) for use in uses) and sum(isinstance(use, Ragged) for use in uses) <= 1
 
 
-def _pair_cost(one: Use, other: Use) -> float:
-    if isinstance(one, Lookup):
-        one, other = other, one
-    return _PAIR_COSTS[isinstance(one, Lookup), isinstance(other, Lookup)](one, other)
+def by_rows(uses: Sequence[Use]) -> list[int]:
+    """The places of the uses whose rows are counted: outer products, or all where there are none."""
+    return [i for i, use in enumerate(uses) if not isinstance(use, Lookup)] or list(range(len(uses)))
 
 
-def _outer_outer(one: Outer | Ragged, other: Outer | Ragged) -> float:
-    return rows_each(one) * rows_each(other) * float(one.left.shape[-1] + one.right.shape[-1])
+def reach(uses: Sequence[Use]) -> float:
+    """Inner products are for users with fewer rows than this.
 
-
-def _outer_lookup(one: Outer | Ragged, other: Lookup) -> float:
-    return rows_each(one) * other.ids.shape[1] * (other.grad.shape[2] + 4.0)
-
-
-def _lookup_lookup(one: Lookup, other: Lookup) -> float:
-    return 8.0 * one.grad.shape[1] * one.grad.shape[2]
-
-
-_PAIR_COSTS: dict[tuple[bool, bool], Callable[[Any, Any], float]] = {  # is the first, the second a look-up?
-    (False, False): _outer_outer,
-    (False, True): _outer_lookup,
-    (True, True): _lookup_lookup,
-}
-
-
-def dense_cost(uses: Sequence[Use], kept: bool) -> float:
-    """Multiply-adds a user of writing the gradient out, beyond what the inner products need as well: the clipped sum.
-
-    What is written out and kept makes the sum too, so then its product is not counted; a number that is written and
-    read back counts as several multiply-adds.
+    In multiply-adds of float32, n rows of a weight of p × q cost n²(p + q) in float64 and one pass over n(p + q)
+    numbers; a gradient costs a pass over its p·q numbers, and where it is too large to be kept for the sum, n·p·q.
     """
-    numbers = prod(uses[0].shape)
-    cost = PASSES * numbers
-    for use in uses:
-        if isinstance(use, (Outer, Ragged)) and not kept:
-            cost += rows_each(use) * numbers
-        elif isinstance(use, Lookup):
-            cost += 4.0 * use.grad.shape[1] * use.grad.shape[2]
-    return cost
+    device, numbers = _tensor(uses[0]).device.type, prod(uses[0].shape)
+    double = DOUBLE.get(device, DOUBLE_ELSEWHERE)
+    if not closed_form(uses) or double == inf:
+        return 0.0
+    outers = [use for use in uses if isinstance(use, (Outer, Ragged))]
+    depth = max((use.grad.shape[-1] for use in uses if isinstance(use, Lookup)), default=0)
+    if not outers:
+        return 4.0 * numbers / depth
+    width = max(use.left.shape[-1] + use.right.shape[-1] for use in outers)
+    square = double * (width + depth)
+    linear = PASSES * width - (0 if numbers <= OFTEN else numbers)
+    return (sqrt(linear * linear + 4 * square * PASSES * numbers) - linear) / (2 * square)
 
 
-def rows_each(use: Outer | Ragged) -> float:
-    """Rows of a user, on average."""
-    if isinstance(use, Outer):
-        return float(use.left.shape[1])
-    return len(use.left) / max(1, len(use.counts))
+def _tensor(use: Use) -> Tensor:
+    return use.left if isinstance(use, (Outer, Ragged)) else use.grad

@@ -20,6 +20,9 @@ class Dense:
     def part(self, a: int, b: int) -> Dense:
         return Dense(self.grad[a:b])
 
+    def pick(self, users: Tensor) -> Dense:
+        return Dense(self.grad[users])
+
     def dense(self) -> Tensor:
         return self.grad
 

@@ -20,6 +20,9 @@ class Lookup:
     def part(self, a: int, b: int) -> Lookup:
         return Lookup(self.ids[a:b], self.grad[a:b], self.shape)
 
+    def pick(self, users: Tensor) -> Lookup:
+        return Lookup(self.ids[users], self.grad[users], self.shape)
+
     def dense(self) -> Tensor:
         out = self.grad.new_zeros(len(self.ids), *self.shape)
         self.add_to(out)

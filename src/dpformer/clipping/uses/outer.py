@@ -20,6 +20,9 @@ class Outer:
     def part(self, a: int, b: int) -> Outer:
         return Outer(self.left[a:b], self.right[a:b], self.shape)
 
+    def pick(self, users: Tensor) -> Outer:
+        return Outer(self.left[users], self.right[users], self.shape)
+
     def dense(self) -> Tensor:
         return torch.bmm(self.left.mT, self.right).reshape(-1, *self.shape)
 

@@ -17,7 +17,8 @@ from dpformer.clipping.uses.outer import Outer
 from dpformer.clipping.uses.ragged import Ragged
 
 Use = Outer | Ragged | Lookup | Dense
-BLOCK = 256  # numbers multiplied and added up at once
+BLOCK = 1 << 10  # numbers of a row that are converted and multiplied at once,
+AT_ONCE = 1 << 17  # and of all rows: they stay in the cache
 
 
 def inner(one: Use, other: Use) -> Tensor:
@@ -38,36 +39,46 @@ def squared(use: Use) -> Tensor:
 
 def outer_outer(one: Outer, other: Outer) -> Tensor:
     """Σ_{t,u} ⟨left_t, left'_u⟩ ⟨right_t, right'_u⟩."""
-    return _total(products(one.left, other.left).mul_(products(one.right, other.right)))
+    return products(one.left, other.left).mul_(products(one.right, other.right)).sum((1, 2))
 
 
 def products(one: Tensor, other: Tensor) -> Tensor:
-    """(B, T, n), (B, U, n) → (B, T, U): inner products of all rows, over stretches of n that are added up afterwards.
+    """(B, T, n), (B, U, n) → (B, T, U): inner products of all rows in `wide` precision, some numbers at a time.
 
-    A sum of sums is off by less than one long sum (rounding.py counts on it).
+    In float32 they would round otherwise when rows are padded to another length, and rows that cancel make that large.
     """
-    if one.shape[-1] <= BLOCK:
-        return torch.bmm(one, other.mT)
-    parts = zip(one.split(BLOCK, -1), other.split(BLOCK, -1), strict=True)
-    a, b = next(parts)
-    total = torch.bmm(a, b.mT)
-    for a, b in parts:
-        total += torch.bmm(a, b.mT)
+    some = max(1, AT_ONCE // max(1, one.shape[1] * min(BLOCK, one.shape[2])))  # users
+    if some >= len(one):
+        return _products(one, other)
+    if other is one:
+        return torch.cat([_products(part, part) for part in one.split(some)])
+    return torch.cat([_products(a, b) for a, b in zip(one.split(some), other.split(some), strict=True)])
+
+
+def _products(one: Tensor, other: Tensor) -> Tensor:
+    dtype = torch.promote_types(one.dtype, wide(one.device))
+    total = one.new_zeros((), dtype=dtype)
+    for a, b in zip(one.split(BLOCK, -1), other.split(BLOCK, -1), strict=True):
+        left = a.to(dtype)
+        right = (left if other is one else b.to(dtype)).mT
+        total = total.baddbmm_(left, right) if total.ndim else torch.bmm(left, right)
     return total
 
 
-def _total(gram: Tensor) -> Tensor:
-    """(B, T, U) → (B,): rows first, for the same reason."""
-    return gram.sum((1, 2)) if gram.shape[1] * gram.shape[2] <= BLOCK else gram.sum(2).sum(1)
+def wide(device: torch.device) -> torch.dtype:
+    """The precision in which norms are added up: float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def outer_lookup(outer: Outer, lookup: Lookup) -> Tensor:
     """Σ_{t,u} left_u[id_t] ⟨grad_t, right_u⟩: the cross term of a tied embedding."""
     users, _, width = outer.left.shape
     if width != lookup.shape[0]:  # the table was reshaped between the two uses: only the dense form is common
-        return (lookup.dense() * outer.dense()).flatten(1).sum(1)
+        dtype = torch.promote_types(outer.left.dtype, wide(outer.left.device))
+        written = Outer(outer.left.to(dtype), outer.right.to(dtype), outer.shape).dense()
+        return Lookup(lookup.ids, lookup.grad.to(dtype), lookup.shape).dense().mul_(written).flatten(1).sum(1)
     index = lookup.ids[:, None, :].expand(users, outer.left.shape[1], lookup.ids.shape[1])
-    return _total(outer.left.gather(2, index) * products(outer.right, lookup.grad))
+    return products(outer.right, lookup.grad).mul_(outer.left.gather(2, index)).sum((1, 2))
 
 
 def ragged_other(ragged: Ragged, other: Outer | Lookup) -> Tensor:
@@ -101,7 +112,8 @@ def lookup_squared(use: Lookup) -> Tensor:
     offset = torch.arange(users, device=use.ids.device)[:, None] * rows
     entries, place = torch.unique((use.ids + offset).flatten(), return_inverse=True)
     sums = use.grad.new_zeros(len(entries), use.grad.shape[-1]).index_add_(0, place, use.grad.flatten(0, 1))
-    return sums.new_zeros(users).index_add_(0, entries // rows, sums.square().sum(1))
+    squares = sums.to(torch.promote_types(sums.dtype, wide(sums.device))).square_().sum(1)
+    return squares.new_zeros(users).index_add_(0, entries // rows, squares)
 
 
 SQUARED: dict[type, Callable[[Any], Tensor]] = {

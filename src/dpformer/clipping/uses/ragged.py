@@ -43,6 +43,11 @@ class Ragged:
         rows = slice(first, first + sum(counts))
         return Ragged(self.left[rows], self.right[rows], counts, self.shape)
 
+    def pick(self, users: Tensor) -> Ragged:
+        counts = torch.tensor(self.counts)
+        rows = users.cpu().repeat_interleave(counts).to(self.left.device)
+        return Ragged(self.left[rows], self.right[rows], counts[users.cpu()].tolist(), self.shape)
+
     def dense(self) -> Tensor:
         out = self.left.new_empty(len(self.counts), self.left.shape[1], self.right.shape[1])
         for a, b, left, right in self.blocks():
