@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from dpformer.models import Batch, Transformer
-from dpformer.reattention import effective_error
+from dpformer.reattention import attention_weights, effective_error
+from dpformer.reattention.track import Tracked
 
 ITEMS, LENGTH = 30, 10
 FREQUENCIES = torch.linspace(0.01, 0.5, ITEMS)
@@ -93,6 +94,24 @@ def test_key_variance_against_a_network_with_noise_drawn(norm: str, activation: 
         assert torch.corrcoef(by_position.log())[0, 1] > 0.98
 
 
+def test_two_columns_say_the_variances_of_the_first_block() -> None:
+    """All coordinates of an item are equally noisy: keys and values need no full matrix, with several heads neither."""
+    torch.manual_seed(0)
+    layer = Transformer(ITEMS, LENGTH, dim=32, heads=4, reattention=True).double().blocks[0].attention
+    x = Tracked(torch.randn(3, 8, 32).double(), torch.rand(3, 8, 1).double())
+    weight_var = torch.tensor(0.03).double()
+    full = layer._variances(Tracked(x.mean, x.var.expand(3, 8, 32)), weight_var, False)
+    for even, each in zip(layer._variances(x, weight_var, False), full, strict=True):
+        assert even.left.shape == (3, 4, 8, 2) and each.right is None
+        torch.testing.assert_close(even.full(), each.left)
+    q, k = torch.randn(2, 3, 4, 8, 8).double()
+    even, each = (layer._variances(Tracked(x.mean, v), weight_var, True)[0] for v in (x.var, x.var.expand(3, 8, 32)))
+    for variant in ("renormalised", "literal"):
+        maps = [attention_weights(q, k, key_var=var, variant=variant) for var in (even, each, each.left)]
+        torch.testing.assert_close(maps[0], maps[1])
+        torch.testing.assert_close(maps[1], maps[2])
+
+
 def _with_noise(model: Transformer) -> Transformer:
     noisy = copy.deepcopy(model)
     with torch.no_grad():
@@ -107,7 +126,7 @@ def _keys(model: Transformer) -> tuple[list[Tensor], list[Tensor]]:
     variances, keys, hooks = [], [], []
     for block in model.blocks:
         hooks.append(block.attention.register_forward_pre_hook(
-            lambda layer, args: variances.append(layer._variances(*args[:3])[0])))  # fmt: skip
+            lambda layer, args: variances.append(layer._variances(*args[:3])[0].full())))  # fmt: skip
         hooks.append(block.attention.project.register_forward_hook(
             lambda layer, args, out: keys.append(out.chunk(3, -1)[1][:, None])))  # fmt: skip
     with torch.no_grad():

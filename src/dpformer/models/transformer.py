@@ -22,7 +22,7 @@ from dpformer.models.batch import Batch
 from dpformer.models.dropout import Dropout
 from dpformer.models.sequence import SequenceModel, constructor_arguments
 from dpformer.reattention import moments, track
-from dpformer.reattention.attention import Variant, attention
+from dpformer.reattention.attention import Spread, Variant, attention
 from dpformer.reattention.error import EffectiveError, effective_error
 from dpformer.reattention.moments import Gaussian
 from dpformer.reattention.recording import recording
@@ -206,19 +206,32 @@ class SelfAttention(nn.Module):
         if maps is not None and weights is not None:
             maps.append(weights)
         if value_var is not None and weights is not None:
-            values = Gaussian(v.detach(), value_var)
-            var = self._join(moments.average(weights.detach(), values, mean=values.mean).var / (1 - rate))
+            left, right = value_var
+            averaged = Spread(moments.average(weights.detach(), Gaussian(left, left), mean=left).var, right)
+            var = self._join(averaged.full() / (1 - rate))
         return track.linear(self.merge, Tracked(self._join(out), var), weight_var)
 
-    def _variances(self, x: Tracked, weight_var: Tensor | None, last: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Of keys and of values, each (B, H, L, d_h); values only where a later attention needs them."""
+    def _variances(self, x: Tracked, weight_var: Tensor | None, last: bool) -> tuple[Spread | None, Spread | None]:
+        """Of keys and of values; values only where a later attention needs them."""
         if x.var is None or weight_var is None:
             return None, None
-        end = 2 * self.dim if last else 3 * self.dim
-        weight = Gaussian(self.project.weight.detach()[self.dim : end], weight_var)
+        wanted = 1 if last else 2
+        weight = Gaussian(self.project.weight.detach()[self.dim : (1 + wanted) * self.dim], weight_var)
         with torch.no_grad():
-            var = moments.linear(x.known(), weight, mean=x.mean).var.split(self.dim, -1)
-        return self._split(var[0]), None if last else self._split(var[1])
+            if x.var.shape[-1] == 1:
+                spreads = self._even(x, weight)
+            else:
+                var = moments.linear(x.known(), weight, mean=x.mean).var
+                spreads = [Spread(self._split(part)) for part in var.split(self.dim, -1)]
+        return spreads[0], None if last else spreads[1]
+
+    def _even(self, x: Tracked, weight: Gaussian) -> list[Spread]:
+        """`moments.linear` where all coordinates of an input have the same variance v: v·Σ_j E[W_kj²] + w·Σ_j μ_j²."""
+        mean, var = x.known()
+        left = torch.cat([var.expand(*mean.shape[:-1], 1), weight.var * mean.square().sum(-1, keepdim=True)], -1)
+        heads = left.unsqueeze(1).expand(-1, self.heads, -1, -1)
+        squares = (weight.mean.square() + weight.var).sum(-1).view(-1, self.heads, self.dim // self.heads)
+        return [Spread(heads, torch.stack([each, torch.ones_like(each)], 1)) for each in squares]
 
     def _split(self, t: Tensor) -> Tensor:
         """(B, L, d) -> (B, H, L, d_h)"""

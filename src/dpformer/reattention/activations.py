@@ -19,11 +19,11 @@ _FAR = 40.0
 
 
 def _cdf(x: Tensor) -> Tensor:
-    return torch.erfc(x * -math.sqrt(0.5)) * 0.5
+    return torch.erfc(x * -math.sqrt(0.5)).mul_(0.5)
 
 
 def _density(x: Tensor) -> Tensor:
-    return torch.exp(x.square() * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return x.square().mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
 
 
 def relu(x: Gaussian, *, mean: Tensor | None = None) -> Gaussian:
@@ -34,13 +34,13 @@ def relu(x: Gaussian, *, mean: Tensor | None = None) -> Gaussian:
 
     The paper's Eq. 20 subtracts c² where it must subtract the squared *output* mean.
     """
-    a = (x.mean * x.var.clamp(min=torch.finfo(x.mean.dtype).tiny).rsqrt()).clamp(-_FAR, _FAR)
+    a = (x.mean * x.var.clamp(min=torch.finfo(x.mean.dtype).tiny).rsqrt_()).clamp_(-_FAR, _FAR)
     cdf = _cdf(a)
-    u = torch.addcmul(_density(a), a, cdf)
-    unit = torch.addcmul(cdf, u, a - u).clamp(min=0)
+    u = _density(a).addcmul_(a, cdf)
     if mean is None:
         mean = torch.where(a.abs() < _FAR, u * x.var.sqrt(), x.mean.clamp(min=0))
-    return Gaussian(mean, x.var * unit)
+    unit = cdf.addcmul_(u, a.sub_(u)).clamp_(min=0)  # in place: fresh memory costs as much as the arithmetic
+    return Gaussian(mean, unit.mul_(x.var))
 
 
 def gelu(x: Gaussian, *, approximation: Literal["exact", "relu"] = "exact", mean: Tensor | None = None) -> Gaussian:

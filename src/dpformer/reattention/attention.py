@@ -15,7 +15,7 @@ times as long as fused plain attention, forward and backward, the wide space 1.7
 """
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +26,26 @@ from dpformer.reattention.recording import recording
 Variant = Literal["renormalised", "literal"]
 
 
+class Spread(NamedTuple):
+    """A variance of shape (B, H, L, d_h): left @ right, or left alone.
+
+    Where all coordinates of an input are equally noisy, as in the first block, it is v_j·S_c + u_j: two columns of
+    `left` say all of it, and products with the map cost next to nothing.
+    """
+
+    left: Tensor  # (B, H, L, r)
+    right: Tensor | None = None  # (H, r, d_h)
+
+    def full(self) -> Tensor:
+        return self.left if self.right is None else self.left @ self.right
+
+
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    key_var: Tensor | None = None,
+    key_var: Tensor | Spread | None = None,
     variant: Variant = "renormalised",
     causal: bool = True,
     key_mask: Tensor | None = None,
@@ -59,7 +73,7 @@ def attention_weights(
     q: Tensor,
     k: Tensor,
     *,
-    key_var: Tensor | None = None,
+    key_var: Tensor | Spread | None = None,
     variant: Variant = "renormalised",
     causal: bool = True,
     key_mask: Tensor | None = None,
@@ -67,10 +81,9 @@ def attention_weights(
     """The attention map S itself, (B, H, L, L), row = query, without dropout."""
     if variant not in ("renormalised", "literal"):
         raise ValueError(f"variant is {variant!r}; it must be 'renormalised' or 'literal'")
-    scale = 1 / math.sqrt(q.shape[-1])
     allowed = _allowed(q, k, causal, key_mask)
-    scores = _added(_bias(q, allowed), q * scale, k)
-    correction = None if key_var is None else (q.square() * (-0.5 * scale**2), key_var.detach())
+    correction = None if key_var is None else _correction(q, key_var)
+    scores = _added(_bias(q, allowed), q * (1 / math.sqrt(q.shape[-1])), k)
     if correction is not None and variant == "renormalised":
         scores = _added(scores, *correction)
     weights = torch.softmax(scores, -1)
@@ -81,9 +94,17 @@ def attention_weights(
     return weights
 
 
-def _no_noise(key_var: Tensor) -> bool:
+def _correction(q: Tensor, key_var: Tensor | Spread) -> tuple[Tensor, Tensor]:
+    """Two factors of −Var[s]/2, (B, H, L, r) each."""
+    left, right = key_var if isinstance(key_var, Spread) else Spread(key_var)
+    half = q.square() * (-0.5 / q.shape[-1])
+    return half if right is None else half @ right.mT, left.detach()
+
+
+def _no_noise(key_var: Tensor | Spread) -> bool:
     """Whether there is nothing to correct. An export cannot branch on values and keeps the correction."""
-    return not recording() and not bool(key_var.any())
+    left = key_var.left if isinstance(key_var, Spread) else key_var
+    return not recording() and not bool(left.any())
 
 
 def _allowed(q: Tensor, k: Tensor, causal: bool, key_mask: Tensor | None) -> Tensor | None:
