@@ -16,6 +16,7 @@ maps take 10 epochs and a coarser grid. TinyShakespeare takes a smaller model on
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -114,22 +115,32 @@ def paper(data: str, model: str, epsilon: float, seed: int = 0, **changes: Any) 
     return Cell(data, label, choices, seed, minutes)
 
 
+TWO, OTHERS = ("vanilla", "reattention"), ("gru", "lstm", "unshared")
+LONG_EPSILON = 5
 LONG: dict[str, Any] = {"learning_rate": 7e-3, "epochs": 60, "batch_size": 1024, "evaluate_every": 10}
 
 
 def decisive(seed: int, **changes: Any) -> list[Cell]:
     """Vanilla and Re-Attention, MovieLens at ε = 5, as long as it takes for both to be well above popularity."""
-    return [paper("ml-1m", model, 5, seed, **{**LONG, **changes}) for model in ("vanilla", "reattention")]
+    return [paper("ml-1m", model, LONG_EPSILON, seed, **{**LONG, **changes}) for model in TWO]
+
+
+GROWN = {"ml-1m": {"epochs": 40, "batch_size": 1024}, "games": {"epochs": 40, "batch_size": 4096}}
+MET: dict[str, dict[str, Any]] = {"ml-1m": {}, "games": {"epochs": 20, "batch_size": 2048}}
 
 
 def at_length(data: str) -> list[Cell]:
-    """The rows of a table where they have grown: 40 epochs, 20 for those that are met already. About 300 steps each."""
-    grown: dict[str, Any] = {"epochs": 40, "batch_size": 1024 if data == "ml-1m" else 4096}
-    met: dict[str, Any] = {} if data == "ml-1m" else {"epochs": 20, "batch_size": 2048}
-    others = [paper(data, model, epsilon, **met) for epsilon in (5, 10, 8) for model in ("gru", "lstm", "unshared")]
-    return others + [
-        paper(data, model, epsilon, **grown) for epsilon in (8, 5, 10) for model in ("vanilla", "reattention")
-    ]
+    """The rows of a table where they have grown: 40 epochs, 20 for those that are met by then. About 300 steps each."""
+    others = [paper(data, model, epsilon, **MET[data]) for epsilon in (5, 10, 8) for model in OTHERS]
+    return others + [paper(data, model, epsilon, **GROWN[data]) for epsilon in (8, 5, 10) for model in TWO]
+
+
+def longest(data: str, epsilon: float, there: Callable[[Cell], bool]) -> dict[str, dict[str, Any]]:
+    """For each row of a table the changes of its longest run; vanilla and Re-Attention are as long as each other."""
+    long = [LONG, GROWN[data]] if data == "ml-1m" and epsilon == LONG_EPSILON else [GROWN[data]]
+    both = [change for change in long if all(there(paper(data, model, epsilon, **change)) for model in TWO)]
+    rows = {model: both[0] if both else {} for model in TWO}
+    return rows | {model: MET[data] if there(paper(data, model, epsilon, **MET[data])) else {} for model in OTHERS}
 
 
 def warm(data: str, epsilon: float, seed: int = 0) -> Cell:
@@ -301,7 +312,7 @@ def heat_maps(*names: str) -> list[Cell]:
 
 def cells() -> list[Cell]:
     """Every run, each once."""
-    two, others = ("vanilla", "reattention"), ("unshared", "gru", "lstm")
+    two, others = TWO, OTHERS
     groups = [
         *(decisive(seed) for seed in (1, 2, 0)),
         at_length("ml-1m"),

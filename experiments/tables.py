@@ -19,6 +19,7 @@ from experiments.cells import (
     floor,
     language,
     longer,
+    longest,
     other_settings,
     paper,
     warm,
@@ -142,16 +143,24 @@ def settings() -> str:
 
 def accuracy(data: str, epsilon: float) -> str:
     """One ε of the paper's main table, with the floor, the ceiling and the counts."""
-    rows = []
-    for model, title in ROWS.items():
-        printed = "{:.2f} / {:.2f}".format(*PAPER[data][model][epsilon]) if data in PAPER else ""
-        rows.append([title, printed, *_ours(results(lambda seed, m=model: paper(data, m, epsilon, seed)))])
-    rows.append([WARM, "", *_ours(results(lambda seed: warm(data, epsilon, seed)))])
-    rows.append(["**transition counts**", "", *_ours(results(lambda seed: counts(data, epsilon, seed)))])
-    rows.append(["popularity, not private", "", *_ours(results(lambda _: floor(data))[:1])])
-    rows.append([f"{ROWS['vanilla']}, not private", "", *_ours(results(lambda seed: ceiling(data, seed)))])
-    head = ["NDCG@10 / HIT@10, %", "paper, best epoch", "ours, last iterate", "ours, best epoch"]
-    return markdown([*head, "ours, last, unmasked", "seeds"], rows)
+    lengths = longest(data, epsilon, lambda cell: load(cell.name) is not None)
+    found = {
+        title: results(lambda seed, m=model: paper(data, m, epsilon, seed, **lengths[m]))
+        for model, title in ROWS.items()
+    } | {
+        WARM: results(lambda seed: warm(data, epsilon, seed)),
+        "**transition counts**": results(lambda seed: counts(data, epsilon, seed)),
+        "popularity, not private": results(lambda _: floor(data))[:1],
+        f"{ROWS['vanilla']}, not private": results(lambda seed: ceiling(data, seed)),
+    }
+    printed = {title: "{:.2f} / {:.2f}".format(*PAPER[data][model][epsilon]) for model, title in ROWS.items()}
+    rows = [[title, printed.get(title, ""), _epochs(runs), *_ours(runs)] for title, runs in found.items()]
+    head = ["NDCG@10 / HIT@10, %", "paper, best epoch", "epochs of ours", "last iterate", "best epoch"]
+    return markdown([*head, "last, unmasked", "seeds"], rows)
+
+
+def _epochs(runs: list[Result]) -> str:
+    return f"{runs[0]['config']['epochs']:g}" if runs and "epochs" in runs[0].get("config", {}) else ""
 
 
 def _ours(found: list[Result]) -> list[str]:
