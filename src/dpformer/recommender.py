@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dpformer.data.interactions import from_frame
+from dpformer.data.frames import from_frame
 from dpformer.errors import DpformerError
 from dpformer.privacy import Ledger
 from dpformer.runs.config import Config
@@ -192,7 +192,7 @@ class Recommender(_Model):
 
         known = {name.removesuffix("_column"): value for name, value in columns.items()}
         ratings = self._choices.get("min_rating") is not None
-        log = from_frame(Frame(data).columns(), Columns(**known), order=order, ratings=ratings)
+        log = from_frame(Frame(data).series(), Columns(**known), order=order, ratings=ratings)
         path = Path(tempfile.mkdtemp(dir=self._folder())) / "frame.parquet"
         write_log(log, path)
         return path
@@ -233,7 +233,7 @@ class Recommender(_Model):
             found = read(histories, reading=Reading(order=order))
         else:
             frame = Frame(histories)
-            log = from_frame(frame.columns(), order=order)
+            log = from_frame(frame.series(), order=order)
             found = log.histories()
             whole_users, whole_items = _whole(frame)
         packed = Packed.of(found, self.release)

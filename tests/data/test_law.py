@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Reading, prepare, read
-from dpformer.data.interactions import Codes, from_frame
+from dpformer.data.frames import from_frame
+from dpformer.data.interactions import Codes
 from dpformer.errors import DpformerError
 
 rows = st.one_of(

@@ -1,12 +1,14 @@
 """Readers: one log in every format gives the same histories; bad files give one sentence."""
 
 import bz2
+import datetime
 import gzip
 import io
 import json
 import lzma
 import sqlite3
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Columns, Dataset, Reading, from_frame, prepare, read, read_catalog
+from dpformer.data.interactions import id_text
 from dpformer.errors import DpformerError
 
 LOG = [
@@ -92,10 +95,15 @@ def test_packed_files(tmp_path: Path, suffix: str, pack: Any) -> None:
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(CSV.encode()))))  # type: ignore[arg-type]
     assert histories(Path("-"), format="csv") == EXPECTED
     with pytest.raises(DpformerError, match="format of standard input does not show in its name: give --format"):
         histories(Path("-"))
+    for pack, command in ((gzip, "gzip -dc"), (lzma, "xz -dc"), (bz2, "bzip2 -dc")):
+        packed = io.BufferedReader(io.BytesIO(pack.compress(CSV.encode())))  # type: ignore[arg-type]
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(packed))
+        with pytest.raises(DpformerError, match=rf"standard input is packed: unpack it first \(… \| {command}"):
+            histories(Path("-"), format="csv")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])
@@ -235,6 +243,53 @@ def test_frames_of_libraries(library: str) -> None:
     table = {"user_id": [row[0] for row in LOG], "item_id": [row[1] for row in LOG], "time": [row[3] for row in LOG]}
     frame = made.table(table) if library == "pyarrow" else made.DataFrame(table)
     assert from_frame(frame).histories().named() == EXPECTED
+
+
+CELLS = {
+    "whole numbers": st.integers(-3, 3),
+    "large numbers": st.sampled_from([2**60 + 1, 2**60, -(2**62), 5]),
+    "floats": st.sampled_from([0.5, -1.0, 2.0, -0.0, 1e18, 3.25]),
+    "text": st.sampled_from(["a", " a", "b ", "7", "07", "é"]),
+    "all sorts": st.sampled_from(["a", 1, 1.0, True, 2.5, Decimal("1.0"), 2**70, b"a"]),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(sorted(CELLS)), st.sampled_from(["whole numbers", "large numbers", "floats"]))
+def test_frames_are_read_as_one_cell_after_the_other(data: st.DataObject, ids: str, times: str) -> None:
+    rows = data.draw(st.integers(1, 12))
+    users, items, when = (
+        data.draw(st.lists(CELLS[kind], min_size=rows, max_size=rows)) for kind in (ids, "text", times)
+    )
+    expected: dict[str, list[str]] = {}
+    for _, user, item in sorted(zip(when, users, items, strict=True), key=lambda row: row[0]):  # stable
+        expected.setdefault(id_text(user), []).append(id_text(item))
+    typed = np.array(users) if ids != "all sorts" else users
+    for frame in (
+        {"user": users, "item": items, "time": when},
+        {"user": typed, "item": np.array(items), "time": np.array(when)},
+    ):
+        found = from_frame(frame)
+        assert found.histories().named() == expected
+        assert list(found.user_ids) == list(dict.fromkeys(map(id_text, users))), "numbered as they appear"
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_dates_and_gaps_of_frames(library: str) -> None:
+    made = pytest.importorskip(library)
+    days = [datetime.datetime(2024, 1, 3), datetime.datetime(2024, 1, 1), datetime.datetime(1500, 1, 2)]
+
+    def frame(**columns: list[Any]) -> Any:
+        return made.table(columns) if library == "pyarrow" else made.DataFrame(columns)
+
+    found = from_frame(frame(user_id=[7, 7, 7], item_id=["c", "b", "a"], date=days))
+    assert found.histories().named() == {"7": ["a", "b", "c"]}
+    with pytest.raises(DpformerError, match="row 2 of the frame has no user_id"):
+        from_frame(frame(user_id=[7, None, 7], item_id=["c", "b", "a"], date=days))
+    with pytest.raises(DpformerError, match="row 3 of the frame has no item_id"):
+        from_frame(frame(user_id=[7, 7, 7], item_id=["c", "b", " "], date=days))
+    with pytest.raises(DpformerError, match=r"row 1 of the frame: the timestamp .* is not a time"):
+        from_frame(frame(user_id=[7, 7, 7], item_id=["c", "b", "a"], date=[None, *days[:2]]))
 
 
 BAD = {

@@ -1,6 +1,7 @@
 """Transition counts: sensitivity, budget and noise of the release; the model against a dense twin in float64."""
 
 import math
+import tracemalloc
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -254,6 +255,35 @@ def test_cells_lead_back_to_pairs(cell: int) -> None:
         estimate.add(np.zeros(2), 1.0, directed=True)
         low, high = counts_release._released(estimate, EVERYTHING, None, None).pairs[0].tolist()  # type: ignore[arg-type]
         assert 0 <= low < high and high * (high - 1) // 2 + low == near
+
+
+def test_rounds_hold_few_copies_of_the_pairs_in_play(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly a million here and tens of millions with many items, whatever the data: bytes a pair are what counts."""
+    monkeypatch.setattr(counts_release, "ITEMS", counts_release.Round(0.05, False, -math.inf))
+    monkeypatch.setattr(counts_release, "MOST_KEPT", 0)
+    monkeypatch.setattr(counts_sums, "COUNTERS", 2**10)
+    for module in (counts_release, counts_cells):
+        monkeypatch.setattr(module, "AT_ONCE", 2**14)
+    for name in ("PASSED_AT_ONCE", "MOST_AT_ONCE"):
+        monkeypatch.setattr(f"dpformer.privacy.sparse.{name}", 2**14)
+    passed = []
+    drawn = counts_release.noisy_above
+
+    def watched(*given: Any, **named: Any) -> Any:
+        found = drawn(*given, **named)
+        passed.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(counts_release, "noisy_above", watched)
+    items, offsets = packed([[0, 1, 2, 3] * 3] * 20)
+    tracemalloc.start()
+    try:
+        release_transitions(items, offsets, 3000, 1.0, seed=0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert passed[0] > 500_000
+    assert peak < 26 * passed[0] + 4e6, f"{peak / passed[0]:.1f} bytes a pair"
 
 
 @pytest.mark.parametrize("histories", [[[]], [[3]], [[], [1], [1, 1, 1]], [[0, 1]]])

@@ -1,6 +1,7 @@
 """Exact thresholded sampling against noise on every cell: the same distribution, cell by cell and together."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dpformer.privacy import sparse
 from dpformer.privacy.randomness import SecureRandom, public_grid
 from dpformer.privacy.sparse import _successes, _truncated_normal, noisy_above, tail
 
@@ -136,15 +138,17 @@ def test_what_survives_is_sorted_above_and_on_the_grid(table, deviation, level, 
     st.dictionaries(st.integers(0, 99), st.floats(0, 50), max_size=30),
     st.lists(st.integers(0, 30), max_size=4).map(sorted),
     st.floats(-2, 4),
+    st.integers(1, 30),
 )
-def test_how_a_table_is_cut_into_blocks_does_not_show(table, cuts, level) -> None:
+def test_how_a_table_is_cut_into_blocks_does_not_show(table, cuts, level, passed_at_once) -> None:
     occupied = np.array(sorted(table), dtype=np.int64)
     truth = np.array([table[cell] for cell in sorted(table)])
     blocks = list(zip(np.split(occupied, cuts), np.split(truth, cuts), strict=True))  # some of them are empty
-    whole, cut = (
-        noisy_above(each, 100, deviation=1.0, threshold=level, random=RANDOM, step=0)
-        for each in ([(occupied, truth)], blocks)
-    )
+    options: dict[str, Any] = {"deviation": 1.0, "threshold": level, "random": RANDOM, "step": 0}
+    whole = noisy_above([(occupied, truth)], 100, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "PASSED_AT_ONCE", passed_at_once)
+        cut = noisy_above(blocks, 100, **options)
     np.testing.assert_array_equal(whole, cut)
 
 

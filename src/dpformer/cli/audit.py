@@ -110,12 +110,14 @@ def _audit(settings: dict[str, Any], canaries: int, confidence: float, seed: int
     from rich.console import Console
     from rich.progress import track
 
+    from dpformer.training.allocator import keep_freed_memory
     from dpformer.training.distributed import start_team
     from dpformer.verification.audit import audit as run_audit
     from dpformer.verification.audit import audit_counts
 
     if "steps" not in settings:
         return audit_counts(**settings, canaries=canaries, confidence=confidence, seed=seed)
+    keep_freed_memory()
     team = start_team()
     if team is not None and not team.leads:
         team.follow()

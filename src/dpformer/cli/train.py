@@ -86,11 +86,13 @@ def run_or_exit(
     quiet_threads()
     from dpformer import runs as training
     from dpformer.runs.run import started_before
+    from dpformer.training.allocator import keep_freed_memory
     from dpformer.training.distributed import start_team
     from dpformer.training.rendezvous import restarted
 
     team = start_team()
     if team is not None and not team.leads:
+        keep_freed_memory()
         team.follow()
         raise typer.Exit
     if isinstance(what, Config):
@@ -113,14 +115,11 @@ def run_or_exit(
 
 
 def quiet_threads() -> None:
-    """What suits a process that trains: threads that wait give the core away, and freed memory is kept.
+    """Threads that wait give the core away: on a busy machine, threads that spin made a step 7 times as slow.
 
-    It has to come before torch is imported. On a busy machine, threads that spin made a step 7 times as slow.
+    It has to come before torch is imported.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from dpformer.training.allocator import keep_freed_memory
-
-    keep_freed_memory()
 
 
 def default_out(config: Config) -> Path:
@@ -146,7 +145,9 @@ def _summary(run: Any) -> str:
 def _print_plan(config: Config, users: int | None, items: int | None, as_json: bool) -> None:
     quiet_threads()
     from dpformer.runs.estimate import dry_run, plan_rows
+    from dpformer.training.allocator import keep_freed_memory
 
+    keep_freed_memory()  # as in training, whose steps are timed
     facts = dry_run(config, users, items)
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))

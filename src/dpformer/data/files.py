@@ -4,6 +4,7 @@ import bz2
 import codecs
 import glob
 import gzip
+import io
 import json
 import lzma
 import shutil
@@ -12,13 +13,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from dpformer.data.reading import Reading
 from dpformer.errors import DpformerError
 
 BLOCK = 1 << 20
 _OPENERS = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
+_PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"\xfd7zXZ\0": "xz -dc", b"BZh": "bzip2 -dc"}
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -76,6 +78,10 @@ def _unpacked(path: Path, reading: Reading, folder: Path) -> Path:
 @contextmanager
 def _opened(path: Path, suffix: str) -> Iterator[IO[bytes]]:
     if path.name == "-":
+        start = cast(io.BufferedReader, sys.stdin.buffer).peek(8)
+        packer = next((command for magic, command in _PACKED.items() if start.startswith(magic)), None)
+        if packer is not None:
+            raise DpformerError(f"standard input is packed: unpack it first (… | {packer} | dpformer … -)")
         yield sys.stdin.buffer
         return
     opener: Any = _OPENERS.get(suffix, open)

@@ -1,16 +1,14 @@
-"""Interactions in memory: who met which item when, as arrays; made of a data frame, or by hand.
+"""Interactions in memory: who met which item when, as arrays; made of a data frame (`frames.py`), or by hand.
 
 Ids may be of any type; inside they are text (`7` and `"7"` are one id) and arrays hold their codes.
 """
 
-import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dpformer.data.columns import Columns, resolve
 from dpformer.data.histories import Histories, Times
 from dpformer.errors import DpformerError
 
@@ -110,93 +108,3 @@ def id_text(raw: Any) -> str:
     if "\0" in name or "\n" in name or "\r" in name:
         raise ValueError(f"the id {name[:40]!r} holds a line break or a zero byte (an unclosed quote?)")
     return name
-
-
-def from_frame(
-    frame: Any, columns: Columns | None = None, *, order: str = "time", ratings: bool = False
-) -> Interactions:
-    """The interactions of a data frame: pandas, Polars, an Arrow table, or a dict of sequences.
-
-    Args:
-        frame: its columns are named as those of a file.
-        columns: names of columns where they are not the usual ones.
-        order: "time": by the column of times; "file": its rows are in the order of time.
-        ratings: also take the ratings, for a filter.
-    """
-    names = [str(column) for column in getattr(frame, "column_names", None) or _names(frame)]
-    roles = resolve(names, columns or Columns(), rating=ratings, order=order, where="the frame")
-    users, items = Codes(), Codes()
-    return Interactions(
-        users=_encoded(_values(frame, roles["user"]), users, "user"),
-        items=_encoded(_values(frame, roles["item"]), items, "item"),
-        user_ids=users.names,
-        item_ids=items.names,
-        timestamps=_times(_values(frame, roles["timestamp"])) if order == "time" else None,
-        ratings=_ratings(_values(frame, roles["rating"])) if ratings else None,
-        format="frame",
-    )
-
-
-def _names(frame: Any) -> Iterable[Any]:
-    return frame.columns if hasattr(frame, "columns") else frame.keys()
-
-
-def _values(frame: Any, column: str) -> list[Any]:
-    values = frame[column]
-    for method in ("to_pylist", "to_list", "tolist"):
-        if hasattr(values, method):
-            return list(getattr(values, method)())
-    return list(values)
-
-
-def _encoded(values: list[Any], codes: Codes, role: str) -> np.ndarray:
-    found = np.empty(len(values), dtype=np.int32)
-    for row, value in enumerate(values):
-        try:
-            found[row] = codes[value]
-        except (ValueError, TypeError) as error:  # TypeError: a list is no key
-            raise DpformerError(f"row {row + 1} of the frame has no {role}_id: {error}") from None
-    return found
-
-
-def _times(values: list[Any]) -> np.ndarray:
-    """Exact: numbers as they are, dates as nanoseconds since 1970; numbers and dates are not mixed."""
-    numbers = [_number(value, row) for row, value in enumerate(values)]
-    if len({isinstance(value, int | float) for value in values}) > 1:
-        raise DpformerError("the frame has times that are numbers and times that are not: write them in one way")
-    if all(isinstance(number, int) and abs(number) < 2**63 for number in numbers):
-        return np.array(numbers, dtype=np.int64)
-    exact = sorted(set(numbers))  # whole and fractional numbers compare exactly in Python: keep their order only
-    places = {number: place for place, number in enumerate(exact)}
-    return np.array([places[number] for number in numbers], dtype=np.int64)
-
-
-def _number(value: Any, row: int) -> int | float:
-    try:
-        if isinstance(value, str):
-            value = datetime.datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
-        if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-            value = datetime.datetime(value.year, value.month, value.day)
-        if isinstance(value, datetime.datetime):
-            zoned = value if value.tzinfo is not None else value.replace(tzinfo=datetime.timezone.utc)
-            passed = zoned - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-            whole = passed // datetime.timedelta(microseconds=1) * 1000
-            return whole + int(getattr(value, "nanosecond", 0))
-        number = value.item() if hasattr(value, "item") else value
-        if isinstance(number, bool) or not isinstance(number, int | float) or number != number or abs(number) == np.inf:
-            raise ValueError
-    except (ValueError, TypeError, OverflowError):
-        raise DpformerError(
-            f"row {row + 1} of the frame: the timestamp {value!r} is not a time; give numbers, datetimes or ISO dates"
-        ) from None
-    return number
-
-
-def _ratings(values: list[Any]) -> np.ndarray:
-    try:
-        found = np.array(values, dtype=np.float64)
-    except (ValueError, TypeError):
-        found = np.array([np.nan])
-    if not np.isfinite(found).all():
-        raise DpformerError("the frame has a rating that is not a finite number")
-    return found

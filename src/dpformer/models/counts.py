@@ -306,13 +306,14 @@ def _moved(values: Tensor, origins: Tensor, targets: Tensor, chances: Tensor, no
 
 def _chances(release: TransitionRelease, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """T without its zeros, by rows: (from (K,), to (K,), chance (K,) float64)."""
-    forward, backward = _directed(release, thresholds)
-    items = release.items[release.pairs]  # (pairs, 2)
-    rows, targets = np.concatenate([items[:, 0], items[:, 1]]), np.concatenate([items[:, 1], items[:, 0]])
-    counts = np.concatenate([forward, backward])
+    both = _directed(release, thresholds)
+    there = [np.flatnonzero(each > 0) for each in both]  # most pairs are noise, and come to nothing
+    ways = [release.items[release.pairs[chosen]] for chosen in there]  # (pairs, 2) of a → b, and of b → a
+    rows = np.concatenate([ways[0][:, 0], ways[1][:, 1]])
+    targets = np.concatenate([ways[0][:, 1], ways[1][:, 0]])
     order = np.lexsort((targets, rows))
-    order = order[counts[order] > 0]
-    rows, targets, counts = rows[order], targets[order], counts[order]
+    counts = np.concatenate([each[chosen] for each, chosen in zip(both, there, strict=True)])[order]
+    rows, targets = rows[order], targets[order]
     sums = np.bincount(rows, weights=counts, minlength=1)
     return rows, targets, counts / (sums[rows] + ROW_PRIOR)
 

@@ -15,7 +15,7 @@ across.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import numpy as np
@@ -26,6 +26,7 @@ from dpformer.privacy.randomness import SecureRandom, public_grid
 
 OCCUPIED, GAPS, TAIL = 0, 1, 2  # streams of one step of the generator
 MOST_AT_ONCE = 2**20  # draws
+PASSED_AT_ONCE = 2**20  # empty cells that pass
 
 
 def tail(x: float) -> float:
@@ -57,30 +58,51 @@ def noisy_above(
     grid = public_grid(deviation)
     threshold = moved_threshold(threshold, grid)
     everywhere = _successes(num_cells, tail(threshold / deviation), random, step)
-    found: list[tuple[np.ndarray, np.ndarray]] = []
-    first = occupied = visited = drawn = 0  # of cells, normal numbers, successes and tails: how many are behind
-    there = ((cells, values) for cells, values in blocks if len(cells))
-    for cells, values in chain(there, [(np.zeros(0, np.int64), np.zeros(0))]):  # at last, what lies behind all
-        if len(cells) and (cells[0] < first or cells[-1] >= num_cells or (np.diff(cells) <= 0).any()):
-            raise ValueError(f"cells must rise strictly within 0..{num_cells - 1}")
-        first = int(cells[-1]) + 1 if len(cells) else num_cells
+    found: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+    occupied = visited = drawn = 0  # normal numbers, successes and tails: how many are behind
+    for cells, values, end in _pieces(blocks, everywhere, num_cells):
         noisy = values + deviation * random.normal(len(cells), step=step, stream=OCCUPIED, start=occupied)
         noisy = np.round(noisy / grid) * grid
         passed = noisy > threshold
-        until = int(np.searchsorted(everywhere, first))
+        until = int(np.searchsorted(everywhere, end))
         empty = everywhere[visited:until]
         empty = empty[~_among(empty, cells)]
         tails = deviation * _truncated_normal(len(empty), threshold / deviation, random, step, drawn)
         tails = np.maximum(np.round(tails / grid) * grid, threshold + grid / 2)  # a last-bit slip must not fall below
         occupied, visited, drawn = occupied + len(cells), until, drawn + len(empty)
-        found.append(_in_order(np.concatenate([cells[passed], empty]), np.concatenate([noisy[passed], tails])))
+        order = np.argsort(there := np.concatenate([cells[passed], empty]), kind="stable")
+        found[0].append(there[order])
+        found[1].append(np.concatenate([noisy[passed], tails])[order])
     del everywhere
-    return np.concatenate([cells for cells, _ in found]), np.concatenate([noisy for _, noisy in found])
+    return _joined(found[0]), _joined(found[1])
 
 
-def _in_order(cells: np.ndarray, noisy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(cells, kind="stable")
-    return cells[order], noisy[order]
+def _pieces(
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]], everywhere: np.ndarray, num_cells: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """(cells, values, where the piece ends): blocks, and what lies behind all, with few successes in each piece."""
+    first = visited = 0
+    filled = ((cells, values) for cells, values in blocks if len(cells))
+    for cells, values in chain(filled, [(np.zeros(0, np.int64), np.zeros(0))]):
+        if len(cells) and (cells[0] < first or cells[-1] >= num_cells or (np.diff(cells) <= 0).any()):
+            raise ValueError(f"cells must rise strictly within 0..{num_cells - 1}")
+        first = end = int(cells[-1]) + 1 if len(cells) else num_cells
+        until = int(np.searchsorted(everywhere, end))
+        while until - visited > PASSED_AT_ONCE:
+            visited += PASSED_AT_ONCE
+            cut = int(everywhere[visited])
+            here = int(np.searchsorted(cells, cut))
+            yield cells[:here], values[:here], cut
+            cells, values = cells[here:], values[here:]
+        visited = until
+        yield cells, values, end
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """One after the other; the parts are let go."""
+    joined = np.concatenate(parts)
+    parts.clear()
+    return joined
 
 
 def moved_threshold(threshold: float, grid: float) -> float:

@@ -1,15 +1,24 @@
 """Cells of a table too large to be held: where some of them stand, and sums of those that occur."""
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 
-BITMAP = 2**34  # cells for which a bit each is kept
-AT_ONCE = 2**22  # survivors that are marked together
+BITMAP = 2**33  # cells for which a bit each is kept
+AT_ONCE = 2**20  # survivors that are marked, or cells that are looked at, together
 _VALUE = 25  # bits for one user's part of a cell
 
 
 def cells_below(place: int) -> int:
     """How many unordered pairs there are of places lower than this one: b(b−1)/2, the first cell of {0, b}."""
     return place * (place - 1) // 2
+
+
+def place_below(cells: int) -> int:
+    """The highest place below which there are at most so many pairs."""
+    place = (1 + math.isqrt(1 + 8 * cells)) // 2
+    return place if cells_below(place) <= cells else place - 1
 
 
 class Among:
@@ -25,7 +34,7 @@ class Among:
                 word, bit = part >> 6, np.uint64(1) << (part & 63).astype(np.uint64)
                 starts = np.flatnonzero(np.append(True, word[1:] != word[:-1]))
                 self.words[word[starts]] |= np.bitwise_or.reduceat(bit, starts)
-            self.before = np.zeros(len(self.words), dtype=np.int64)
+            self.before = np.zeros(len(self.words), dtype=np.int32 if len(survivors) < 2**31 else np.int64)
             np.cumsum(np.bitwise_count(self.words[:-1]), out=self.before[1:])
 
     def __call__(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +46,7 @@ class Among:
         word, bit = self.words[cells >> 6], (cells & 63).astype(np.uint64)
         rows = np.flatnonzero(word >> bit & np.uint64(1))
         below = word[rows] & ((np.uint64(1) << bit[rows]) - np.uint64(1))
-        return rows, self.before[cells[rows] >> 6] + np.bitwise_count(below)
+        return rows, self.before[cells[rows] >> 6].astype(np.int64) + np.bitwise_count(below)
 
 
 class Counters:
@@ -49,9 +58,12 @@ class Counters:
     def add(self, cells: np.ndarray, values: np.ndarray) -> None:
         np.add.at(self.sums, cells, values)
 
-    def result(self) -> tuple[np.ndarray, np.ndarray]:
-        cells = np.flatnonzero(self.sums)
-        return cells, self.sums[cells]
+    def results(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(cells, sums) where there are any, ascending, some at a time."""
+        for start in range(0, len(self.sums), AT_ONCE):
+            part = self.sums[start : start + AT_ONCE]
+            there = np.flatnonzero(part)
+            yield there + start, part[there]
 
 
 class Merging:
@@ -68,9 +80,9 @@ class Merging:
         if self.size > max(len(self.cells), 2**23):  # so that each cell is merged a few times
             self._merge()
 
-    def result(self) -> tuple[np.ndarray, np.ndarray]:
+    def results(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         self._merge()
-        return self.cells, self.sums
+        yield self.cells, self.sums
 
     def _merge(self) -> None:
         if not self.waiting:

@@ -75,6 +75,9 @@ class RoundRelease:
     cells: np.ndarray  # (K,) int64 ascending: unordered
     noisy: np.ndarray  # (K,) float64, or (2K,) directed
 
+    def copy(self) -> "RoundRelease":
+        return RoundRelease(self.number, self.cells.copy(), self.noisy.copy())
+
 
 @dataclass(frozen=True)
 class TransitionRelease:
@@ -93,28 +96,45 @@ class TransitionRelease:
 
 
 class Estimate:
-    """Pairs in play and what the rounds so far say of them, each round weighted by 1/σ_r²."""
+    """Pairs in play and what the rounds so far say of them, each round weighted by 1/σ_r².
+
+    It takes the arrays over that it is given: they may be tens of millions of numbers, so everything is done in place.
+    """
 
     def __init__(self, cells: np.ndarray, sums: np.ndarray, deviation: float) -> None:
         self.cells = cells  # (K,) int64 ascending: unordered
-        self.sums, self.precision = sums / deviation**2, deviation**-2  # of unordered rounds
-        self.directed, self.directed_precision = np.zeros((len(cells), 2)), 0.0
+        self.sums, self.precision = sums, deviation**-2  # of unordered rounds
+        self.sums /= deviation**2
+        self.directed, self.directed_precision = np.zeros((0, 2)), 0.0  # (K, 2) from the first directed round on
 
     @property
     def total_deviation(self) -> float:
         return (self.precision + self.directed_precision / 2) ** -0.5
 
-    def total(self) -> np.ndarray:
-        return (self.sums + self.directed.sum(1) / 2) * self.total_deviation**2
+    def total(self, part: slice = slice(None)) -> np.ndarray:
+        directed = self.directed[part].sum(1) / 2 if self.directed_precision else 0.0
+        return np.asarray((self.sums[part] + directed) * self.total_deviation**2)
 
     def difference(self) -> np.ndarray:
         return np.asarray(self.directed[:, 0] - self.directed[:, 1]) / self.directed_precision
 
     def keep(self, deviations: float) -> None:
-        stay = self.total() > deviations * self.total_deviation
-        self.cells, self.sums, self.directed = self.cells[stay], self.sums[stay], self.directed[stay]
+        least, kept = deviations * self.total_deviation, 0
+        for start in range(0, len(self.cells), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            stay = np.flatnonzero(self.total(part) > least)
+            to = slice(kept, kept := kept + len(stay))
+            self.cells[to], self.sums[to] = self.cells[part][stay], self.sums[part][stay]
+            if self.directed_precision:
+                self.directed[to] = self.directed[part][stay]
+        if kept < len(self.cells):
+            self.cells = self.cells[:kept].copy()  # one after the other, so that each lets go of the longer one
+            self.sums = self.sums[:kept].copy()
+            self.directed = self.directed[:kept].copy()
 
     def add(self, noisy: np.ndarray, deviation: float, directed: bool) -> None:
+        if directed and not self.directed_precision:
+            self.directed = np.zeros((len(self.cells), 2))
         added = noisy.reshape(-1, 2) if directed else noisy
         to = self.directed if directed else self.sums
         for start in range(0, len(to), AT_ONCE):
@@ -192,16 +212,17 @@ def _rounds(
     places[head if listed is None else listed] = np.arange(len(head))
     reach(sums.num_users)
     first = _first_round(sums, places, len(head), rest, random)
+    rounds = [first.copy()] if len(first.cells) <= MOST_KEPT else []
     estimate = Estimate(first.cells, first.noisy, deviation_of(ROUNDS[0], rest))
-    rounds = [first] if len(first.cells) <= MOST_KEPT else []
     del first  # tens of millions of cells, where there are many items
     for number, this in enumerate(ROUNDS[1:], start=1):
         reach((1 + number) * sums.num_users)
         deviation = deviation_of(this, rest)
         noisy = _noisy(sums.pairs(places, estimate.cells, this.directed), deviation, random, number)
         if len(estimate.cells) <= MOST_KEPT:
-            rounds.append(RoundRelease(number, estimate.cells, noisy))
+            rounds.append(RoundRelease(number, estimate.cells.copy(), noisy))
         estimate.add(noisy, deviation, this.directed)
+        del noisy
         estimate.keep(this.keep)
     event = Gaussian(noise_multiplier, label=LABEL, delta=delta, private=random.private)
     return replace(_released(estimate, head, frequencies, event, listed), rounds=tuple(rounds))
@@ -267,7 +288,11 @@ def _first_round(sums: Sums, places: np.ndarray, m: int, noise_multiplier: float
     """All m(m−1)/2 unordered pairs; empty ones are not visited but drawn, and only those that stay."""
     this, num_cells = ROUNDS[0], m * (m - 1) // 2
     deviation = deviation_of(this, noise_multiplier)
-    blocks = ((cells, counts / GRID) for cells, counts in sums.all_pairs(places))
+    blocks = (
+        (cells[start : start + AT_ONCE], counts[start : start + AT_ONCE] / GRID)
+        for cells, counts in sums.all_pairs(places)
+        for start in range(0, len(cells), AT_ONCE)
+    )
     threshold = first_threshold(m) * deviation
     survivors = noisy_above(blocks, num_cells, deviation=deviation, threshold=threshold, random=random, step=0)
     return RoundRelease(0, *survivors)
@@ -291,7 +316,8 @@ def retraced(rounds: Sequence[RoundRelease], noise_multiplier: float) -> Estimat
         rounds: all of them.
         noise_multiplier: σ of the rounds of pairs (`noise_of_pairs`).
     """
-    estimate = Estimate(rounds[0].cells, rounds[0].noisy, deviation_of(ROUNDS[0], noise_multiplier))
+    first = rounds[0].copy()
+    estimate = Estimate(first.cells, first.noisy, deviation_of(ROUNDS[0], noise_multiplier))
     for one in rounds[1:]:
         this = ROUNDS[one.number]
         if not np.array_equal(one.cells, estimate.cells):
@@ -302,7 +328,8 @@ def retraced(rounds: Sequence[RoundRelease], noise_multiplier: float) -> Estimat
 
 
 def _noisy(counts: np.ndarray, deviation: float, random: SecureRandom, step: int) -> np.ndarray:
-    grid, noisy = public_grid(deviation), np.empty(len(counts))
+    """Counts with noise, in the memory of the counts."""
+    grid, noisy = public_grid(deviation), counts.view(np.float64)
     for start in range(0, len(counts), AT_ONCE):  # of tens of millions, each copy would be felt
         part = slice(start, start + AT_ONCE)
         drawn = random.normal(len(counts[part]), step=step, start=start)

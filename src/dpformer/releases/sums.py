@@ -13,7 +13,7 @@ import numpy as np
 
 from dpformer.errors import DpformerError
 from dpformer.progress import advance
-from dpformer.releases.cells import Among, Counters, Merging, cells_below
+from dpformer.releases.cells import Among, Counters, Merging, cells_below, place_below
 
 WINDOW, DECAY = 12, 0.88
 WEIGHTS = tuple(round(256 * DECAY**distance) for distance in range(WINDOW))  # of pairs 1, 2, … items apart
@@ -21,8 +21,8 @@ GRID = 2**24  # one user's norm
 SLACK = 1_000_000_001 / 1_000_000_000  # floating point must not lift a norm above GRID
 LONGEST = 2**20  # items of a user that count, the last ones: (Σ WEIGHTS · LONGEST)² < 2⁶³, so S is exact
 ITEMS_AT_ONCE = 2**18  # of the histories: 3 million pairs
-CELLS_AT_ONCE = 2**24  # that occur in a block of all pairs, at most
 COUNTERS = 2**25  # cells of a block that are added up by one number each, whether they occur or not
+CELLS_AT_ONCE = 2**23  # that occur in a block with more cells, at most
 _BITS = 4  # for a distance
 
 Block = tuple[np.ndarray, np.ndarray]  # cells (n,) int64 ascending, whole numbers there (n,) int64
@@ -105,11 +105,12 @@ class ArraySums:
                 keys = [_keys(*pair) for pair in _pairs_of_range(places[sequence], offsets, first, last)]
                 users = slice(user, user := user + len(offsets) - 1)
                 adding.add(*_vectors(np.concatenate(keys), width, None if squares is None else squares[users]))
-            cells, sums = adding.result()
-            yield cells + cells_below(first), sums
+            for cells, sums in adding.results():
+                yield cells + cells_below(first), sums
 
     def _ranges(self, places: np.ndarray) -> list[tuple[int, int]]:
-        """Ranges of places; the pairs whose higher place lies in one range have few cells, or it is one place."""
+        """Ranges of places; the pairs whose higher place lies in one range have few cells, or few that occur, or it is
+        one place."""
         num_items = int(places.max(initial=-1)) + 1
         if WINDOW * int((self.stops - self.starts).sum()) <= CELLS_AT_ONCE or num_items < 2:
             return [(0, num_items)]
@@ -121,7 +122,9 @@ class ArraySums:
         ranges, first = [], 0
         while first < num_items:
             before = int(most[first - 1]) if first else 0
-            last = max(first + 1, int(np.searchsorted(most, before + CELLS_AT_ONCE, side="right")))
+            dense = place_below(cells_below(first) + COUNTERS)
+            sparse = int(np.searchsorted(most, before + CELLS_AT_ONCE, side="right"))
+            last = min(max(first + 1, dense, sparse), num_items)
             ranges.append((first, last))
             first = last
         return ranges

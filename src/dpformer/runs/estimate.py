@@ -20,8 +20,8 @@ from dpformer.privacy.numbers import round_up
 from dpformer.privacy.units import USER
 from dpformer.progress import peak_memory
 from dpformer.releases.counts import LABEL as COUNTS
-from dpformer.releases.counts import release_transition_sums
-from dpformer.releases.sums import CELLS_AT_ONCE, WINDOW, ArraySums
+from dpformer.releases.counts import ROUNDS, release_transition_sums
+from dpformer.releases.sums import COUNTERS, WINDOW, ArraySums, gathered
 from dpformer.runs.choice import chosen_before
 from dpformer.runs.config import Config
 from dpformer.runs.ledger_file import delta_notes
@@ -63,23 +63,40 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
 def estimate_counts(config: Config, plan: Plan, items: int) -> dict[str, Any]:
     """Seconds and peak bytes of transition counts, if users have `COUNTED` items each, or as many as are trained on.
 
-    Some users with random histories, popular items first, go through the code that counts. Time is in proportion to
-    users; memory is that of a block of the pairs of items that occur, a full one at worst.
+    Some users with random histories, popular items first, go through the code that counts; noise on pairs without data
+    costs the same for them as for all. To this comes what adding up one user takes, for every other user. Memory is
+    that of a block of the pairs of items that occur, a full one at worst.
     """
     users, length = min(plan.users, COUNTED_USERS), min(config.max_length or COUNTED, COUNTED)
     histories = (items ** np.random.default_rng(0).random(users * length)).astype(np.int64) - 1  # Zipf's law
+    histories, offsets = np.clip(histories, 0, items - 1), np.arange(0, users * length + 1, length)
+    sums = ArraySums.packed(histories, offsets)
     noise = plan.noise_of(COUNTS) or 1.0
     began = time.monotonic()
-    sums = ArraySums.packed(np.clip(histories, 0, items - 1), np.arange(0, users * length + 1, length))
     release_transition_sums(sums, items, noise * users / plan.users, seed=0)  # as many pairs stay, in proportion
-    seconds = (time.monotonic() - began) / users * plan.users
-    pairs = min(items * (items - 1) // 2, plan.users * length * WINDOW, CELLS_AT_ONCE)
+    seconds = time.monotonic() - began
+    if plan.users > users:
+        one = ArraySums.packed(histories[:length], offsets[:2])
+        each = max(0.0, _seconds_of_sums(sums, items) - _seconds_of_sums(one, items)) / (users - 1)
+        seconds += each * (plan.users - users)
+    pairs = min(items * (items - 1) // 2, plan.users * length * WINDOW, COUNTERS)
     return {
         "parameters": None,
         "seconds": seconds,
         "memory": peak_memory() + 4 * plan.users * length + 2 * 16 * pairs,
         "items_a_user": length,
     }
+
+
+def _seconds_of_sums(sums: ArraySums, items: int) -> float:
+    """Of the exact sums of all rounds."""
+    places = np.arange(items)
+    began = time.monotonic()
+    sums.items(items)
+    cells = gathered(sums.all_pairs(places))[0]
+    for this in ROUNDS[1:]:
+        sums.pairs(places, cells, this.directed)
+    return time.monotonic() - began
 
 
 def estimate(config: Config, plan: Plan, items: int) -> dict[str, Any]:

@@ -56,6 +56,7 @@ from dpformer.runs.signature import private_key, sign
 from dpformer.runs.statement import DATA_HASH, statement
 from dpformer.runs.statement_file import check_shape
 from dpformer.runs.tasks import task_of
+from dpformer.training.allocator import freed_memory_kept
 from dpformer.training.plan import Plan
 from dpformer.training.trainer import Step, Trainer
 
@@ -273,7 +274,7 @@ class _Session:
             Metrics(self.folder.metrics, 0).close()
             assert self.released.transitions is not None
             return self._release(TransitionCounts.from_release(self.released.transitions, self._attributes))
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), freed_memory_kept():
             trainer = self._trainer()
             if self.team is not None:
                 build = partial(build_assistant, self.config, self.plan, self.users.num_items)

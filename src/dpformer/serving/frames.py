@@ -39,6 +39,10 @@ class Frame:
     def columns(self) -> dict[str, list[Any]]:
         return {name: self.table[name].to_list() for name in self.table.columns}
 
+    def series(self) -> dict[str, Any]:
+        """Its columns as they are."""
+        return {name: self.table[name] for name in self.table.columns}
+
     def whole_numbers(self, column: str) -> bool:
         """Whether a column holds integers, so that ids are to come back as such."""
         return bool(self.table.schema[column].is_integer())

@@ -2,18 +2,45 @@
 
 A training step makes and drops tensors of many megabytes. By default glibc gives each such block back at once, and the
 next one has to be faulted in page by page, which costs more than the arithmetic done in it (a plain training step of
-the paper's model became 1.7 times as fast by this alone). The price: memory once used stays with the process.
+the paper's model became 1.7 times as fast by this alone). The price: memory once used stays with the process, so it is
+for training networks only.
 """
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
+_USUAL = {_TRIM_THRESHOLD: 128 * 1024, _MMAP_MAX: 65536}
 
 
 def keep_freed_memory() -> bool:
     """Tells malloc to reuse large blocks; False where the C library is not glibc and knows no such thing."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
+    library = _glibc()
+    if library is None:
         return False
-    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+    return bool(library.mallopt(_MMAP_MAX, 0)) and bool(library.mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """The same for a while; then blocks go back to the system as usual, and what is free at once."""
+    kept = keep_freed_memory()
+    try:
+        yield
+    finally:
+        library = _glibc() if kept else None
+        if library is not None:
+            for option, usual in _USUAL.items():
+                library.mallopt(option, usual)
+            library.malloc_trim(0)
+
+
+def _glibc() -> Any:
+    try:
+        library = ctypes.CDLL(None)
+        library.mallopt, library.malloc_trim  # noqa: B018
+    except (AttributeError, OSError):
+        return None
+    return library

@@ -65,8 +65,9 @@ def _first(one: RoundRelease, sums: Sums, places: np.ndarray, m: int, deviation:
         if not len(cells):
             continue
         counts = counted / GRID
-        found = np.minimum(np.searchsorted(cells, one.cells), len(cells) - 1)
-        exact += np.where(cells[found] == one.cells, counts[found], 0.0)
+        here = slice(*np.searchsorted(one.cells, [cells[0], cells[-1] + 1]))
+        found = np.searchsorted(cells, one.cells[here])
+        exact[here] = np.where(cells[found] == one.cells[here], counts[found], 0.0)
         chances = ndtr((counts - threshold) / deviation)
         expected += float((chances - chance).sum())
         variance += float((chances * (1 - chances) - chance * (1 - chance)).sum())
