@@ -27,7 +27,12 @@ def put(cell: cells.Cell, *levels: float, **more: object) -> None:
         for place, level in enumerate(levels, start=1)
     ]  # fmt: skip
     store.RUNS.mkdir(exist_ok=True)
-    noise = {"sample_rate": 0.1, "steps": 100, "noise_multiplier": 0.5, "config": {}}
+    noise = {
+        "sample_rate": 0.1,
+        "steps": 100,
+        "noise_multiplier": 0.5,
+        "config": {"epochs": cell.choices["epochs"]} if "epochs" in cell.choices else {},
+    }
     result = {"cell": cell.name, "data": cell.data, "seed": cell.seed, "curve": curve, **noise, **more}
     (store.RUNS / f"{cell.name}.json").write_text(json.dumps(result))
 
@@ -51,11 +56,21 @@ def _unmasked() -> dict[str, dict[str, float]]:
 
 def test_last_and_best_and_the_spread_over_seeds(small: Path) -> None:
     rows = {line.split(" | ")[0].strip("| "): line for line in tables.accuracy("ml-1m", 5).splitlines()}
-    vanilla = "4.57 / 8.69 | 6.00 ± 1.00 / 12.00 ± 2.00 | 7.00 ± 1.00 / 14.00 ± 2.00 | 3.00 ± 0.50 / 6.00 ± 1.00 | 3"
+    vanilla = (
+        "4.57 / 8.69 | 20 | 6.00 ± 1.00 / 12.00 ± 2.00 | 7.00 ± 1.00 / 14.00 ± 2.00 | 3.00 ± 0.50 / 6.00 ± 1.00 | 3"
+    )
     assert vanilla in rows["Transformer, vanilla"]
-    assert "5.88 / 11.13 | 8.10 / 16.20 | 8.10 / 16.20 |" in rows["**with Re-Attention**"]
+    assert "5.88 / 11.13 | 20 | 8.10 / 16.20 | 8.10 / 16.20 |" in rows["**with Re-Attention**"]
     assert "| 11.50 / 23.00 |" in rows["**transition counts**"]
     assert "| – | – | – | 0 |" in rows["GRU"]
+
+
+def test_rows_take_their_longest_run_and_both_transformers_the_same(small: Path) -> None:
+    put(cells.decisive(0)[0], 0.2)
+    assert "| 20 |" in tables.accuracy("ml-1m", 5).splitlines()[5], "without its pair it is not taken"
+    put(cells.decisive(0)[1], 0.3)
+    vanilla, other = tables.accuracy("ml-1m", 5).splitlines()[5:7]
+    assert "| 60 | 20.00 / 40.00 |" in vanilla and "| 60 | 30.00 / 60.00 |" in other
 
 
 def test_the_pages_of_the_project_can_be_made(small: Path) -> None:
