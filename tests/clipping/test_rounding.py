@@ -1,5 +1,6 @@
 """A clip factor is never too large, however rounding falls; and the constants that nothing else pins."""
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 import dpformer as dp
 from dpformer.clipping import norms as norms_module
 from dpformer.clipping import rounding
+from dpformer.clipping.softmax_head import HeadRows, longest
 from dpformer.clipping.uses import pairs
 from tests.clipping.naive import engine, norms_of, one_at_a_time, sums
 
@@ -352,3 +354,18 @@ def test_a_part_of_ragged_rows_is_what_these_users_have() -> None:
     whole = pairs.Ragged(left, right, counts, (3, 2))
     for user in range(len(counts)):
         torch.testing.assert_close(whole.part(user, user + 1).dense()[0], whole.dense()[user])
+
+
+@pytest.mark.parametrize("items", [2, 50, 5000])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 20.0])
+def test_residuals_are_no_longer_than_is_said_without_reading_them(items: int, spread: float) -> None:
+    """Sure of the target, sure of another item, or of nothing."""
+    generator = torch.Generator().manual_seed(items)
+    hidden = torch.randn(400, 8, generator=generator)
+    weight, targets = torch.randn(items, 8, generator=generator), torch.randint(items, (400,), generator=generator)
+    rows = HeadRows.of(hidden[:, None] * spread, weight, targets[:, None], None)
+    rows.losses()
+    residual = rows.residual(slice(0, 400))
+    bound, exact = longest(residual, targets).double(), torch.linalg.vector_norm(residual.double(), dim=1)
+    assert (bound >= exact).all()
+    assert (bound <= exact * math.sqrt(2) + 2e-7 * (items + 8)).all()

@@ -1,7 +1,8 @@
 """How long the rows of each user are: what its gradient is made of says how much of it rounding may take.
 
 A row t of user b contributes g_bt, whose length is the product of its two sides' lengths. K_b = Σ_t ‖g_bt‖ is what the
-gradient would be if nothing cancelled; n_b counts the rows that are not zero.
+gradient would be if nothing cancelled; n_b counts the rows that are not zero. A bound of a length, of the row itself,
+serves as well: residuals of the softmax head are not read for it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def _each(use: Use) -> Tensor:
         return _lengths(use.grad.reshape(len(use.grad), 1, -1))
     if isinstance(use, Lookup):
         return _lengths(use.grad)
+    if isinstance(use, Ragged) and use.long is not None:
+        return use.long.to(wide(use.left.device)) * _lengths(use.right)
     return _lengths(use.left) * _lengths(use.right)
 
 

@@ -21,6 +21,9 @@ class Ragged:
     right: Tensor  # (N, P)
     counts: Sequence[int]  # rows of each user, N in all
     shape: tuple[int, ...]  # (Q, P)
+    long: Tensor | None = (
+        None  # (N,) what the rows of `left` are long at most, where that is known without reading them
+    )
 
     def runs(self) -> Iterator[tuple[int, int, int, int]]:
         """(a, b, first row, rows each) of every stretch of users with equal numbers of rows."""
@@ -40,13 +43,16 @@ class Ragged:
 
     def part(self, a: int, b: int) -> Ragged:
         first, counts = sum(self.counts[:a]), self.counts[a:b]
-        rows = slice(first, first + sum(counts))
-        return Ragged(self.left[rows], self.right[rows], counts, self.shape)
+        return self._some(slice(first, first + sum(counts)), counts)
 
     def pick(self, users: Tensor) -> Ragged:
         counts = torch.tensor(self.counts)
         rows = users.cpu().repeat_interleave(counts).to(self.left.device)
-        return Ragged(self.left[rows], self.right[rows], counts[users.cpu()].tolist(), self.shape)
+        return self._some(rows, counts[users.cpu()].tolist())
+
+    def _some(self, rows: slice | Tensor, counts: Sequence[int]) -> Ragged:
+        long = None if self.long is None else self.long[rows]
+        return Ragged(self.left[rows], self.right[rows], counts, self.shape, long)
 
     def dense(self) -> Tensor:
         out = self.left.new_empty(len(self.counts), self.left.shape[1], self.right.shape[1])
