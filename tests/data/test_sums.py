@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from dpformer.data import duckdb_sums as duckdb_sums_module
+from dpformer.data import spark_sums as spark_sums_module
+from dpformer.data import sql_sums as sql_sums_module
 from dpformer.data.duckdb_sums import duckdb_sums
 from dpformer.data.spark_sums import spark_sums
 from dpformer.releases.counts import release_transition_sums
@@ -45,6 +47,8 @@ def crafted() -> list[np.ndarray]:
 
 def test_every_engine_gives_the_same_release(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duckdb_sums_module, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(spark_sums_module, "ROWS_AT_ONCE", 30)
+    monkeypatch.setattr(sql_sums_module, "AT_ONCE", 45)
     arrays = packed(crafted())
     twin = ArraySums(*arrays)
     places = np.where(np.arange(ITEMS) == 3, -1, np.arange(ITEMS) - (np.arange(ITEMS) > 3))

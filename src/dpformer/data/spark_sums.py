@@ -9,6 +9,8 @@ import numpy as np
 from dpformer.data.sql_sums import SqlSums, history_rows
 from dpformer.errors import DpformerError, MissingExtra
 
+ROWS_AT_ONCE = 1 << 23  # of a result, on this machine
+
 
 class Spark:
     """See `sql_sums.Engine`; `session` is a SparkSession."""
@@ -27,7 +29,28 @@ class Spark:
         return [np.asarray(column.to_numpy(), dtype=np.int64) for column in found.columns]
 
     def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
-        yield self.query(sql)  # at once: to ask again for a part would be to add everything up again
+        """The result stays in the cluster, in memory or on disk there; what is here at a time is about ROWS_AT_ONCE."""
+        result = self.session.sql(sql).persist()
+        try:
+            result.createOrReplaceTempView("result")
+            key, rows = result.columns[0], result.count()
+            edges = self._edges(key, -(-rows // ROWS_AT_ONCE))
+            for low, high in zip([None, *edges], [*edges, None], strict=True):
+                tests = [f"{key} > {low}"] * (low is not None) + [f"{key} <= {high}"] * (high is not None)
+                where = f" WHERE {' AND '.join(tests)}" if tests else ""
+                yield self.query(f"SELECT * FROM result{where} ORDER BY {key}")
+        finally:
+            result.unpersist()
+
+    def _edges(self, key: str, parts: int) -> list[int]:
+        """Values that cut the result into parts of about the same size."""
+        if parts < 2:
+            return []
+        shares = ", ".join(f"{number / parts!r}D" for number in range(1, parts))
+        found = self.session.sql(
+            f"SELECT percentile_approx({key}, array({shares}), {100 * parts}) AS edges FROM result"
+        )
+        return sorted({int(edge) for edge in found.collect()[0]["edges"]})
 
 
 def spark_sums(session: Any, items: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> SqlSums:

@@ -13,6 +13,7 @@ from dpformer.releases.sums import GRID, LONGEST, WEIGHTS, WINDOW, Block
 
 # Quotients of whole numbers: a literal such as 1.000000001 would be a decimal here and a float there.
 _SLACK = "(1000000001e0 / 1000000000e0)"
+AT_ONCE = 1 << 23  # sums of a later round that are asked for together
 
 
 class Engine(Protocol):
@@ -25,7 +26,7 @@ class Engine(Protocol):
         """The columns of a result, as int64."""
 
     def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
-        """The same, some rows after the other, in their order."""
+        """The same, some rows after the other, in the order of the first column, whose values are all different."""
 
 
 class SqlSums:
@@ -64,8 +65,9 @@ class SqlSums:
         self.engine.table("survivors", {"cell": survivors, "place": np.arange(len(survivors))})
         place = "2 * place + back" if directed else "place"
         chosen = f"SELECT u, {place} AS c, w FROM pairs JOIN survivors ON pairs.cell = survivors.cell"
-        cells, sums = self.engine.query(self._round(places, chosen))
-        found[cells] = sums
+        sql = self._round(places, chosen)
+        for cells, sums in [self.engine.query(sql)] if width <= AT_ONCE else self.engine.blocks(sql):
+            found[cells] = sums
         return found
 
     def _round(self, places: np.ndarray, chosen: str) -> str:
