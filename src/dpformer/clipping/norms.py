@@ -18,7 +18,7 @@ from torch import Tensor
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.recorded_call import Source
 from dpformer.clipping.rounding import CANCEL, LOOSE, Rows, Squares, square_error, squared_lengths
-from dpformer.clipping.row_lengths import RowLengths, without_zeros
+from dpformer.clipping.row_lengths import RowLengths, some_of, without_zeros
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, by_rows, inner, reach, squared, wide
 
 KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
@@ -139,9 +139,12 @@ class ParameterUses:
         return self._written(uses, lengths, few, a, kept)
 
     def _written(self, uses: list[Use], lengths: RowLengths, few: Tensor, first: int, kept: bool) -> Measured:
-        written = written_out(uses)
+        mixed = bool(few.any())  # the way is everybody's own
+        written = written_out([some_of(use, ~few) for use in uses] if mixed and not kept else uses)
         square = squared_lengths(written.reshape(len(written), -1))[0].to(wide(written.device))
-        if bool(few.any()):  # beside users with many rows: the way is everybody's own
+        if mixed:
+            others, square = square, square.new_empty(len(few))
+            square[~few] = others if len(others) < len(few) else others[~few]
             square[few] = squared_by_gram(without_zeros(uses, lengths, few))
         if kept:
             self.room = written.numel()

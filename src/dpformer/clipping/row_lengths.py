@@ -67,12 +67,19 @@ def _lengths(rows: Tensor) -> Tensor:
     return lengths
 
 
+def some_of(use: Use, users: Tensor) -> Use:
+    """What these users have: without a copy, if they follow each other, as they do when sorted by length."""
+    places = users.nonzero().flatten().tolist()
+    a, b = places[0], places[-1] + 1
+    return use.part(a, b) if b - a == len(places) else use.pick(users)
+
+
 def without_zeros(uses: Sequence[Use], lengths: RowLengths, users: Tensor | None = None) -> list[Use]:
     """The uses of these users (all, unless said), without rows that are zero where most are."""
     out = []
     for use, each, counts in zip(uses, lengths.each, lengths.counts, strict=True):
         if users is not None:
-            use = use.pick(users)
+            use = some_of(use, users)
             each, counts = (each, counts) if isinstance(use, Ragged) else (each[users], counts[users])
         if isinstance(use, Outer) and 2 * (most := max(1, int(counts.max()))) <= use.left.shape[1]:
             first = (each != 0).to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most, None]
