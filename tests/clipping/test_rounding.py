@@ -337,6 +337,34 @@ def test_thousands_of_crafted_users_hardly_move(
     assert float(moved.norm()) / 1e-3 / users < 5e-6
 
 
+@pytest.mark.parametrize("kind", ["outer", "tied", "ragged"])
+@pytest.mark.parametrize("room", [0, 1 << 30], ids=["not kept", "kept"])
+@pytest.mark.parametrize("counts", [[2, 3, 40, 40, 0, 1], [1, 2, 3, 30, 35, 40]], ids=["scattered", "sorted"])
+def test_users_with_few_rows_beside_users_with_many(
+    kind: str, room: int, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms by both ways in one batch, two to four users at a time where gradients are not kept, against float64."""
+    monkeypatch.setattr(norms_module, "KEEP", 4 * 64 * 30)
+    generator = torch.Generator().manual_seed(0)
+    shape, users = (64, 30), len(counts)
+    left, right = torch.randn(users, 40, 64, generator=generator), torch.randn(users, 40, 30, generator=generator)
+    left = left * (torch.arange(40) < torch.tensor(counts)[:, None])[..., None]
+    real = (torch.arange(40) < torch.tensor(counts)[:, None]).flatten()
+    uses: list[Any] = [pairs.Outer(left, right, shape)]
+    if kind == "tied":
+        ids = torch.randint(0, 64, (users, 5), generator=generator)
+        uses.append(pairs.Lookup(ids, torch.randn(users, 5, 30, generator=generator), shape))
+    if kind == "ragged":
+        uses = [pairs.Ragged(left.flatten(0, 1)[real], right.flatten(0, 1)[real], counts, shape)]
+    exact = norms_module.written_in_double(uses).square().sum((1, 2))
+    group = norms_module.ParameterUses(torch.zeros(shape), uses)
+    for part in group.measure(users, room):
+        (square,), (upper,) = norms_module.raised_squares([part])
+        own = exact[part.first : part.first + len(square)]
+        torch.testing.assert_close(square, own, rtol=1e-6, atol=0)
+        assert bool((upper >= own).all())
+
+
 @pytest.mark.parametrize("rows", [3, 40])
 def test_the_proof_changes_no_bit(rows: int) -> None:
     """Its gradients are not kept but written out again; which batches are proven is nobody's seed."""
