@@ -95,7 +95,7 @@ def test_packed_files(tmp_path: Path, suffix: str, pack: Any) -> None:
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(CSV.encode()))))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
     assert histories(Path("-"), format="csv") == EXPECTED
     with pytest.raises(DpformerError, match="format of standard input does not show in its name: give --format"):
         histories(Path("-"))

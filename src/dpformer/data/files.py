@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from dpformer.data.reading import Reading
 from dpformer.errors import DpformerError
@@ -78,7 +78,7 @@ def _unpacked(path: Path, reading: Reading, folder: Path) -> Path:
 @contextmanager
 def _opened(path: Path, suffix: str) -> Iterator[IO[bytes]]:
     if path.name == "-":
-        start = cast(io.BufferedReader, sys.stdin.buffer).peek(8)
+        start = sys.stdin.buffer.peek(8) if isinstance(sys.stdin.buffer, io.BufferedReader) else b""
         packer = next((command for magic, command in _PACKED.items() if start.startswith(magic)), None)
         if packer is not None:
             raise DpformerError(f"standard input is packed: unpack it first (… | {packer} | dpformer … -)")
