@@ -119,9 +119,17 @@ FAMILY: dict[str, dict[str, Any]] = {
     "convnext": {"depths": [1, 1], "hidden_sizes": [8, 16], "num_stages": 2, "image_size": 16},
     "resnet": {"depths": [1, 1], "hidden_sizes": [8, 16], "embedding_size": 8, "image_size": 16},
     "mobilenet_v2": {"image_size": 16},
-    "funnel": {"block_sizes": [1, 1], "d_head": 8, "d_inner": 24, "num_decoder_layers": 1},
+    "funnel": {"block_sizes": [1, 1], "block_repeats": [1, 1], "d_head": 8, "d_inner": 24, "num_decoder_layers": 1},
+    "prophetnet": {"num_encoder_layers": 2, "num_buckets": 8, "relative_max_distance": 16},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 3, "position_embedding_type": "rotary", "token_dropout": False},
+    "levit": {"image_size": 64, "patch_size": 16, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 2, 2],
+              "depths": [1, 1, 1], "key_dim": [4, 4, 4]},
+    "pvt": {"image_size": 32, "num_encoder_blocks": 2, "depths": [1, 1], "sequence_reduction_ratios": [2, 1],
+            "hidden_sizes": [8, 16], "patch_sizes": [4, 2], "strides": [4, 2], "num_attention_heads": [1, 2],
+            "mlp_ratios": [2, 2]},
+    "efficientnet": {"image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320},
     "canine": {"local_transformer_stride": 2, "downsampling_rate": 2, "num_hash_buckets": 8},
-    "nystromformer": {"num_landmarks": 3, "segment_means_seq_len": LENGTH, "conv_kernel_size": None},
+    "nystromformer": {"num_landmarks": 3, "segment_means_seq_len": LENGTH, "conv_kernel_size": 3},
     "longformer": {"attention_window": [4, 4]},
     "big_bird": {"attention_type": "original_full"},
     "bigbird_pegasus": {"attention_type": "original_full"},
@@ -185,6 +193,7 @@ CAUSAL = [
     "vaultgemma",
     "diffllama",
     "nemotron",
+    "xglm",
 ]
 MASKED = [
     "bert",
@@ -216,6 +225,9 @@ MASKED = [
     "data2vec-text",
     "ernie",
     "mobilebert",
+    "funnel",
+    "esm",
+    "nystromformer",
 ]
 SEQ2SEQ = [
     "t5",
@@ -234,6 +246,8 @@ SEQ2SEQ = [
     "plbart",
     "bigbird_pegasus",
     "t5gemma",
+    "prophetnet",
+    "fsmt",
 ]
 VISION = [
     "vit",
@@ -249,13 +263,16 @@ VISION = [
     "regnet",
     "focalnet",
     "ijepa",
+    "deit",
+    "levit",
+    "pvt",
+    "efficientnet",
+    "hiera",
+    "siglip",
 ]
 
-# Families that did not build, or did not run, at sizes like these: nothing is known about them.
-LEFT_OUT = [
-    "xglm", "funnel", "esm", "nystromformer", "prophetnet", "fsmt", "deit", "levit", "pvt", "efficientnet", "hiera",
-    "siglip",
-]  # fmt: skip
+# Families of which transformers has several models for the task.
+ARCHITECTURE = {"deit": "DeiTForImageClassification", "levit": "LevitForImageClassification"}
 
 
 def small_config(family: str) -> Any:
@@ -268,8 +285,9 @@ def small_config(family: str) -> Any:
         if hasattr(getattr(given, name, None), "to_dict"):
             part = getattr(given, name)
             sizes[name] = type(part)(**_known(part))
-    if isinstance(getattr(type(given), "head_dim", None), property):
-        sizes.pop("head_dim", None)  # derived from other sizes
+    for name in ("head_dim", "num_hidden_layers"):
+        if isinstance(getattr(type(given), name, None), property):
+            sizes.pop(name, None)  # derived from other sizes
     config = AutoConfig.for_model(family, **sizes)
     for name, value in sizes.items():
         with contextlib.suppress(AttributeError, NotImplementedError):  # derived from other sizes
@@ -335,6 +353,8 @@ def _family(
 
         config = small_config(family)
         config._experts_implementation = experts
+        if family in ARCHITECTURE:
+            config.architectures = [ARCHITECTURE[family]]
         body = getattr(transformers, auto).from_config(config)
         return Loss(body, run)
 

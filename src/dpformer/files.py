@@ -1,9 +1,11 @@
-"""Writing files so that a reader, or a crash, never meets half of one."""
+"""Writing files so that a reader, or a crash, never meets half of one; reading JSON that says one thing only."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from dpformer.errors import DpformerError
 
@@ -46,3 +48,19 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def strict_json(text: str | bytes) -> Any:
+    """Parsed JSON; a key that stands twice in one object is a ValueError.
+
+    Python keeps the last value, other readers the first: a file could tell its checker one thing and others another.
+    """
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)[:60]!r} stands there twice")
+    return found

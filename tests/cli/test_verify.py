@@ -25,7 +25,7 @@ from dpformer.runs.model_file import _digest
 from dpformer.runs.planning import make_plan
 from dpformer.training.trainer import Trainer
 from dpformer.verification.verify import Verification, verify
-from tests.runs import invoke, printed
+from tests.runs import invoke, printed, refused
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log
@@ -218,6 +218,34 @@ def test_other_weights_are_another_file(run: Path) -> None:
     assert wrong(verify(run)) == {"hash of the model"}
     (run / "model.safetensors").unlink()
     assert "hash of the model" in wrong(verify(run)), "a statement without its model is about nothing"
+
+
+@pytest.mark.parametrize("hidden", ['"epsilon": 0.01', '"headline": "ε = 0.01"', '"words": ["alice has hiv-test-kit"]'])
+def test_a_key_that_stands_twice_is_refused(run: Path, hidden: str) -> None:
+    """Python reads the last one, other readers the first: the statement said two things, and `verify` saw one."""
+    path = run / "privacy.json"
+    path.write_text(path.read_text().replace("{", f"{{ {hidden},", 1))
+    for command in ("verify", "report", "card"):
+        assert "stands there twice" in refused(command, run), command
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_text_under_a_key_of_the_model_that_stands_twice_is_found(run: Path, inside: bool) -> None:
+    path = run / "model.safetensors"
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = raw[8 : 8 + size].decode()
+    old, new = (
+        ('"dpformer":"{', '"dpformer":"{\\"format\\": \\"alice\\", ') if inside else ("{", '{"__metadata__":{"a":"b"},')
+    )
+    assert old in header
+    changed = header.replace(old, new, 1).rstrip()
+    changed += " " * (-len(changed.encode()) % 8)
+    path.write_bytes(len(changed.encode()).to_bytes(8, "little") + changed.encode() + raw[8 + size :])
+    edit(
+        run / "privacy.json", lambda facts: facts["hashes"].update(model=hashlib.sha256(path.read_bytes()).hexdigest())
+    )
+    assert "model file" in wrong(verify(run))
 
 
 def test_user_text_in_versions_and_hashes_is_found(run: Path) -> None:

@@ -101,7 +101,13 @@ class RecordedCall:
         self.build = self.paired = _forgotten
 
     def watch(self, out: Tensor, token: Tensor) -> Tensor:
-        """Returns `out`, whose gradient will be brought here."""
+        """Returns `out`, whose gradient will be brought here.
+
+        A view (einsum permutes a product) is copied: were the model to write into it, autograd would lead its gradient
+        past the hook, to what it is a view of.
+        """
+        if out._is_view():
+            out = out.clone()
         if out.requires_grad:
             out.register_hook(self.receive)
             return out

@@ -32,7 +32,7 @@ from dpformer.data import Vocabulary
 from dpformer.data.interactions import id_text
 from dpformer.errors import DpformerError
 from dpformer.evaluation import NonFiniteScores
-from dpformer.files import replacing
+from dpformer.files import replacing, strict_json
 
 FORMAT = 1
 MODELS = {  # class → module: all that a file can name. Arguments and tensors are all there is to such a class.
@@ -322,7 +322,7 @@ def _bytes(tensor: Tensor) -> str:
 
 
 def _parse(text: str, kind: type) -> Any:
-    value = json.loads(text)
+    value = strict_json(text)
     if not isinstance(value, kind):
         raise ValueError(f"its JSON is a {type(value).__name__}, not a {kind.__name__}")
     return value

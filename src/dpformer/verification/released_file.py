@@ -21,6 +21,7 @@ from dpformer.data import Dataset, Vocabulary
 from dpformer.data.attributes import Attributes
 from dpformer.data.tokens import Tokens
 from dpformer.evaluation.evaluate import served_ranks
+from dpformer.files import strict_json
 from dpformer.models.counts import ROW_PRIOR, TransitionCounts
 from dpformer.privacy.events import METRICS, Event, Gaussian
 from dpformer.privacy.randomness import SecureRandom
@@ -115,7 +116,8 @@ class ReleasedFile:
         try:
             with safe_open(self.path, framework="pt") as file:
                 header, names = file.metadata() or {}, set(file.keys())
-        except (SafetensorError, OSError) as error:
+            strict_json(_raw_header(self.path))
+        except (SafetensorError, OSError, ValueError) as error:
             return Finding("model file", False, " ".join(str(error).split()))
         allowed = {"vocabulary", "titles", "frequencies"}
         if getattr(self.release.model, "num_attributes", 0) and self.config.items_policy == "catalog":
@@ -231,3 +233,9 @@ def counts_of(model: TransitionCounts) -> tuple[np.ndarray, np.ndarray, np.ndarr
     chances = model.chances.numpy().astype(np.float64)
     sums = np.bincount(rows, weights=chances, minlength=1)
     return rows, chances, chances * ROW_PRIOR / np.maximum(1 - sums, 1e-9)[rows]
+
+
+def _raw_header(path: Path) -> bytes:
+    """The JSON at the start of a safetensors file, as it stands there; a library would show a repeated key once."""
+    with path.open("rb") as file:
+        return file.read(int.from_bytes(file.read(8), "little"))

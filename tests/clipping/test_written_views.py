@@ -1,0 +1,59 @@
+"""Outputs that a model writes into afterwards, whole or through a view: the gradient at the output still arrives.
+
+An output that is itself a view of something inside torch (einsum permutes a product) loses its place in the graph once
+a view of it is written to: nothing came to the engine, and the parameter was left out without a word.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dpformer as dp
+
+Write = Callable[[Tensor], Tensor]
+
+
+def whole(t: Tensor) -> Tensor:
+    t *= torch.linspace(0.5, 1.5, t.shape[-1], dtype=t.dtype)
+    return t
+
+
+def a_view(t: Tensor) -> Tensor:
+    """As Funnel does with its positions."""
+    view = t[..., :2]
+    view *= 3.0
+    return view
+
+
+class Writes(nn.Module):
+    """einsum, with users' data that needs a gradient and a parameter or an expression of one."""
+
+    def __init__(self, equation: str, write: Write, expression: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.w = nn.Linear(4, 4).double(), nn.Parameter(torch.randn(5, 3, 4, dtype=torch.float64))
+        self.equation, self.write, self.expression = equation, write, expression
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh().unsqueeze(2).expand(-1, -1, 3, -1)  # (B, L, 3, 4)
+        out = torch.einsum(self.equation, hidden, self.w * 2 if self.expression else self.w)
+        return self.write(out).cos().flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("expression", [False, True])
+@pytest.mark.parametrize("write", [whole, a_view])
+@pytest.mark.parametrize("equation", ["binh,tnh->bnit", "binh,tnh->bitn", "binh,tnh->bin", "binh,tnh->bit"])
+def test_writing_into_a_result_loses_no_gradient(equation: str, write: Write, expression: bool) -> None:
+    model, x = Writes(equation, write, expression), torch.randn(3, 6, 4, dtype=torch.float64)
+    truth = [torch.autograd.grad(model(x[u : u + 1])[0], list(model.parameters())) for u in range(3)]
+    norms = torch.stack([torch.stack([g.square().sum() for g in user]).sum().sqrt() for user in truth])
+    clip, clipping = dp.clip(0.5 * float(norms.median())), dp.PhantomClipping(model)
+    with clipping:
+        losses = model(x)
+    found = clipping.backward(losses, clip)
+    torch.testing.assert_close(found, norms)
+    for n, p in enumerate(model.parameters()):
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad, sum(c * user[n] for c, user in zip(clip(norms), truth, strict=True)))
