@@ -149,8 +149,9 @@ def page(outcomes: list[Outcome]) -> str:
         "Small models of many kinds, with random weights, in float64: the clipped sum and the norms that the engine",
         "gives for a batch, against plain autograd on one user at a time. **exact** gives the largest relative error,",
         "**refused** the message; *exact in float32* are models that compute in float32 in places or throughout,",
-        "whatever their parameters are. *not run* are cases where the model itself did not run at this size. Written by",
-        f"`python -m experiments.models_table` (torch {torch.__version__.split('+')[0]}, {_versions()}, eval mode, seed 0):",
+        "whatever their parameters are. *not run* are cases where the model itself did not run at this size.",
+        f"Written by `python -m experiments.models_table` (torch {torch.__version__.split('+')[0]}, {_versions()},",
+        "eval mode, seed 0):",
         ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + ".",
         "",
     ]
