@@ -1,4 +1,4 @@
-"""Outputs that a model writes into afterwards, whole or through a view: the gradient at the output still arrives.
+"""Outputs that a model writes into afterwards, or views in another shape: the gradient at the output still arrives.
 
 An output that is itself a view of something inside torch (einsum permutes a product) loses its place in the graph once
 a view of it is written to: nothing came to the engine, and the parameter was left out without a word.
@@ -46,7 +46,11 @@ class Writes(nn.Module):
 @pytest.mark.parametrize("write", [whole, a_view])
 @pytest.mark.parametrize("equation", ["binh,tnh->bnit", "binh,tnh->bitn", "binh,tnh->bin", "binh,tnh->bit"])
 def test_writing_into_a_result_loses_no_gradient(equation: str, write: Write, expression: bool) -> None:
-    model, x = Writes(equation, write, expression), torch.randn(3, 6, 4, dtype=torch.float64)
+    agrees(Writes(equation, write, expression), torch.randn(3, 6, 4, dtype=torch.float64))
+
+
+def agrees(model: nn.Module, x: Tensor) -> None:
+    """Norms and the clipped sum are those of one user at a time."""
     truth = [torch.autograd.grad(model(x[u : u + 1])[0], list(model.parameters())) for u in range(3)]
     norms = torch.stack([torch.stack([g.square().sum() for g in user]).sum().sqrt() for user in truth])
     clip, clipping = dp.clip(0.5 * float(norms.median())), dp.PhantomClipping(model)
@@ -57,3 +61,21 @@ def test_writing_into_a_result_loses_no_gradient(equation: str, write: Write, ex
     for n, p in enumerate(model.parameters()):
         assert p.grad is not None
         torch.testing.assert_close(p.grad, sum(c * user[n] for c, user in zip(clip(norms), truth, strict=True)))
+
+
+class TimeFirst(nn.Module):
+    """Turned time first, and the heads split off by `view`, which asks for the layout that torch's own result has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.w = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        users, steps, _ = x.shape
+        heads = self.w(self.first(x).transpose(0, 1)).view(steps, users * 2, 2)
+        return heads.tanh().view(steps, users, 4).sum((0, 2))
+
+
+def test_results_on_data_that_is_time_first_can_be_viewed() -> None:
+    agrees(TimeFirst(), torch.randn(3, 6, 4, dtype=torch.float64))

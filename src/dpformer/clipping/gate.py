@@ -173,7 +173,7 @@ class Gate(TorchFunctionMode):
         out = rule(self, func, tuple(map(back, args)), {name: back(value) for name, value in kwargs.items()})
         if not isinstance(out, Tensor) or out.shape[:2] != data.shape[:2][::-1]:
             raise self.refusal(next(t for t in tensors_of(args, kwargs) if self.is_managed(t)), func, _BATCH_FIRST)
-        out = out.transpose(0, 1)
+        out = out.transpose(0, 1).contiguous()  # as the model would have it, which may view it in another shape
         self.mark_turned(out)
         return out
 

@@ -135,7 +135,7 @@ def reserve(path: str | Path, run: str | Path, events: Sequence[Event], mean_run
             total = round_up(spent) if math.isfinite(spent) else "∞: its δ is not below the ledger's, lower --delta"
             raise DpformerError(
                 f"{path} has a budget of ε = {plain(budget.epsilon)} at δ = {budget.delta:g}, of which "
-                f"{round_up(budget.spent)} is spent by {len(budget.runs)} runs; with this one it would be {total}: "
+                f"{round_up(budget.spent)} is spent by earlier runs; with this one it would be {total}: "
                 "lower --epsilon; nothing was released"
             )
         _write(path, after)
