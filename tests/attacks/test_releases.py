@@ -246,3 +246,30 @@ def test_counts_times_a_hundredth_more_are_found(tmp_path: Path) -> None:
         path, release.model, vocabulary=release.vocabulary, metadata=release.metadata, frequencies=release.frequencies
     )
     assert wrong(verify(done.folder)) == {"hash of the model", "releases"}
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_popularity_released_otherwise_than_the_rule_says_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    """With attributes and short histories it is released twice: a second time without noise, or not at all."""
+    log, catalog = write_log(tmp_path / "log.csv", users=600, items=40), tmp_path / "facts.csv"
+    items = sorted({line.split(",")[1] for line in log.read_text().splitlines()[1:]})
+    catalog.write_text("\n".join(["item_id,kind", *(f"{item},{number % 3}" for number, item in enumerate(items))]))
+    release = counts_release._popularity
+
+    def other(counted: np.ndarray, users: int, sigma: float, described: bool, random: Any) -> Any:
+        once, again = release(counted, users, sigma, described and quiet, random)
+        if not quiet:
+            return once, again
+        assert again is not None
+        first = release(counted, users, sigma, False, random)[0]
+        grid = public_grid(first.noise_multiplier)
+        bare = replace(first, counts=np.round(counted / grid) * grid)
+        return counts_release.mean_of(first, bare), bare.counts
+
+    with monkeypatch.context() as patch:
+        patch.setattr(counts_release, "_popularity", other)
+        done = train(counts(log, catalog=catalog), tmp_path / "run")
+    found = wrong(verify(done.folder, dataset=load_dataset(done.config)))
+    assert ("noise of popularity" if quiet else "releases") in found

@@ -173,34 +173,48 @@ def test_shares_are_the_whole_budget() -> None:
     assert ROUNDS[0].directed is False  # the sieve of the first round is over unordered pairs
 
 
-@pytest.mark.parametrize(("listed", "described"), [(False, False), (False, True), (True, False)])
-def test_rounds_cost_one_event_whatever_the_first_takes(listed: bool, described: bool) -> None:
+@pytest.mark.parametrize(("listed", "again"), [(False, False), (False, True), (True, False)])
+def test_rounds_cost_one_event_whatever_the_first_takes(listed: bool, again: bool) -> None:
     """Σ_r 1/σ_r² ≤ 1/σ², from the deviations that are used."""
     sigma = 0.8
-    first = counts_release.round_of_items(listed=listed, described=described)
+    first = counts_release.round_of_items(listed=listed, again=again)
     rest = counts_release.noise_of_pairs(first, sigma)
-    spent = [counts_release.deviation_of(first, sigma) ** -2]
+    parts = 2 if again else 1  # of popularity, each under the noise of the first
+    once = counts_release.round_of_items(listed=listed, again=False)
+    spent = [counts_release.deviation_of(once, sigma) ** -2] * parts
+    assert sum(spent) == pytest.approx(counts_release.deviation_of(first, sigma) ** -2)
     spent += [counts_release.deviation_of(this, rest) ** -2 for this in ROUNDS]
     assert 1 - 1e-8 < sum(spent) * sigma**2 <= 1
 
 
-def test_attributes_leave_the_head_of_long_histories_as_it_was() -> None:
-    """Noise at twice the share is smaller; with long histories the threshold is the same number of counts."""
+def with_and_without_attributes(length: int) -> tuple[TransitionRelease, TransitionRelease]:
     random = np.random.default_rng(0)
-    for length, same in ((4, False), (60, True)):
-        users = 500
-        items = random.integers(0, 300, users * length)
-        offsets = np.arange(users + 1) * length
-        plain, described = (
-            release_transitions(items, offsets, 300, 1.0, described=way, seed=1) for way in (False, True)
-        )
-        usual = 3 * plain.frequencies.noise_multiplier
-        threshold = usual if same else usual / math.sqrt(2)
-        expected = np.flatnonzero(described.frequencies.counts > threshold * (1 + 1e-12))
-        assert described.items.tolist() == expected.tolist()
-        assert described.frequencies.noise_multiplier == pytest.approx(
-            plain.frequencies.noise_multiplier / math.sqrt(2)
-        )
+    items, offsets = random.integers(0, 300, 500 * length), np.arange(501) * length
+    plain, described = (release_transitions(items, offsets, 300, 1.0, described=way, seed=1) for way in (False, True))
+    return plain, described
+
+
+def test_with_long_histories_attributes_change_nothing_of_a_release() -> None:
+    """So attributes that turn out to be useless cost nothing there."""
+    plain, described = with_and_without_attributes(60)
+    assert described.again is None and plain.again is None
+    np.testing.assert_array_equal(described.frequencies.counts, plain.frequencies.counts)
+    np.testing.assert_array_equal(described.pairs, plain.pairs)
+    np.testing.assert_array_equal(described.total, plain.total)
+
+
+def test_with_short_histories_and_attributes_popularity_is_released_twice() -> None:
+    """The mean of both has the noise of twice the share; the pairs pay for it."""
+    plain, described = with_and_without_attributes(4)
+    assert plain.again is None and described.again is not None
+    found, noise = described.frequencies, plain.frequencies.noise_multiplier
+    np.testing.assert_array_equal(found.counts, (plain.frequencies.counts + described.again) / 2)
+    assert found.noise_multiplier == pytest.approx(noise / math.sqrt(2))
+    assert np.std(described.again - plain.frequencies.counts) == pytest.approx(noise * math.sqrt(2), rel=0.15)
+    assert described.items.tolist() == np.flatnonzero(found.counts > 3 * found.noise_multiplier).tolist()
+    assert described.total_deviation == pytest.approx(plain.total_deviation * math.sqrt(0.95 / 0.9))
+    again = counts_release.final_deviations(1.0, listed=False, again=True)
+    assert (described.total_deviation, described.difference_deviation) == pytest.approx(again)
 
 
 def test_popularity_has_sensitivity_one() -> None:

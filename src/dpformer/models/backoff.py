@@ -14,10 +14,11 @@ the release itself, by fixed rules, so it costs no privacy:
   L of the whole column (category, brand, title …) by 3 counts: l_g = (s_g + 3·min(L, 3)) / (e_g + 3).
 - *Trust.* Attributes that have nothing to do with what users do have L ≈ 1. How far L strays by luck alone is seen by
   dealing the attributes to other items, eight times: sd. A column is believed by γ = clip((L − 1 − 3·sd)/0.1, 0, 1).
-- *Weights.* w_g = γ·max(l_g − 1, 0)/√Q_g. An attribute with w_g = 0 is forgotten; with none left the model is the
-  counts alone, exactly.
+- *Weights.* w_g = γ·(max(l_g − 1, 0)/√Q_g)^0.75. One with w_g = 0 is forgotten; with none left the model is the counts
+  alone, exactly.
 - *Thresholds.* A pair that shares attributes is likelier to be real: its total loses 1.75 − ¼·ln(max(r, 0.1))
   deviations of noise instead of 1.5, r² = (K_ab/q_b)(K_ba/q_a).
+- *Evenness.* A row of T is tempered: T_ab^(1 − 0.1·γ), scaled to the sum it had.
 - *Share.* μ = 0.4·γ·(1 − B)², B = Σ_a q_a Σ_b T_ab what the counts claim already; the model's claims are T + μK.
 
 The constants were chosen on validation items; docs/results/attributes.md says which and how.
@@ -42,6 +43,8 @@ PLAIN_THRESHOLD = 1.5  # deviations taken off every total where attributes say n
 THRESHOLD, SLOPE, LEAST_LIFT = 1.75, 0.25, 0.1
 HIGHEST_THRESHOLD = 4.0
 POPULARITY_POWER = 0.6
+WEIGHT_POWER = 0.75
+EVENNESS = 0.1
 PSEUDO_COUNTS, HIGHEST_PRIOR_LIFT = 3.0, 3.0
 DEALS, DEVIATIONS, CERTAIN = 8, 3.0, 0.1
 SHARE = 0.4
@@ -57,6 +60,11 @@ class BackOff:
     trust: float  # γ of the best column
     popularity: np.ndarray  # (M,) float64: q
     thresholds: np.ndarray  # (K,) float64: deviations taken off each released pair
+
+    @property
+    def row_power(self) -> float:
+        """What the chances of a row are raised to."""
+        return 1 - EVENNESS * self.trust
 
     def share(self, row_sums: np.ndarray) -> float:
         """μ, given Σ_b T_ab of every item a."""
@@ -78,7 +86,7 @@ def fit_backoff(release: TransitionRelease, attributes: Attributes) -> BackOff |
     attributes = attributes.with_pairs()
     lifts, trust = _lifts(matrix(attributes), attributes, release.items, pairs[seen], totals[seen])
     shares = np.bincount(attributes.links, weights=q[attributes.origins], minlength=len(attributes))
-    weights = trust * np.maximum(lifts - 1, 0) / np.sqrt(np.maximum(shares, 1e-12))
+    weights = trust * (np.maximum(lifts - 1, 0) / np.sqrt(np.maximum(shares, 1e-12))) ** WEIGHT_POWER
     useful = weights > 0
     if not useful.any():
         return None

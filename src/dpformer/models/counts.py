@@ -10,7 +10,7 @@ post-processing of it, by rules fixed beforehand, so it costs no privacy:
   give η ≈ 0 and symmetric counts. Then C_ab = (Ŝ + D̂)/2 and C_ba = (Ŝ − D̂)/2.
 - *Chances.* T_ab = C_ab / (Σ_b C_ab + 30): a row of few counts is little trusted.
 - *Claims.* After a history that ends in x_20, …, x_1 (the latest): c_b = Σ_k α_k (T + μK)_{x_k b}, α_k ∝ 0.75^k,
-  Σ α_k = 1; K, the back-off to public attributes of items, if there are any (`backoff.py`).
+  or 1/k with attributes, Σ α_k = 1; K, the back-off to public attributes of items, if there are any (`backoff.py`).
 - *Ranking*, `scores`: ln(c_b + 0.01·q_b), q the released popularity, which orders what the counts say nothing of.
 - *Probability*, `prior_logits`, for a network that is to learn the rest: ln P,
 
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from dpformer.data.attributes import Attributes, Name
 from dpformer.models.backoff import PLAIN_THRESHOLD, fit_backoff
 from dpformer.models.explain import Explanation, explain
-from dpformer.models.history import FORGETTING, LATEST, add_rows, latest_items, row_of, weights_of
+from dpformer.models.history import LATEST, add_rows, latest_items, row_of, weights_of
 from dpformer.models.walks import with_walks
 from dpformer.privacy.arguments import whole
 from dpformer.privacy.ledger import Ledger
@@ -134,7 +134,7 @@ class TransitionCounts(nn.Module):
         num_items = len(release.frequencies.p)
         known = None if attributes is None else fit_backoff(release, attributes)
         thresholds = with_walks(PLAIN_THRESHOLD if known is None else known.thresholds, release)
-        rows, targets, chances = _chances(release, thresholds)
+        rows, targets, chances = _chances(release, thresholds, 1.0 if known is None else known.row_power)
         if known is None:
             model = cls(num_items, len(rows))
         else:
@@ -195,7 +195,7 @@ class TransitionCounts(nn.Module):
             lengths: (B,) int64.
         """
         back = lengths[:, None] - 1 - torch.arange(items.shape[1], device=items.device)  # 0 for the latest
-        weights = weights_of(back, back >= 0)  # α
+        weights = weights_of(back, back >= 0, self.num_attributes > 0)  # α
         nothing = torch.zeros_like(weights[:, :1]) * self.popularity  # (B, M)
         history = nothing.scatter_add(1, items, weights)
         claims = _moved(history, row_of(self.offsets), self.targets, self.chances, nothing)
@@ -216,33 +216,17 @@ class TransitionCounts(nn.Module):
         inside = torch.arange(items.shape[1], device=items.device) < lengths[:, None]
         items = torch.where(inside, items, -1)
         logits = self.popularity.new_empty(*items.shape, self.num_items)
-        running, weight = self.popularity.new_zeros(len(items), self.num_items), 0.0
-        interest = self.popularity.new_zeros(len(items), self.num_attributes)
-        for t in range(items.shape[1]):  # one item enters the sums, one leaves them: L steps instead of L·LATEST
-            running, interest, weight = running * FORGETTING, interest * FORGETTING, weight * FORGETTING + 1
-            self._add_item(running, interest, items[:, t : t + 1], 1.0)
-            if t >= LATEST:
-                weight -= FORGETTING**LATEST
-                self._add_item(running, interest, items[:, t - LATEST : t - LATEST + 1], -(FORGETTING**LATEST))
-            claims = running.clamp(min=0)
-            if self.num_attributes:
-                claims = claims + self.backoff * self._offered(interest.clamp(min=0))
-            claims = claims / weight
+        for t in range(items.shape[1]):
+            latest = items[:, max(0, t + 1 - LATEST) : t + 1].flip(1)
+            claims = self._claims(F.pad(latest, (0, LATEST - latest.shape[1]), value=-1))
             claims *= TRUST / claims.sum(1, keepdim=True).clamp(min=1)
             rest = 1 - claims.sum(1, keepdim=True)
             logits[:, t] = claims.addcmul_(rest, self.popularity).log_()
         return logits
 
-    def _add_item(self, claims: Tensor, interest: Tensor, items: Tensor, weight: float) -> None:
-        """Adds one item (R, 1) of each history to the claims of T (R, M) and to the interest in attributes (R, G)."""
-        weights = claims.new_full(items.shape, weight)
-        add_rows(claims, items, weights, self.offsets, self.targets, self.chances)
-        if self.num_attributes:
-            add_rows(interest, items, weights, self.attribute_offsets, self.attribute_links, self._reach())
-
     def _claims(self, latest: Tensor) -> Tensor:
         """c (R, M) after each row of (R, LATEST) items, the latest first and -1 for none."""
-        weights = weights_of(torch.arange(LATEST, device=latest.device), latest >= 0)  # α
+        weights = weights_of(torch.arange(LATEST, device=latest.device), latest >= 0, self.num_attributes > 0)  # α
         claims = self.popularity.new_zeros(len(latest), self.num_items)
         add_rows(claims, latest, weights, self.offsets, self.targets, self.chances)
         if self.num_attributes:
@@ -304,8 +288,10 @@ def _moved(values: Tensor, origins: Tensor, targets: Tensor, chances: Tensor, no
     return nothing.scatter_add(1, torch.zeros_like(moved, dtype=torch.int64) + targets, moved)
 
 
-def _chances(release: TransitionRelease, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """T without its zeros, by rows: (from (K,), to (K,), chance (K,) float64)."""
+def _chances(
+    release: TransitionRelease, thresholds: np.ndarray, power: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """T without its zeros, by rows: (from (K,), to (K,), chance (K,) float64), raised to a power, its row sums kept."""
     both = _directed(release, thresholds)
     there = [np.flatnonzero(each > 0) for each in both]  # most pairs are noise, and come to nothing
     ways = [release.items[release.pairs[chosen]] for chosen in there]  # (pairs, 2) of a → b, and of b → a
@@ -315,7 +301,11 @@ def _chances(release: TransitionRelease, thresholds: np.ndarray) -> tuple[np.nda
     counts = np.concatenate([each[chosen] for each, chosen in zip(both, there, strict=True)])[order]
     rows, targets = rows[order], targets[order]
     sums = np.bincount(rows, weights=counts, minlength=1)
-    return rows, targets, counts / (sums[rows] + ROW_PRIOR)
+    if power == 1:
+        return rows, targets, counts / (sums[rows] + ROW_PRIOR)
+    shares = counts**power
+    trusted = sums / ((sums + ROW_PRIOR) * np.maximum(np.bincount(rows, weights=shares, minlength=1), 1e-300))
+    return rows, targets, shares * trusted[rows]
 
 
 def _directed(release: TransitionRelease, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

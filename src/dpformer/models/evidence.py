@@ -14,7 +14,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 
-from dpformer.models.counts import FORGETTING, HINT, LATEST, TransitionCounts
+from dpformer.models.counts import HINT, TransitionCounts
+from dpformer.models.history import LATEST, recency
 
 DENSE = 1 << 24  # numbers of T + μ·R·P that are kept as they are, 64 MB; attributes leave few of them zero
 
@@ -24,6 +25,7 @@ class Evidence:
 
     def __init__(self, model: TransitionCounts) -> None:
         size = model.num_items
+        self.alphas = recency(model.num_attributes > 0)
         chances, targets, offsets = (part.cpu().numpy() for part in (model.chances, model.targets, model.offsets))
         parts = (chances, targets.astype(_whole(size)), offsets.astype(_whole(len(chances))))
         self.transitions = sparse.csr_array(parts, shape=(size, size))  # T
@@ -35,17 +37,17 @@ class Evidence:
     def of(self, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """(B, M) float32, above 0, for the histories items[offsets[b]:offsets[b + 1]]."""
         if self._rows is not None:
-            found = _weights(items, offsets, len(self.popularity)) @ self._rows
+            found = _weights(items, offsets, len(self.popularity), self.alphas) @ self._rows
         elif self.offered.nnz:
             found = self.claims(items, offsets).toarray()
         else:
-            found = self._dense_claims(_weights(items, offsets, len(self.popularity)))
+            found = self._dense_claims(_weights(items, offsets, len(self.popularity), self.alphas))
         found += self.popularity
         return found
 
     def work(self, items: np.ndarray, offsets: np.ndarray) -> int:
         """How many numbers of T are added up for some histories: at least as many as `claims` has."""
-        chosen = _weights(items, offsets, len(self.popularity)).indices
+        chosen = _weights(items, offsets, len(self.popularity), self.alphas).indices
         return int((self.transitions.indptr[chosen + 1] - self.transitions.indptr[chosen]).sum(dtype=np.int64))
 
     def _dense_claims(self, weights: sparse.csr_array) -> np.ndarray:
@@ -63,14 +65,14 @@ class Evidence:
 
     def claims(self, items: np.ndarray, offsets: np.ndarray) -> sparse.csr_array:
         """(B, M) float32: evidence without popularity, which most items have none of."""
-        weights = _weights(items, offsets, len(self.popularity))
+        weights = _weights(items, offsets, len(self.popularity), self.alphas)
         claims = weights @ self.transitions
         return claims + (weights @ self.reach) @ self.offered if self.offered.nnz else claims
 
     def parts(self, history: np.ndarray, items: np.ndarray) -> np.ndarray:
         """(L + 1, n): what each item of one history adds to the evidence for each of some items; at last popularity."""
         latest = history[-LATEST:]
-        alpha = FORGETTING ** np.arange(len(latest))[::-1]
+        alpha = self.alphas[: len(latest)][::-1]
         added = np.zeros((len(history) + 1, len(items)))
         if len(latest):
             rows = (self.transitions[latest] + self.reach[latest] @ self.offered).toarray()[:, items]  # (≤ LATEST, n)
@@ -97,13 +99,12 @@ class Evidence:
         return found
 
 
-def _weights(items: np.ndarray, offsets: np.ndarray, size: int) -> sparse.csr_array:
+def _weights(items: np.ndarray, offsets: np.ndarray, size: int, alphas: np.ndarray) -> sparse.csr_array:
     """A: (B, M) with α_k at the k-th latest item of each history; an item that is there twice has two entries."""
     lengths = np.minimum(np.diff(offsets), LATEST)
     stops = np.cumsum(lengths)
     back = np.repeat(stops, lengths) - 1 - np.arange(int(lengths.sum()))  # 0 for the latest
-    sums = np.cumsum(FORGETTING ** np.arange(LATEST))
-    alpha = FORGETTING**back / np.repeat(sums[lengths - 1], lengths)
+    alpha = alphas[back] / np.repeat(np.cumsum(alphas)[lengths - 1], lengths)
     chosen = items[np.repeat(offsets[1:], lengths) - 1 - back]
     chosen = chosen.astype(_whole(size))  # as T has them, or each product would copy T's
     pointers = np.concatenate([[0], stops]).astype(chosen.dtype)

@@ -22,9 +22,17 @@ def latest_items(histories: Sequence[ArrayLike], num_items: int) -> np.ndarray:
     return latest
 
 
-def weights_of(back: Tensor, known: Tensor) -> Tensor:
-    """α (B, L): 0.75^back where an item is known, 0 elsewhere; rows sum to 1, or to 0 without items."""
-    weights = known * FORGETTING ** back.clamp(min=0)
+def recency(described: bool) -> np.ndarray:  # (LATEST,) float64
+    """What the latest item counts, the one before it, …, before they are scaled to sum to 1: 0.75^k, or 1/(1 + k) with
+    attributes that are believed. docs/results/attributes.md has what that gains.
+    """
+    back = np.arange(LATEST)
+    return 1 / (1.0 + back) if described else FORGETTING**back
+
+
+def weights_of(back: Tensor, known: Tensor, described: bool) -> Tensor:
+    """α (B, L): `recency` where an item is known, 0 elsewhere; rows sum to 1, or to 0 without items."""
+    weights = known / (1.0 + back.clamp(min=0)) if described else known * FORGETTING ** back.clamp(min=0)
     return weights / weights.sum(1, keepdim=True).clamp(min=1e-9)
 
 

@@ -6,7 +6,7 @@ before it saw something; a user's vector is scaled to norm 1 *over the cells sti
 is spent on cells that are lost:
 
     items       how popular each item is (`release_frequencies`); those above 3 deviations are the m items that count.
-                With public attributes, by which all others are recommended too, it has twice the share (`DESCRIBED`).
+                With public attributes, by which all others are recommended too, and short histories: twice (`AGAIN`).
                 Without a public catalogue: `release_items`, of which those above its threshold are released at all
     unordered   Σ_u v_u/‖v_u‖ over the m(m−1)/2 pairs {a, b}: both directions add up in one cell
     directed    the same over (a, b) and (b, a) of the pairs that survived
@@ -33,7 +33,7 @@ from dpformer.privacy.events import Gaussian
 from dpformer.privacy.randomness import SecureRandom, public_grid
 from dpformer.privacy.sparse import noisy_above
 from dpformer.progress import reach, stage
-from dpformer.releases.frequencies import FrequencyRelease, exact_sums, of_items, release_sums
+from dpformer.releases.frequencies import FrequencyRelease, exact_sums, mean_of, of_items, release_sums
 from dpformer.releases.items import release_item_sums
 from dpformer.releases.sums import GRID, ArraySums, Sums, gathered
 
@@ -52,8 +52,8 @@ class Round(NamedTuple):
 
 ITEMS = Round(0.05, False, 3.0)
 LIST = 0.2  # share of the round of items that releases their list too; the other rounds share the rest
-DESCRIBED = 0.1  # the same where items have public attributes
-LONG = 5.0  # mean √length of histories above which the head is that of 3 deviations at the usual share
+AGAIN = ITEMS.share  # of a second release of popularity, where items have public attributes and histories are short
+LONG = 5.0  # mean √length of histories above which they are not
 ROUNDS = (
     Round(0.2375, False, 1.0),
     Round(0.1425, False, 1.0),
@@ -93,6 +93,7 @@ class TransitionRelease:
     event: Gaussian | None  # all of it, the frequencies too; for the ledger. None: exact, not private
     listed: np.ndarray | None = None  # (M,) int64: the number before of released item 0, 1, …; None: all, a public list
     rounds: tuple[RoundRelease, ...] = ()  # those of at most MOST_KEPT pairs
+    again: np.ndarray | None = None  # (M,) float64: popularity's second release; `frequencies` is the mean of both
 
 
 class Estimate:
@@ -167,7 +168,7 @@ def release_transitions(
         noise_multiplier: σ of the event that the whole release costs.
         delta: the list of items is released too, and may fail with this probability: only items that many have are
             in the release, numbered anew, and others do not exist in it.
-        described: items have public attributes; then popularity, which attributes need most, gets more of the budget.
+        described: items have public attributes, which need popularity most: with short histories it is released twice.
         random: for this release alone, since the same one gives the same noise; by default under a new key.
         seed: for tests only, instead: marks the event as not private.
     """
@@ -190,24 +191,26 @@ def release_transition_sums(
     """The same, of histories wherever they are: `sums` makes the exact sums of a round, everything private is here."""
     num_items, noise_multiplier = whole("num_items", num_items, 1), positive("noise_multiplier", noise_multiplier)
     random = random or SecureRandom(LABEL, seed=seed)
-    items = round_of_items(listed=bool(delta), described=described)
     with stage("adding up counts", (1 + len(ROUNDS)) * sums.num_users):
-        return _rounds(sums, num_items, items, noise_multiplier, delta, random)
+        return _rounds(sums, num_items, noise_multiplier, delta, described, random)
 
 
 def _rounds(
-    sums: Sums, num_items: int, items: Round, noise_multiplier: float, delta: float, random: SecureRandom
+    sums: Sums, num_items: int, noise_multiplier: float, delta: float, described: bool, random: SecureRandom
 ) -> TransitionRelease:
     counted = sums.items(num_items) / GRID
-    deviation, rest = deviation_of(items, noise_multiplier), noise_of_pairs(items, noise_multiplier)
+    items, again = round_of_items(listed=bool(delta), again=False), None
     if delta:
+        deviation = deviation_of(items, noise_multiplier)
         found = release_item_sums(counted, deviation, delta=delta, random=random.within("items"))
         listed, frequencies = found.items, of_items(found, sums.num_users)
         head = np.arange(len(listed))
     else:
         listed = None
-        frequencies = release_sums(counted, sums.num_users, deviation, random=random.within("items"))
-        head = np.flatnonzero(frequencies.counts > _head_threshold(items, frequencies) * deviation)
+        frequencies, again = _popularity(counted, sums.num_users, noise_multiplier, described, random)
+        items = round_of_items(listed=False, again=again is not None)
+        head = np.flatnonzero(frequencies.counts > items.keep * frequencies.noise_multiplier)
+    rest = noise_of_pairs(items, noise_multiplier)
     places = np.full(num_items, -1)
     places[head if listed is None else listed] = np.arange(len(head))
     reach(sums.num_users)
@@ -225,7 +228,7 @@ def _rounds(
         del noisy
         estimate.keep(this.keep)
     event = Gaussian(noise_multiplier, label=LABEL, delta=delta, private=random.private)
-    return replace(_released(estimate, head, frequencies, event, listed), rounds=tuple(rounds))
+    return replace(_released(estimate, head, frequencies, event, listed), rounds=tuple(rounds), again=again)
 
 
 def exact_transition_sums(sums: Sums, num_items: int) -> TransitionRelease:
@@ -253,20 +256,33 @@ def deviation_of(this: Round, noise_multiplier: float) -> float:
     return noise_multiplier / math.sqrt(this.share) * SLACK
 
 
-def round_of_items(*, listed: bool, described: bool) -> Round:
-    """The first round: by whether it releases the list of items too, or whether items have public attributes."""
-    return ITEMS._replace(share=LIST if listed else DESCRIBED if described else ITEMS.share)
+def round_of_items(*, listed: bool, again: bool) -> Round:
+    """The first round: by whether it releases the list of items too, or popularity twice."""
+    return ITEMS._replace(share=LIST if listed else ITEMS.share + again * AGAIN)
 
 
-def _head_threshold(items: Round, frequencies: FrequencyRelease) -> float:
-    """Deviations that an item needs: a function of released numbers and the public number of users.
+def again_wanted(first: np.ndarray, num_users: int) -> bool:
+    """Whether popularity is released again: a function of its first release and the public number of users.
 
     Σ_i popularity / users is the mean √length of a history. Where histories are long, items that a larger share makes
-    visible would only take from what users give to the others: the head stays what the usual share would make it.
+    visible would only take from what users give to the others.
     """
-    if frequencies.counts.sum() <= LONG * frequencies.num_users:
-        return items.keep
-    return items.keep * math.sqrt(items.share / ITEMS.share)
+    return float(first.sum()) <= LONG * num_users
+
+
+def _popularity(
+    counted: np.ndarray, num_users: int, noise_multiplier: float, described: bool, random: SecureRandom
+) -> tuple[FrequencyRelease, np.ndarray | None]:
+    """Popularity from one release or from two, and the second by itself.
+
+    What the second costs, the rounds of pairs have less (`noise_of_pairs`): either way the first costs the same and all
+    that comes after it the same, so the sum is that of one event.
+    """
+    once = release_sums(counted, num_users, deviation_of(ITEMS, noise_multiplier), random=random.within("items"))
+    if not described or not again_wanted(once.counts, num_users):
+        return once, None
+    twice = release_sums(counted, num_users, once.noise_multiplier, random=random.within("items again"))
+    return mean_of(once, twice), twice.counts
 
 
 def noise_of_pairs(items: Round, noise_multiplier: float) -> float:
@@ -274,9 +290,9 @@ def noise_of_pairs(items: Round, noise_multiplier: float) -> float:
     return noise_multiplier * math.sqrt((1 - ITEMS.share) / (1 - items.share))
 
 
-def final_deviations(noise_multiplier: float, *, listed: bool, described: bool) -> tuple[float, float]:
+def final_deviations(noise_multiplier: float, *, listed: bool, again: bool) -> tuple[float, float]:
     """Deviations of totals and of differences after all rounds: they follow from σ alone."""
-    rest = noise_of_pairs(round_of_items(listed=listed, described=described), noise_multiplier)
+    rest = noise_of_pairs(round_of_items(listed=listed, again=again), noise_multiplier)
     first = ROUNDS[0]
     estimate = Estimate(np.zeros(0, np.int64), np.zeros(0), deviation_of(first, rest))
     for this in ROUNDS[1:]:

@@ -17,8 +17,9 @@ number N of users and the public catalogue, so it costs nothing more:
 - *Ceiling.* p_i ≤ 1.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,6 +94,15 @@ def release_sums(
     p, detected = estimate(counts, noise_multiplier, num_users)
     event = Gaussian(noise_multiplier, label=LABEL, private=random.private)
     return FrequencyRelease(p, counts, detected, event, num_users)
+
+
+def mean_of(first: FrequencyRelease, second: FrequencyRelease) -> FrequencyRelease:
+    """The mean of two releases of the same sums under the same noise. It costs what both cost."""
+    assert first.event is not None and second.event == first.event
+    counts = (first.counts + second.counts) / 2
+    event = replace(first.event, noise_multiplier=first.noise_multiplier / math.sqrt(2))
+    p, detected = estimate(counts, event.noise_multiplier, first.num_users)
+    return FrequencyRelease(p, counts, detected, event, first.num_users)
 
 
 def exact_sums(sums: np.ndarray, num_users: int) -> FrequencyRelease:

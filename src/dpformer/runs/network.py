@@ -91,7 +91,7 @@ def release_before_training(config: Config, plan: Plan, dataset: Dataset, random
                 dataset.num_items,
                 event.noise_multiplier,
                 delta=event.failure,
-                described=bool(config.attributes),
+                described=config.model == "counts" and bool(config.attributes),
                 random=random.within(COUNTS),
             )
         return _enough(Released(release.listed, release.frequencies, release), config, plan)

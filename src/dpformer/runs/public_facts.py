@@ -38,12 +38,18 @@ def public_description(config: Config, plan: Plan, items: int, tokens: str = "")
     }
 
 
-def popularity_noise(config: Config, plan: Plan) -> float:
-    """The standard deviation of the noise on the popularity of items: released by itself, or as a round of counts."""
+def popularity_noise(config: Config, plan: Plan, *, again: bool = False) -> float:
+    """The standard deviation of the noise on the popularity of items: released by itself, or as a round of counts.
+
+    Args:
+        config: resolved.
+        plan: of the run.
+        again: it is the mean of two releases.
+    """
     event = next(event for event in plan.events if event.label in (ITEMS, COUNTS, FREQUENCIES))
     if event.label != COUNTS:
         return event.noise_multiplier
-    first = round_of_items(listed=config.items_policy == "dp", described=bool(config.attributes))
+    first = round_of_items(listed=config.items_policy == "dp", again=again)
     return deviation_of(first, event.noise_multiplier)
 
 

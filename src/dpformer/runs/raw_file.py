@@ -19,6 +19,7 @@ from dpformer.files import replacing
 from dpformer.releases.counts import ROUNDS, RoundRelease, TransitionRelease
 from dpformer.releases.frequencies import FrequencyRelease
 
+AGAIN = {"again": np.float64}  # popularity, where it was released twice
 KINDS = {"popularity": np.float64, "items": np.int64, "pairs": np.int64, "total": np.float64, "difference": np.float64}
 PARTS = {"cells": np.int64, "noisy": np.float64}  # of a round
 ROUND = re.compile(f"(?P<part>{'|'.join(PARTS)}) (?P<number>[0-{len(ROUNDS) - 1}])")
@@ -26,7 +27,8 @@ ROUND = re.compile(f"(?P<part>{'|'.join(PARTS)}) (?P<number>[0-{len(ROUNDS) - 1}
 
 @dataclass(frozen=True)
 class RawReleases:
-    """Noisy counts of popularity (M,), and of transitions what `TransitionRelease` has under the same names."""
+    """Noisy counts of popularity (M,), the mean of two releases where `again` has the second one by itself; and of
+    transitions what `TransitionRelease` has under the same names."""
 
     popularity: np.ndarray
     items: np.ndarray | None = None
@@ -34,6 +36,11 @@ class RawReleases:
     total: np.ndarray | None = None
     difference: np.ndarray | None = None
     rounds: tuple[RoundRelease, ...] = ()
+    again: np.ndarray | None = None
+
+    def parts(self) -> list[np.ndarray]:
+        """Popularity as it was released, once or twice."""
+        return [self.popularity] if self.again is None else [2 * self.popularity - self.again, self.again]
 
 
 def save_releases(path: Path, frequencies: FrequencyRelease, transitions: TransitionRelease | None = None) -> None:
@@ -41,6 +48,7 @@ def save_releases(path: Path, frequencies: FrequencyRelease, transitions: Transi
     arrays = {"popularity": frequencies.counts}
     if transitions is not None:
         arrays |= {name: getattr(transitions, name) for name in ("items", "pairs", "total", "difference")}
+        arrays |= {} if transitions.again is None else {"again": transitions.again}
         arrays |= {f"{part} {one.number}": getattr(one, part) for one in transitions.rounds for part in PARTS}
     with replacing(path) as part:
         part.write_bytes(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
@@ -53,10 +61,10 @@ def load_releases(path: Path) -> RawReleases:
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise DpformerError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
     rounds = {name: found for name in arrays if (found := ROUND.fullmatch(name)) is not None}
-    if set(arrays) - set(rounds) not in ({"popularity"}, set(KINDS)):
+    if set(arrays) - set(rounds) not in ({"popularity"}, set(KINDS), {*KINDS, *AGAIN}):
         raise DpformerError(f"{path} holds {', '.join(sorted(arrays))[:200]}, which is not what a run releases")
     for name, array in arrays.items():
-        kind = PARTS[rounds[name]["part"]] if name in rounds else KINDS[name]
+        kind = PARTS[rounds[name]["part"]] if name in rounds else (KINDS | AGAIN)[name]
         if array.dtype != kind or array.ndim != 1 + (name == "pairs") or not np.isfinite(array).all():
             raise DpformerError(f"{path}: {name} is not a table of finite {kind.__name__}")
     numbers = sorted({int(found["number"]) for found in rounds.values()})
@@ -84,6 +92,8 @@ def _check(path: Path, found: RawReleases) -> None:
             and int(found.pairs.max()) < m
         )
     )
+    if found.again is not None and len(found.again) != len(found.popularity):
+        raise DpformerError(f"{path}: popularity was released again, of other items")
     if not inside or not paired or len(found.total) != count or len(found.difference) != count:
         raise DpformerError(f"{path}: its pairs are not of its items")
     for one in found.rounds:

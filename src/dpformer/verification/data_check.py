@@ -25,7 +25,14 @@ from dpformer.models.counts import TransitionCounts
 from dpformer.privacy.events import Gaussian
 from dpformer.privacy.randomness import public_grid
 from dpformer.releases.counts import LABEL as COUNTS
-from dpformer.releases.counts import ROUNDS, TransitionRelease, final_deviations, noise_of_pairs, round_of_items
+from dpformer.releases.counts import (
+    ROUNDS,
+    TransitionRelease,
+    again_wanted,
+    final_deviations,
+    noise_of_pairs,
+    round_of_items,
+)
 from dpformer.releases.frequencies import LABEL as FREQUENCIES
 from dpformer.releases.frequencies import FrequencyRelease, estimate, user_counts
 from dpformer.releases.items import exact_popularity, passed_noise
@@ -91,7 +98,18 @@ class DataCheck:
 
     @property
     def _deviation(self) -> float:
-        return popularity_noise(self.config, self.plan())
+        return popularity_noise(self.config, self.plan(), again=self._again)
+
+    @property
+    def _again(self) -> bool:
+        """Whether popularity is the mean of two releases."""
+        return self._raw is not None and self._raw.again is not None
+
+    def _right_number(self, raw: RawReleases) -> bool:
+        """Popularity was released again where the rule says so, and nowhere else."""
+        described = self.config.model == "counts" and bool(self.config.attributes)
+        due = described and self.config.items_policy != "dp" and again_wanted(raw.parts()[0], self.facts["users"])
+        return due == self._again
 
     def releases(self) -> Finding:
         """The model is made of the noisy numbers in releases.safetensors, and these are on the grid of their noise."""
@@ -104,9 +122,11 @@ class DataCheck:
             return Finding(name, None, "not compared: releases.safetensors is not here")
         if sha256_of(self.folder.releases) != self.facts["hashes"]["releases"]:
             return Finding(name, False, "releases.safetensors is not the file of the statement")
-        grid = public_grid(self._deviation)
-        if (self._raw.popularity / grid % 1).any():
+        grid = public_grid(popularity_noise(self.config, self.plan()))
+        if any((part / grid % 1).any() for part in self._raw.parts()):
             return Finding(name, False, "popularity is not on the grid of its noise: nothing was released that way")
+        if not self._right_number(self._raw):
+            return Finding(name, False, "popularity was released twice or once, against the rule")
         p, _ = estimate(self._raw.popularity, self._deviation, self.facts["users"])
         if not np.array_equal(p, np.asarray(self.file.release.frequencies)):
             return Finding(name, False, "the frequencies of the model do not follow from what was released")
@@ -137,7 +157,7 @@ class DataCheck:
             return None
         assert isinstance(event, Gaussian)
         total, difference = final_deviations(
-            event.noise_multiplier, listed=self.config.items_policy == "dp", described=bool(self.config.attributes)
+            event.noise_multiplier, listed=self.config.items_policy == "dp", again=self._again
         )
         p, detected = estimate(raw.popularity, self._deviation, self.facts["users"])
         popularity = Gaussian(self._deviation, label=FREQUENCIES)
@@ -168,11 +188,12 @@ class DataCheck:
             exact = user_counts(users, items, self.dataset.num_users, self.dataset.num_items)
         if len(exact) != len(self._raw.popularity):
             return Finding(name, False, "an item was released that nobody trains on")
-        noise = passed_noise(self._raw.popularity, exact, self._deviation, threshold)
-        squares, count = float(np.square(noise).sum()), len(noise)
-        p = 2 * min(float(stats.chi2.cdf(squares, count)), float(stats.chi2.sf(squares, count)))
-        seen = f"{math.sqrt(squares / max(count, 1)):.3f} of what the ledger says, over {count:,} items"
-        return Finding(name, p >= ALARM, f"its deviation is {seen}")
+        once = popularity_noise(self.config, self.plan())
+        parts, count = self._raw.parts(), len(exact)
+        squares = [float(np.square(passed_noise(part, exact, once, threshold)).sum()) for part in parts]
+        p = min(2 * len(parts) * min(stats.chi2.cdf(x, count), stats.chi2.sf(x, count)) for x in squares)
+        seen = " and ".join(f"{math.sqrt(x / max(count, 1)):.3f}" for x in squares)
+        return Finding(name, bool(p >= ALARM), f"its deviation is {seen} of what the ledger says, over {count:,} items")
 
     def noise_of_transitions(self) -> Finding:
         name = "noise of transitions"
@@ -187,7 +208,7 @@ class DataCheck:
         placed = np.full(len(release.frequencies.p) + 1, -1)  # the last place is that of items that were not released
         placed[release.items] = np.arange(len(release.items))
         places = placed[self.file.vocabulary.match(list(self.dataset.vocabulary.ids))]
-        first = round_of_items(listed=self.config.items_policy == "dp", described=bool(self.config.attributes))
+        first = round_of_items(listed=self.config.items_policy == "dp", again=self._again)
         sigma = noise_of_pairs(first, release.event.noise_multiplier)
         wrong = wrong_with_rounds(raw, ArraySums.packed(items, offsets), places, sigma)
         if wrong:
