@@ -47,7 +47,7 @@ def choose_model(*, users: int, items: int | None, attributes: int = 0, epsilon:
         return Choice("transformer", f"there are {size}, at least {USERS_PER_ITEM} each: enough to train on")
     if users < FEWEST_USERS:
         return Choice("counts", f"there are {users:,} users, and a network needs {FEWEST_USERS:,}")
-    more = ", which make use of the catalogue's attributes" if attributes else ""
+    more = ", while counts make use of the catalogue's attributes" if attributes else ""
     return Choice("counts", f"there are {size}, and a network needs {USERS_PER_ITEM} each{more}")
 
 
