@@ -122,7 +122,10 @@ def test_no_statement_keeps_verify_busy(own: Path) -> None:
     assert not verify(own).passed
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint/data.json", "privacy.json", "privacy.json.sig"])
+PIPES = ["metrics.jsonl", "checkpoint/data.json", "privacy.json", "privacy.json.sig", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", [*PIPES, "releases.safetensors"])
 def test_a_named_pipe_is_not_waited_for(own: Path, name: str) -> None:
     (own / name).unlink(missing_ok=True)
     os.mkfifo(own / name)

@@ -113,6 +113,8 @@ class ReleasedFile:
 
     def model_file(self) -> Finding:
         """Tensors of the model, vocabulary, titles, frequencies, and one header: nothing else."""
+        if not self.path.is_file():  # a named pipe would be waited for
+            return Finding("model file", False, "model.safetensors is not a file")
         try:
             with safe_open(self.path, framework="pt") as file:
                 header, names = file.metadata() or {}, set(file.keys())
