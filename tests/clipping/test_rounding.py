@@ -320,6 +320,14 @@ def test_a_newcomer_does_not_change_how_norms_of_others_round(rows: int, width: 
 
 
 @CRAFTED
+def test_a_newcomer_who_cancels_is_computed_again_alone(rows: int, width: int, ratio: float) -> None:
+    """In float64, which rounds otherwise: everybody else's norm stays as it was."""
+    users, newcomer = crafted(rows, width, ratio), crafted(rows, width, 1e6, users=1)
+    both = [torch.cat(parts) for parts in zip(users, newcomer, strict=True)]
+    assert float((upper_norms(*both)[:-1] / upper_norms(*users) - 1).abs().max()) < 1e-9
+
+
+@CRAFTED
 def test_thousands_of_crafted_users_hardly_move(
     rows: int, width: int, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
