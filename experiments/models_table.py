@@ -113,7 +113,7 @@ def prepared(
 def in_single(model: nn.Module, batch: tuple[Tensor, ...]) -> str:
     """Why only float32 can be asked for; nothing if there is no reason."""
     if next(model.parameters()).dtype == torch.float32:
-        return "the model itself does not run in float64"
+        return "the model itself has no finite gradients in float64, or does not run in it"
     return "the model itself computes in float32 in places" if computes_in_single(model, batch) else ""
 
 
