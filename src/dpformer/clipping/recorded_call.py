@@ -42,6 +42,12 @@ def paired(function: Callable[..., Tensor]) -> Paired:
     return product
 
 
+def own(out: Tensor) -> Tensor:
+    """A view (einsum permutes a product) is copied: were the model to write into it, autograd would lead its gradient
+    past the hook, to what it is a view of."""
+    return out.clone() if out._is_view() else out
+
+
 @dataclass
 class RecordedCall:
     """One call of a function with parameters among its arguments."""
@@ -101,13 +107,7 @@ class RecordedCall:
         self.build = self.paired = _forgotten
 
     def watch(self, out: Tensor, token: Tensor) -> Tensor:
-        """Returns `out`, whose gradient will be brought here.
-
-        A view (einsum permutes a product) is copied: were the model to write into it, autograd would lead its gradient
-        past the hook, to what it is a view of.
-        """
-        if out._is_view():
-            out = out.clone()
+        """Returns `out`, whose gradient will be brought here; it must not be a view (`own`)."""
         if out.requires_grad:
             out.register_hook(self.receive)
             return out

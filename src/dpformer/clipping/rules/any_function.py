@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate, is_turned, map_tensors, tensors_of, writes_in_place
-from dpformer.clipping.recorded_call import paired
+from dpformer.clipping.recorded_call import own, paired
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense
 
@@ -69,7 +69,7 @@ def _watch(
 
     by_rows = next(t for t in data if t.ndim > call.batch and t.shape[call.batch] == call.rows)
     shown = by_rows.detach().transpose(0, 1) if call.batch else by_rows
-    watched = gate.record(call.func, distinct, paired(replay), build, out, rows=shown, reads=data)
+    watched = gate.record(call.func, distinct, paired(replay), build, own(out), rows=shown, reads=data)
     if call.batch:
         gate.mark_turned(watched)
     return watched

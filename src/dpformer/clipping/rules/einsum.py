@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate, is_turned
-from dpformer.clipping.recorded_call import paired
+from dpformer.clipping.recorded_call import own, paired
 from dpformer.clipping.rules.any_function import any_function
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.user_rows import UserRows
@@ -87,7 +87,7 @@ def _linear(gate: Gate, func: Any, data: str, weight: str, result: str, x: Tenso
     def replay(fresh: Tensor) -> Tensor:
         return torch.einsum(equation, source, fresh)
 
-    out = torch.einsum(equation, x, w.detach())
+    out = own(torch.einsum(equation, x, w.detach()))
     return gate.record(func, [w], paired(replay), build, out, rows=x, reads=[source])
 
 
