@@ -1,14 +1,37 @@
-"""Shared by all tests: one torch thread (many small problems), and the folder of real data, if there is one."""
+"""Shared by all tests: one torch thread (many small problems), and the folder of real data, if there is one.
+
+A test says the same on every machine, in any order. So random numbers start from one seed before each of them, and
+examples of hypothesis are the same each time, without a limit on their time:
+
+    pytest --hypothesis-profile=search      other examples each time
+"""
 
 import os
+import random
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dpformer-tests-")  # the secret of whoever owns the run folders
+
+# The first says something about the machine; fixtures that all examples share are files and models, which none changes.
+UNCHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=UNCHECKED)
+settings.register_profile("search", deadline=None, suppress_health_check=UNCHECKED)
+settings.load_profile("same")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before the fixtures, too: what a test draws does not depend on which tests came before it."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
 
 
 @pytest.fixture(scope="session")

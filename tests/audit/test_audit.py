@@ -38,7 +38,7 @@ def seen() -> Observation:
 # Canaries.
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(count=st.integers(1, 300), seed=st.integers(0, 100))
 def test_a_canary_is_one_coordinate(count: int, seed: int) -> None:
     model = CanaryTable(count, clip_norm=0.5)

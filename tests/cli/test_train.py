@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dpformer.cli import app, main
 from dpformer.errors import DpformerError
 from dpformer.runs.config import Config
 from tests.commands import Command, command
+from tests.distributed.jobs import stay
 from tests.training.logs import write_log
 
 CHOICES = {"epsilon": 4, "batch-size": 20, "epochs": 4, "dim": 8, "blocks": 1, "max-length": 6, "seed": 7, "threads": 1}
@@ -160,9 +162,11 @@ def test_the_options_are_the_choices_of_the_config() -> None:
 def test_ctrl_c_saves_and_resume_ends_in_the_same_model(log: Path, tmp_path: Path) -> None:
     more = ["train", log, *SMALL, "--epochs", 15]
     assert invoke(*more, "--out", tmp_path / "whole").exit_code == 0
-    running = Command(*more, "--out", tmp_path / "broken")
+    before_the_end = partial(stay, 40, tmp_path / "leave")  # of 45 steps
+    running = Command(*more, "--out", tmp_path / "broken", before=before_the_end)
     running.wait_for_lines(tmp_path / "broken" / "metrics.jsonl", 3)
     os.kill(running.pid, signal.SIGINT)
+    (tmp_path / "leave").touch()
     broken = running.ended()
     assert broken.returncode == 130, broken.stderr
     assert "all saved; go on with: dpformer train --resume" in broken.stderr and "Traceback" not in broken.stderr

@@ -324,7 +324,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(name=st.sampled_from(sorted(OTHER)), value=JSON, drop=st.booleans())
 def test_whatever_stands_in_a_statement_is_a_finding(done: Path, name: str, value: Any, drop: bool) -> None:
     """Nothing that a stranger writes there ends in a traceback, or passes."""

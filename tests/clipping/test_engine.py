@@ -312,7 +312,7 @@ def test_the_head_never_holds_all_users_gradients_nor_all_logits(monkeypatch: py
     assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-10
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     users=st.integers(1, 6),
     length=st.integers(2, 9),
@@ -353,7 +353,7 @@ def test_tied_model_over_shapes(users: int, length: int, items: int, width: int,
     assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-8
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=3), kept=st.integers(0, 7), users=st.integers(1, 5))
 def test_broadcasting_over_shapes(shape: list[int], kept: int, users: int) -> None:
     """A parameter with any of its dimensions of size one, and any leading ones left out."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from fuzz.law import FORMATS, hostile_rows_change_nobody, log_of
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Reading, prepare, read
@@ -30,7 +30,7 @@ rows = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8)
 @given(hostile=rows, first=st.booleans(), skip=st.booleans())
 @pytest.mark.parametrize("name", FORMATS)
 @example(hostile=b"troll,i1,1\xff", first=True, skip=True)

@@ -50,7 +50,7 @@ def naive(table: list[tuple[int, int, int, int]], filters: Filters) -> dict[str,
     return {user: [item for _, item in sorted(mine, key=lambda pair: pair[0])] for user, mine in users.items()}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows, st.sampled_from([None, 2.0, 4.0]), st.integers(0, 4))
 def test_sequences_against_a_naive_twin(table: list, min_rating: float | None, by_user: int) -> None:
     filters = Filters(min_rating, by_user)
@@ -66,7 +66,7 @@ def test_sequences_against_a_naive_twin(table: list, min_rating: float | None, b
         assert (facts["users"], facts["interactions"]) == (dataset.num_users, dataset.num_interactions)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=12), min_size=2, max_size=8),
     st.integers(1, 13),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Reading, fields, read, text_lines
@@ -88,7 +88,7 @@ def test_broken_utf8_is_found_either_way(tmp_path: Path, monkeypatch: pytest.Mon
     same(both(path, monkeypatch))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12)
 @given(rows=st.lists(st.text(alphabet='ab1,,,,"\n\t. é', max_size=12), max_size=6), quotes=st.booleans())
 def test_junk_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[str], quotes: bool) -> None:
     path = tmp_path / "log.csv"

@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Columns, Dataset, Reading, from_frame, prepare, read, read_catalog
@@ -254,7 +254,7 @@ CELLS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from(sorted(CELLS)), st.sampled_from(["whole numbers", "large numbers", "floats"]))
 def test_frames_are_read_as_one_cell_after_the_other(data: st.DataObject, ids: str, times: str) -> None:
     rows = data.draw(st.integers(1, 12))
@@ -416,7 +416,7 @@ junk = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     content=junk,
     header=st.sampled_from([b"", b"user_id,item_id,timestamp\n", b"user_id:token\titem_id:token\n", b"PAR1"]),

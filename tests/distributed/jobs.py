@@ -36,11 +36,24 @@ CONTEXT.set_forkserver_preload(
 )
 
 
+_held: list[socket.socket] = []
+
+
+def own_port() -> int:
+    """A port that the system gives to nobody else while this process lives: a socket is bound to it and never listens.
+
+    Whoever asks for this very port, to be reused, may listen there: torch's store does.
+    """
+    free = socket.socket()
+    free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    free.bind(("127.0.0.1", 0))
+    _held.append(free)
+    return int(free.getsockname()[1])
+
+
 def start(size: int, target: Callable[..., None], *args: Any) -> list[ForkServerProcess]:
     """The processes of a job, each running `target(*args)` with its rank in the environment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = own_port()
     processes = [CONTEXT.Process(target=_enter, args=(rank, size, port, target, *args)) for rank in range(size)]
     for process in processes:
         process.start()
@@ -84,6 +97,33 @@ def train(config: Config, out: Path, known: dict[Any, float]) -> None:
         run_or_exit(out if out.exists() else config, out)
     except typer.Exit as end:
         os._exit(end.exit_code)
+
+
+def stay(step: int, leave: Path) -> None:
+    """From now on a run of this process takes no more than so many steps before a file is there.
+
+    So it is not over before a test stops it, however late that one comes.
+    """
+    from dpformer.training.trainer import Trainer
+
+    advance = Trainer.advance
+
+    def waiting(self: Trainer) -> Any:
+        while self.step >= step and not leave.exists():
+            time.sleep(0.01)
+        return advance(self)
+
+    Trainer.advance = waiting  # type: ignore[method-assign]
+
+
+def leave_file(out: Path, restart: int | str = 0) -> Path:
+    return out.with_name(f"leave-{restart}")
+
+
+def train_and_stay(config: Config, out: Path, known: dict[Any, float]) -> None:
+    """`train`, which stays before its last steps."""
+    stay(20, leave_file(out))
+    train(config, out, known)
 
 
 def train_and_look(config: Config, out: Path, known: dict[Any, float]) -> None:
@@ -175,7 +215,10 @@ def die_and_come_again(times: int) -> None:
 
 
 def train_and_tell(config: Config, out: Path, known: dict[Any, float]) -> None:
-    """What `dpformer train` does under torchrun. Each process leaves its pid beside the folder."""
+    """What `dpformer train` does under torchrun. Each process leaves its pid beside the folder.
+
+    Stays after 10 steps, after 20 when it is started again, and ends when it is started a third time.
+    """
     import typer
 
     from dpformer.cli.train import run_or_exit
@@ -183,7 +226,10 @@ def train_and_tell(config: Config, out: Path, known: dict[Any, float]) -> None:
 
     remember()
     _known.update(known)
-    pid_file(out, os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]).write_text(f"{os.getpid()}\n")
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    pid_file(out, restart, os.environ["RANK"]).write_text(f"{os.getpid()}\n")
+    if restart < 2:
+        stay(10 * (restart + 1), leave_file(out, restart))
     with contextlib.suppress(typer.Exit):  # sent home
         run_or_exit(config, out)
 

@@ -68,9 +68,10 @@ def test_killed_and_resumed(log: Path, alone: Alone, tmp_path: Path, killed: int
     """kill -9 of the leader or of another: all end by themselves, and the resumed job makes the same model."""
     config, together = config_of(log, **LONG), tmp_path / "together"
     expected = alone(config)
-    processes = jobs.start(3, jobs.train, config, together, _known)
+    processes = jobs.start(3, jobs.train_and_stay, config, together, _known)
     jobs.wait_for_steps(together, 5)
     os.kill(processes[killed].pid or 0, signal.SIGKILL)
+    jobs.leave_file(together).touch()
     codes = jobs.finish(processes)
     assert codes == [-signal.SIGKILL if rank == killed else 2 for rank in range(3)]
     assert not (together / "privacy.json").exists()
@@ -82,10 +83,11 @@ def test_killed_and_resumed(log: Path, alone: Alone, tmp_path: Path, killed: int
 def test_stopped_politely(log: Path, alone: Alone, tmp_path: Path) -> None:
     """SIGTERM to all, as torchrun sends it: the leader finishes its step, saves and sends the others home."""
     config = config_of(log, **LONG)
-    processes = jobs.start(2, jobs.train, config, tmp_path / "run", _known)
+    processes = jobs.start(2, jobs.train_and_stay, config, tmp_path / "run", _known)
     jobs.wait_for_steps(tmp_path / "run", 3)
     for process in reversed(processes):
         process.terminate()
+    jobs.leave_file(tmp_path / "run").touch()
     assert jobs.finish(processes) == [130, 0]
     step = len(metrics(tmp_path / "run", "step"))
     training.resume(tmp_path / "run")  # alone

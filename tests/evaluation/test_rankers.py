@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.evaluation import rankers, sparse_ranker
@@ -62,7 +62,7 @@ def same(found: Placed, expected: Placed) -> None:
 
 
 @pytest.mark.parametrize("few", [0.0, 1.0], ids=["all items are compared", "through what is not zero"])
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), k=st.sampled_from([0, 1, 5, 40]), allow_seen=st.booleans())
 def test_counts_and_popularity_are_placed_as_by_the_dense_twin(
     few: float, monkeypatch: pytest.MonkeyPatch, seed: int, k: int, allow_seen: bool

@@ -29,7 +29,7 @@ def naive_rank(scores: list[float], target: int, seen: list[bool]) -> int:
     return ranked.index(target) + 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems)
 def test_ranks_against_a_naive_twin(sizes: tuple[int, int, int, int]) -> None:
     scores, targets, seen = problem(*sizes)
@@ -38,7 +38,7 @@ def test_ranks_against_a_naive_twin(sizes: tuple[int, int, int, int]) -> None:
     assert ranks(scores, targets, seen=seen).tolist() == [naive_rank(*row) for row in rows]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems, st.integers(1, 12))
 def test_metrics_against_ir_measures(sizes: tuple[int, int, int, int], k: int) -> None:
     scores, targets, seen = problem(*sizes)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
@@ -76,7 +76,7 @@ def _export(release: Release, path: Path, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("kind", (*KINDS, "counts"))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(histories=st.lists(st.lists(st.integers(0, M - 1), max_size=LONGEST + 4), min_size=1, max_size=5))
 def test_any_batch_and_length_gives_the_models_own_list(
     exported: dict[str, tuple[Release, Any]], kind: str, histories: list[list[int]]
@@ -143,7 +143,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(0, 1), st.integers(0, 999))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_int8_is_off_by_half_a_step_at_most(rows: int, columns: int, axis: int, seed: int) -> None:
     weight = np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
     weight[0] = 0

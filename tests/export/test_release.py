@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -81,7 +81,7 @@ def test_equal_models_are_equal_files_that_others_may_read(tmp_path: Path, good:
     assert good.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
 def test_a_single_wrong_bit_or_a_cut_is_refused(good: Path, place: float, bit: int, cut: bool) -> None:
     content = bytearray(good.read_bytes())
@@ -94,7 +94,7 @@ def test_a_single_wrong_bit_or_a_cut_is_refused(good: Path, place: float, bit: i
     assert "\n" not in str(error.value)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50)
 @given(st.binary(max_size=300))
 def test_junk_is_refused(tmp_path: Path, junk: bytes) -> None:
     (tmp_path / "junk").write_bytes(junk)

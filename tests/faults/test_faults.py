@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Dataset
@@ -164,7 +164,7 @@ def test_a_death_between_model_and_statement(
 # Disks.
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(where=st.floats(0, 1, exclude_max=True))
 def test_a_torn_checkpoint(config: Config, stopped: Path, home: Path, where: float) -> None:
     content = (stopped / "checkpoint" / "state.safetensors").read_bytes()
@@ -175,7 +175,7 @@ def test_a_torn_checkpoint(config: Config, stopped: Path, home: Path, where: flo
     assert "\n" not in str(error.value)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(where=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
 def test_a_flipped_byte_in_a_checkpoint(stopped: Path, home: Path, where: float, bits: int) -> None:
     content = bytearray((stopped / "checkpoint" / "state.safetensors").read_bytes())

@@ -47,7 +47,7 @@ def test_valid_files_are_read(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_strange_files_are_read_or_refused(name: str) -> None:
-    @settings(max_examples=8 if TARGETS[name].slow else 60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=8 if TARGETS[name].slow else 60, suppress_health_check=list(HealthCheck))
     @given(contents(name))
     def one(content: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -141,7 +141,7 @@ def one_noise() -> None:
             optimizer.zero_grad()
         moved = torch.cat([(now - then).flatten() for now, then in zip(values(model), before, strict=True)])
         deviation = CLIP / 9.0 * steps**0.5  # once, whatever the number of processes
-        assert abs(float(moved.std()) / deviation - 1) < 5 / (2 * len(moved)) ** 0.5
+        assert abs(float(moved.std()) / deviation - 1) < 6 / (2 * len(moved)) ** 0.5
         assert optimizer.private and optimizer.steps == steps
         keys: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(keys, optimizer.state_dict()["random"]["key"])

@@ -110,7 +110,7 @@ class TestUnits:
         items, offsets = dataset.packed_train()
         assert set(ASCII.decode(items.tolist())) == set("ly\nlate\n") and np.all(np.diff(offsets) == 8)
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.lists(st.tuples(st.integers(0, 40) | st.none(), TEXT), min_size=60, max_size=80), st.data())
     def test_removing_a_unit_changes_nothing_else(
         self, tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int | None, str]], data: st.DataObject

@@ -73,7 +73,7 @@ rounds_of = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(histories_of, st.sets(st.integers(0, NUM_ITEMS - 1)), rounds_of, st.integers(1, 40), st.integers(1, 40))
 def test_counts_are_those_of_plain_loops(histories, skipped, this_round, items_at_once, cells_at_once) -> None:
     survivors, directed = this_round
@@ -93,7 +93,7 @@ def test_counts_are_those_of_plain_loops(histories, skipped, this_round, items_a
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(histories_of, rounds_of)
 def test_one_user_moves_the_counts_by_at_most_one(histories, this_round) -> None:
     survivors, directed = this_round
@@ -261,7 +261,7 @@ def test_stated_deviations_are_those_of_the_estimates() -> None:
     assert differences.std() == pytest.approx(releases[0].difference_deviation, rel=0.2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 10**6 * (10**6 - 1) // 2 - 1))
 def test_cells_lead_back_to_pairs(cell: int) -> None:
     for near in {max(0, cell - 1), cell, cell + 1}:
@@ -381,7 +381,7 @@ def dense_chances(release: TransitionRelease, num_items: int) -> np.ndarray:
     return table / (table.sum(1, keepdims=True) + 30)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.lists(st.lists(st.integers(0, 7), max_size=30), min_size=1, max_size=4))
 def test_model_is_its_formulas(seed: int, histories: list[list[int]]) -> None:
     release = a_release(np.random.default_rng(seed))

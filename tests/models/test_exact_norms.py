@@ -53,7 +53,7 @@ def test_norms_and_clipped_sums(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @given(st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=LENGTH + 2), min_size=1, max_size=4))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_any_histories(name: str, histories: list[list[int]]) -> None:
     assert_exact(made(name), histories)
 

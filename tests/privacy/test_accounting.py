@@ -102,7 +102,7 @@ def exact_gaussian(sigma: float, delta: float) -> float:
     return high
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sigma=st.floats(0.2, 50), count=st.integers(1, 1000), delta=st.floats(1e-7, 0.1))
 def test_gaussians_compose_in_closed_form(sigma: float, count: int, delta: float) -> None:
     wanted = exact_gaussian(sigma, delta)
@@ -155,7 +155,7 @@ def test_no_noise_is_no_privacy() -> None:
     assert epsilon_of([], 1e-5) == 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(sigma=st.floats(0.3, 1e4), q=st.floats(1e-6, 1), steps=st.integers(1, 2000), exponent=st.floats(-30, -0.01))
 def test_epsilon_is_a_number_at_every_edge(sigma: float, q: float, steps: int, exponent: float) -> None:
     """Pitfall: negative or NaN ε from an accountant at its edges."""

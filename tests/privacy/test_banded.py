@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpformer.privacy import (
@@ -126,7 +126,6 @@ def test_everybody_in_their_turn() -> None:
     assert sorted(np.concatenate([batches.batch(step) for step in range(4)])) == list(range(100))
 
 
-@settings(deadline=None)  # the first imports dp-accounting
 @given(st.integers(1, 12), st.integers(1, 60), st.floats(0.001, 1 / 12), st.floats(0.6, 5))
 def test_the_price_is_that_of_rounds(bands: int, steps: int, rate: float, sigma: float) -> None:
     event = BandedGaussian(sigma, rate, steps, bands)

@@ -50,7 +50,7 @@ def test_joint_with_a_failure_probability() -> None:
     assert epsilon_of([other, PoissonGaussian(sigma, 0.01, 500)], 1e-5) <= 2
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(epsilon=st.floats(0.05, 20), exponent=st.floats(-8, -3), q=st.floats(0.01, 1), steps=st.integers(10, 1000))
 def test_certified_and_not_wasteful(epsilon: float, exponent: float, q: float, steps: int) -> None:
     delta = 10**exponent

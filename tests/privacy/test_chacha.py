@@ -72,7 +72,7 @@ def test_vectors_of_the_rfc(key: str, nonce: str, block: int, wanted: str) -> No
     assert words.numpy().tobytes().hex() == wanted
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.binary(min_size=32, max_size=32), st.integers(0, 2**48 - 1), st.integers(0, 2**48 - 1), st.integers(0, 2**32 - 4)
 )

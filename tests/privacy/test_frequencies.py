@@ -30,14 +30,14 @@ def naive(histories: Histories, num_items: int) -> np.ndarray:
     return counts
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(histories=histories_of)
 def test_naive_twin(histories: Histories) -> None:
     """With empty histories, single items, repeated items."""
     np.testing.assert_allclose(counts_of(histories, 10), naive(histories, 10), rtol=1e-12, atol=0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(histories=histories_of, user=st.lists(st.integers(0, 9), max_size=200))
 def test_one_user_moves_the_counts_by_norm_one(histories: Histories, user: list[int]) -> None:
     """The guarantee rests on this: L2 sensitivity exactly 1 (0 for an empty history), repeats or not."""
@@ -73,7 +73,7 @@ def test_event_and_marks() -> None:
     np.testing.assert_array_equal(seeded.counts, release_frequencies([[0]], 3, 8.0, seed=0).counts)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(histories=histories_of, z=st.floats(0.01, 100), seed=st.integers(0, 5))
 def test_p_is_positive_and_at_most_one(histories: Histories, z: float, seed: int) -> None:
     release = release_frequencies([np.array(h, dtype=np.int64) for h in histories], 10, z, seed=seed)

@@ -47,7 +47,7 @@ def test_worst_number_of_items_lies_inside() -> None:
     assert spent_delta(tau, sigma, 50) == pytest.approx(by_size[-1])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=15), min_size=1, max_size=6), st.integers(1, 8), st.data())
 def test_one_user_moves_the_counts_by_at_most_one(histories: list, k: int, data: st.DataObject) -> None:
     """Sensitivity, on whatever data: L2 distance of the noiseless counts with and without any one user."""
@@ -66,7 +66,7 @@ def test_one_user_moves_the_counts_by_at_most_one(histories: list, k: int, data:
         assert distance == pytest.approx(1), "the whole contribution is used"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=15), max_size=6), st.integers(1, 8))
 def test_last_distinct_against_a_naive_twin(histories: list, k: int) -> None:
     users = np.repeat(np.arange(len(histories)), [len(history) for history in histories])

@@ -64,7 +64,7 @@ def test_inclusion_is_independent(drawn: tuple[float, np.ndarray]) -> None:
     assert off.std() == pytest.approx(1, abs=0.02) and np.abs(off).max() < 9  # rare pairs are skewed
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(n=st.integers(1, 3000), q=st.floats(1e-4, 1), step=st.integers(0, 9))
 def test_naive_twin(n: int, q: float, step: int) -> None:
     """User i is in if its own 64-bit number is below q·2⁶⁴."""

@@ -114,7 +114,7 @@ def test_a_trillion_cells() -> None:
     assert cells[0] >= 0 and cells[-1] < 10**12 and values.min() > 5.49 and values.max() > 90
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(st.integers(0, 99), st.floats(0, 50), max_size=10),
     st.floats(0.05, 20),
@@ -133,7 +133,7 @@ def test_what_survives_is_sorted_above_and_on_the_grid(table, deviation, level, 
     np.testing.assert_array_equal(values / grid, np.round(values / grid))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.dictionaries(st.integers(0, 99), st.floats(0, 50), max_size=30),
     st.lists(st.integers(0, 30), max_size=4).map(sorted),

@@ -43,7 +43,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, var: Tensor, variant: str, causal: bo
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(1, 5), st.booleans(), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @pytest.mark.parametrize("variant", ["renormalised", "literal"])
 def test_equals_the_formula(
     variant: str, users: int, heads: int, length: int, width: int, causal: bool, padded: bool

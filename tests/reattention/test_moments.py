@@ -43,7 +43,7 @@ def test_linear(deviation: float, weight_deviation: float, offset: float) -> Non
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_linear_forms_agree(data: st.DataObject) -> None:
     """One variance for all coordinates, one for all weights, or each its own: the same numbers; bias optional."""
     rows, inputs, outputs = (data.draw(st.integers(1, 5)) for _ in range(3))

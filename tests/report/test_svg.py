@@ -26,14 +26,14 @@ def inside(svg: str) -> None:
             assert 0 <= x <= WIDTH and 0 <= y <= HEIGHT
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(numbers, min_size=1, max_size=40), st.booleans())
 def test_lines_stay_inside(values: list[float], from_zero: bool) -> None:
     line = Line(range(1, len(values) + 1), values, "a")
     inside(line_chart([line], x_label="x", y_label="y", from_zero=from_zero, rule=(0.5, "rule")))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(positive, min_size=1, max_size=40))
 def test_logarithmic_lines_stay_inside(values: list[float]) -> None:
     line = Line(range(1, len(values) + 1), values, "a")

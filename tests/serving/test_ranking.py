@@ -43,7 +43,7 @@ Histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=30), min_size=
 
 
 @given(Histories, st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_evidence_is_the_models_own_score(histories: list[list[int]], seed: int) -> None:
     model = made_up(seed).model
     found = np.log(Evidence(model).of(*packed(histories)).astype(np.float64))
@@ -52,7 +52,7 @@ def test_evidence_is_the_models_own_score(histories: list[list[int]], seed: int)
 
 
 @given(Histories, st.integers(1, ITEMS + 2), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_top_is_a_sort_of_all_scores(histories: list[list[int]], k: int, filter_seen: bool) -> None:
     release = made_up(1)
     top = Ranker(release).top(*packed(histories), k, filter_seen=filter_seen)
@@ -77,7 +77,7 @@ def test_blocks_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.integers(0, ITEMS - 1), max_size=30))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_contributions_of_counts_are_the_terms_of_the_sum(history: list[int]) -> None:
     release = made_up(2)
     model, items = release.model, np.arange(ITEMS)

@@ -250,7 +250,8 @@ def test_a_rolled_back_run_with_another_rate_gets_other_noise() -> None:
 
 
 def test_a_restart_has_other_noise() -> None:
-    assert abs(np.corrcoef(total_noise(5000, key=None), total_noise(5000, key=None))[0, 1]) * math.sqrt(5000) < 4
+    found = np.corrcoef(total_noise(5000, key=None), total_noise(5000, key=None))[0, 1]
+    assert abs(found) * math.sqrt(5000) < 6  # of two fresh keys: five are passed once in a million times
     assert torch.equal(total_noise(50), total_noise(50))  # shared key: processes that step alike
 
 

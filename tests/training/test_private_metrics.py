@@ -133,7 +133,7 @@ def test_nobody_with_a_held_out_item_is_no_error(tmp_path: Path) -> None:
     assert 0 <= facts["metrics"]["ndcg@10"] <= 1 and checked(tmp_path / "run").passed
 
 
-@pytest.mark.parametrize("factor", [0.0, 0.001, 30.0])
+@pytest.mark.parametrize("factor", [0.0, 0.001, 1000.0])  # 30 times nearly nothing is nothing odd, once in 500 runs
 def test_verify_finds_noise_that_is_missing_or_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
