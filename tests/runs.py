@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,25 @@ def point_at(run: Path, log: Path) -> None:
 def copied(run: Path, tmp_path: Path) -> Path:
     """A copy of a run that a test may spoil."""
     return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def same_ranking(found: Iterable[tuple[Any, float]], expected: Iterable[tuple[Any, float]]) -> None:
+    """Two lists of items with their scores, the best first, are the same.
+
+    Two ways of adding up round differently. So items whose scores are the same up to rounding may stand in another
+    order, and at the end of the lists one may stand for another: with noise of a fresh key, that happens.
+    """
+    ours, theirs = list(found), list(expected)
+    assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], rel=1e-4, abs=1e-4)
+    scores = dict(theirs)
+    for item, score in ours:
+        assert score == pytest.approx(scores.get(item, theirs[-1][1]), rel=1e-4, abs=1e-4), item
+    assert len({item for item, _ in ours}) == len(ours)
+
+
+def ranking_of(entries: Iterable[dict[str, Any]]) -> list[tuple[Any, float]]:
+    """Recommended items as they are printed, for `same_ranking`."""
+    return [(entry["item_id"], float(entry["score"])) for entry in entries]
 
 
 def invoke(*arguments: Any) -> Result:

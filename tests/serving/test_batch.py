@@ -12,7 +12,7 @@ import pytest
 from dpformer.errors import DpformerError
 from dpformer.serving.batch import Packed, histories_of, write_recommendations
 from dpformer.serving.ranking import Ranker
-from tests.runs import printed, refused, tiny_run
+from tests.runs import printed, ranking_of, refused, same_ranking, tiny_run
 from tests.serving.test_ranking import ITEMS, made_up
 from tests.training.memo import accountant_remembers  # noqa: F401
 
@@ -59,8 +59,7 @@ def test_the_command(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -
         found = list(csv.DictReader(file))
     assert len(found) == 150 and list(found[0]) == ["user_id", "rank", "item_id", "title", "score"]
     one = json.loads(printed("recommend", run, "--history", "i3,i4,i5,i6,i7", "-k", 3, "--json"))
-    mine = [row["item_id"] for row in found if row["user_id"] == "u3"]
-    assert mine == [entry["item_id"] for entry in one["recommendations"]]
+    same_ranking(ranking_of(row for row in found if row["user_id"] == "u3"), ranking_of(one["recommendations"]))
     seen = json.loads(printed("recommend", run, "--history", "i3", "-k", 20, "--json", "--allow-seen"))
     assert len(seen["recommendations"]) == 20
     assert "no known format" in refused("recommend", run, "--histories", log, "--out", tmp_path / "recs.xls")

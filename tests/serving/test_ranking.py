@@ -14,7 +14,7 @@ from dpformer.models.evidence import Evidence
 from dpformer.runs import load_release
 from dpformer.runs.model_file import Release
 from dpformer.serving.ranking import Ranker
-from tests.runs import tiny_run
+from tests.runs import ranking_of, same_ranking, tiny_run
 
 ITEMS = 12
 
@@ -114,7 +114,8 @@ def test_a_network_is_ranked_and_explained_by_its_scores(tmp_path_factory: pytes
     ranker, histories = Ranker(release), [[3, 4, 5], [], [7]]
     top = ranker.top(*packed(histories), 4)
     for row, best in enumerate(release.recommend([np.array(h, dtype=np.int64) for h in histories], 4)):
-        assert [release.vocabulary[item] for item in top.items[row]] == [entry["item_id"] for entry in best]
+        names = [release.vocabulary[item] for item in top.items[row]]
+        same_ranking(zip(names, top.scores[row].tolist(), strict=True), ranking_of(best))
     change, popularity = ranker.contributions(np.array([3, 4, 5]), np.array([6, 7]))
     model = release.model
     with torch.no_grad():
