@@ -9,9 +9,11 @@ tests skip. The hash of the config is held fixed: it addresses the noise, and a 
 import hashlib
 import json
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -33,12 +35,36 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
 def arithmetic() -> str:
-    """Tells processors apart whose kernels round differently."""
+    """Tells processors apart whose kernels round differently, in any of the functions that a run is made of."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 64, generator=generator)
-    parts = (x @ x.T, x.exp().sum(0), torch.layer_norm(x, (64,)), torch.nn.functional.gelu(x).cumsum(0))
+    parts = [x @ x.T, x.exp().sum(0), torch.layer_norm(x, (64,)), torch.nn.functional.gelu(x).cumsum(0)]
+    long = torch.randn(8400, 16, generator=generator)  # sums over many users, which are cut into parts
+    parts += [long.T @ long, long.double().T @ long.double(), long.T @ long[:, :3], long.sum(0), long.square().mean()]
+    rows = torch.randint(0, 400, (8400,), generator=generator)
+    parts += [torch.zeros(400, 16).index_add_(0, rows, long), (long @ x[:, :16].T).log_softmax(1).sum(0)]
+    wide = long.double().abs()
+    parts += [wide.log(), wide.sqrt(), wide.sin(), wide.cos(), torch.linalg.eigh(x.T @ x)[0], *_of_layers(long)]
+    numbers = wide.numpy()
+    parts += [torch.from_numpy(f(numbers)) for f in (np.log, np.exp, np.sin, np.cos)]
+    parts += [torch.from_numpy(f(numbers.astype(np.float32))) for f in (np.log, np.exp, np.sin, np.cos)]
     return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:16]
+
+
+def _of_layers(long: torch.Tensor) -> list[torch.Tensor]:
+    """Gradients of recurrent cells and of attention, on sequences of 12."""
+    sequences, found = long.view(700, 12, 16), []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [torch.nn.GRU(16, 16, batch_first=True), torch.nn.LSTM(16, 16, batch_first=True)]
+        layers += [torch.nn.MultiheadAttention(16, 2, batch_first=True)]
+    for layer in layers:
+        given = (sequences,) * (3 if isinstance(layer, torch.nn.MultiheadAttention) else 1)
+        layer(*given)[0].square().sum().backward()
+        found += [p.grad for p in layer.parameters() if p.grad is not None]
+    return found
 
 
 def outcome(name: str, folder: Path) -> dict[str, Any]:
