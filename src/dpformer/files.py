@@ -1,13 +1,21 @@
-"""Writing files so that a reader, or a crash, never meets half of one; reading JSON that says one thing only."""
+"""Writing files so that a reader, or a crash, never meets half of one; reading text of a usual size, and strict JSON.
+
+Files may be a stranger's: none is read whole before its size is known.
+"""
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dpformer.errors import DpformerError
+
+MOST_BYTES = 2**22  # of JSON or TOML
+MOST_METRICS = 2**30
+MOST_LEDGER = 2**26  # some 100,000 runs
 
 
 @contextmanager
@@ -48,6 +56,28 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def regular(path: Path, most: int = MOST_BYTES) -> str:
+    """Why a file is not read; nothing if it is a plain file of a usual size. A named pipe would be read for ever."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        return f"{path.name} is not here" if isinstance(error, FileNotFoundError) else f"{path.name}: {error.strerror}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"{path.name} is not a file"
+    return f"{path.name} {_too_large(found, most)}" if _too_large(found, most) else ""
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """A file of text, in UTF-8; one of an unusual size is an OSError, and not read."""
+    if problem := _too_large(path.stat(), most):
+        raise OSError(f"it {problem}")
+    return path.read_text(encoding="utf-8")
+
+
+def _too_large(found: os.stat_result, most: int) -> str:
+    return f"is larger than {most:,} bytes" if found.st_size > most else ""
 
 
 def strict_json(text: str | bytes) -> Any:

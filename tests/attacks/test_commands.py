@@ -12,7 +12,7 @@ import pytest
 
 from dpformer.errors import DpformerError, out_of_memory
 from dpformer.verification.findings import Finding, made
-from tests.runs import refused, tiny_run
+from tests.runs import copied, refused, tiny_run
 
 BUDGETS = {
     "train": (),
@@ -57,6 +57,40 @@ def test_a_disk_that_fills_up_under_recommendations(
         said = refused("recommend", run, "--histories", histories, "--out", tmp_path / name)
     assert said.startswith(f"{tmp_path / name} cannot be written")
     assert os.listdir(tmp_path) == ["histories.jsonl"], "nothing half-written"
+
+
+def huge(path: Path) -> Path:
+    """Three gigabytes that take no room on the disk."""
+    path.touch()
+    os.truncate(path, 3 << 30)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("privacy.json", "report"),
+        ("config.toml", "report"),
+        ("metrics.jsonl", "report"),
+        ("privacy.json", "evaluate"),
+        ("audit.json", "card"),
+    ],
+)
+def test_a_huge_file_in_a_folder_is_not_read(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str, command: str
+) -> None:
+    """`report` read it all, and said that there is not enough memory."""
+    run = copied(tiny_run(tmp_path_factory), tmp_path)
+    huge(run / name)
+    said = refused(command, run)
+    assert said.startswith(str(run / name)) and "it is larger than" in said
+
+
+def test_a_huge_ledger_is_not_read(tmp_path: Path) -> None:
+    ledger = huge(tmp_path / "budget.json")
+    assert "it is larger than 67,108,864 bytes" in refused("ledger", ledger)
+    assert "it is larger than" in refused("train", "--ledger", ledger, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_memory_that_runs_out_says_nothing_about_a_run() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpformer.errors import DpformerError
+from dpformer.files import read_text
 from dpformer.privacy.numbers import plain
 from dpformer.runs.deployment import Deployment
 from dpformer.runs.ledger_file import read as read_ledger
@@ -70,7 +71,7 @@ def read_audit(path: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
         noise = float(found["mechanism"]["noise_multiplier"])
         kinds = {"passed": bool, "verdict": str, "of": str}
         if any(type(found[name]) is not kind for name, kind in kinds.items()):

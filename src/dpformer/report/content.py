@@ -16,6 +16,7 @@ from markupsafe import Markup
 from dpformer.data import read_catalog
 from dpformer.errors import DpformerError
 from dpformer.evaluation import bootstrap, hit
+from dpformer.files import MOST_METRICS, read_text
 from dpformer.models import Batch, Transformer
 from dpformer.privacy.units import UnitOfPrivacy, unit_of
 from dpformer.report.accuracy import measure
@@ -120,7 +121,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     try:
         if not path.is_file():  # a named pipe would be read for ever
             raise OSError("it is not a file")
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_text(path, MOST_METRICS).split("\n")
         records = [json.loads(line) for line in lines if line.strip()]
         if not all(map(_is_record, records)):
             raise ValueError("a line is not the record of a step")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpformer.errors import DpformerError
+from dpformer.files import read_text
 from dpformer.runs.deployment import Deployment, sentence
 
 if TYPE_CHECKING:
@@ -487,9 +488,9 @@ def section_of(name: str) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except OSError as error:
-        raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
+        raise DpformerError(f"{path} cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DpformerError(f"{path} is not TOML: {error}") from None
 

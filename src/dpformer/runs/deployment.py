@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from dpformer.errors import DpformerError
+from dpformer.files import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -78,9 +79,9 @@ class Deployment(BaseModel):
     def read(cls, path: str | Path) -> Deployment:
         """The section of a TOML file."""
         try:
-            found = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("deployment")
+            found = tomllib.loads(read_text(Path(path))).get("deployment")
         except OSError as error:
-            raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
+            raise DpformerError(f"{path} cannot be read: {error.strerror or error}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DpformerError(f"{path} is not TOML: {error}") from None
         if not isinstance(found, dict):

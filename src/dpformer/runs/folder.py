@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpformer.errors import DpformerError
-from dpformer.files import replacing, strict_json, write_text
+from dpformer.files import read_text, replacing, strict_json, write_text
 
 
 class Content(NamedTuple):
@@ -134,7 +134,7 @@ class RunFolder:
         try:
             if not path.is_file():
                 raise OSError("it is not a file")
-            content = strict_json(path.read_text(encoding="utf-8"))
+            content = strict_json(read_text(path))
         except (OSError, ValueError, RecursionError) as error:
             raise DpformerError(f"{path} cannot be read: {error}") from None
         if not isinstance(content, dict):

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from dpformer.data.dataset import Dataset
 from dpformer.errors import DpformerError
-from dpformer.files import strict_json, write_text
+from dpformer.files import MOST_LEDGER, read_text, strict_json, write_text
 from dpformer.privacy.accounting import epsilon_of
 from dpformer.privacy.events import Event
 from dpformer.privacy.numbers import plain, round_up
@@ -87,7 +87,7 @@ def read(path: str | Path) -> Budget:
     if not path.is_file():
         raise DpformerError(f"{path} is no ledger: make one with dpformer ledger {path} --epsilon 10 --delta 1e-6")
     try:
-        facts = strict_json(path.read_text(encoding="utf-8"))
+        facts = strict_json(read_text(path, MOST_LEDGER))
         if facts.pop("format") != FORMAT or set(facts) != {"epsilon", "delta", "runs"}:
             raise ValueError("its keys are others")
         budget = Budget(float(facts["epsilon"]), float(facts["delta"]), tuple(facts["runs"]))

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 from dpformer.errors import DpformerError
-from dpformer.files import write_text
+from dpformer.files import read_text, write_text
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 
@@ -76,7 +76,7 @@ class NotOwn(DpformerError):
 def _code(folder: RunFolder, secret: bytes) -> str | None:
     """The code of a config without [deployment]; None if it cannot be read."""
     try:
-        choices = tomllib.loads(folder.config.read_text(encoding="utf-8"))
+        choices = tomllib.loads(read_text(folder.config))
         choices.pop("deployment", None)
         text = json.dumps(choices, sort_keys=True, default=repr)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dpformer.data import Dataset
 from dpformer.data.attributes import Attributes
+from dpformer.files import regular
 from dpformer.models.counts import TransitionCounts
 from dpformer.privacy.events import Gaussian
 from dpformer.privacy.randomness import public_grid
@@ -45,7 +46,6 @@ from dpformer.runs.public_facts import list_price, popularity_noise
 from dpformer.runs.raw_file import RawReleases, load_releases
 from dpformer.training.plan import Plan
 from dpformer.verification.findings import Finding
-from dpformer.verification.limits import regular
 from dpformer.verification.released_file import ReleasedFile
 from dpformer.verification.rounds import wrong_with_rounds
 

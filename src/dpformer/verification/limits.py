@@ -1,13 +1,11 @@
 """How much work a stranger's folder may make: what is beyond is not worked out, and so not confirmed.
 
 Accounting takes time with the number of steps, of different events, and towards extreme ε; a model is built from the
-sizes that a config names; a named pipe never ends. Everything is bounded here before it is begun.
+sizes that a config names. Everything is bounded here before it is begun; how large files may be, in `files`.
 """
 
 from __future__ import annotations
 
-import stat
-from pathlib import Path
 from typing import Any
 
 from dpformer.privacy.arguments import EPSILONS
@@ -17,8 +15,6 @@ MOST_USERS = 10**10  # people there are
 MOST_STEPS = 10**6  # some 20 seconds of accounting
 MOST_EVENTS = 8  # of which a run has at most five
 MOST_RUNS = 10**6  # of tuning, on average
-MOST_BYTES = 2**22  # of JSON or TOML
-MOST_METRICS = 2**30
 
 
 def beyond(config: Config, facts: dict[str, Any]) -> str:
@@ -41,17 +37,6 @@ def beyond(config: Config, facts: dict[str, Any]) -> str:
     if config.epochs * users > MOST_STEPS * config.batch_size:
         return f"training took more than {MOST_STEPS:,} steps, which is all that is worked out"
     return ""
-
-
-def regular(path: Path, most: int = MOST_BYTES) -> str:
-    """Why a file is not read; nothing if it is a plain file of a usual size. A named pipe would be read for ever."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        return f"{path.name} is not here" if isinstance(error, FileNotFoundError) else f"{path.name}: {error.strerror}"
-    if not stat.S_ISREG(found.st_mode):
-        return f"{path.name} is not a file"
-    return f"{path.name} is larger than {most:,} bytes" if found.st_size > most else ""
 
 
 def _short(value: Any) -> str:

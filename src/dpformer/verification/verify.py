@@ -22,6 +22,7 @@ from typing import Any
 
 from dpformer.data import Dataset, Vocabulary
 from dpformer.errors import DpformerError
+from dpformer.files import MOST_METRICS, regular
 from dpformer.privacy.mechanisms import noise_of
 from dpformer.runs.checkpoint import load_checkpoint
 from dpformer.runs.config import Config
@@ -32,7 +33,7 @@ from dpformer.runs.statement import DATA_HASH
 from dpformer.training.plan import Plan
 from dpformer.verification.data_check import DataCheck
 from dpformer.verification.findings import Finding, Verification, made, short
-from dpformer.verification.limits import MOST_METRICS, MOST_STEPS, beyond, regular
+from dpformer.verification.limits import MOST_STEPS, beyond
 from dpformer.verification.released_file import ReleasedFile
 from dpformer.verification.statement_check import StatementCheck, same
 
