@@ -9,70 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dpformer.clipping.expressions import Expression
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.recorded_call import Source
-from dpformer.clipping.rounding import CANCEL, LOOSE, Rows, Squares, square_error, squared_lengths
-from dpformer.clipping.row_lengths import RowLengths, some_of, without_zeros
-from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, by_rows, inner, reach, squared, wide
+from dpformer.clipping.rounding import CANCEL, LOOSE, Rows, Squares, square_error, sums_of_squares
+from dpformer.clipping.row_lengths import RowLengths, row_lengths, some_of, without_zeros
+from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, by_rows, inner, reach, squared
 
 KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
-
-
-@dataclass
-class Expression:
-    """A use of an expression of parameters, z = f(p): g_p = Jᵀ g_z, with J the same for every user.
-
-    Jᵀ is one call of autograd on f alone, batched over users.
-    """
-
-    z: Tensor
-    parameter: Tensor
-    sources: list[Source]
-    computes_anew = True  # `add_sum` rounds otherwise than `part`, in bfloat16 over all users together
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.parameter.shape)
-
-    @property
-    def numbers_each(self) -> int:
-        return prod(self.shape) + prod(self.z.shape) + sum(getattr(s, "numbers_each", 0) for s in self.sources)
-
-    def part(self, a: int, b: int) -> Dense:
-        grads = torch.stack([s.part(a, b).dense() for s in self.sources]).sum(0)
-        return Dense(self._pull(grads, batched=True))
-
-    def add_sum(self, c: Tensor, out: Tensor) -> None:
-        grads = torch.zeros(self.z.shape, dtype=torch.promote_types(self.z.dtype, torch.float32), device=c.device)
-        for source in self.sources:
-            source.add_sum(c.to(grads.real.dtype), grads)
-        out += self._pull(grads, batched=False)
-
-    def keep(self, users: Tensor) -> None:
-        for source in self.sources:
-            source.keep(users)
-
-    def _pull(self, grads: Tensor, batched: bool) -> Tensor:
-        grads = grads.to(self.z.dtype)
-        if not batched:
-            return widened(torch.autograd.grad(self.z, self.parameter, grads, retain_graph=True)[0])
-        try:
-            (out,) = torch.autograd.grad(self.z, self.parameter, grads, retain_graph=True, is_grads_batched=True)
-        except RuntimeError:  # an autograd function of the model's own that cannot be batched
-            each = [torch.autograd.grad(self.z, self.parameter, g, retain_graph=True)[0] for g in grads]
-            out = torch.stack(each)
-        return widened(out)
-
-
-def widened(t: Tensor) -> Tensor:
-    """Half precision is for matrices of the model, not for sums over users."""
-    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
 
 
 @dataclass
@@ -100,48 +49,51 @@ class ParameterUses:
         return source.grad
 
     def measure(self, users: int, room: int, *, again: bool = False) -> list[Measured]:
-        """‖g_b‖² of this parameter; written-out gradients are kept (or made `again`) if `room` is enough."""
-        made = sum(getattr(s, "numbers_each", 0) for s in self.sources)
-        self.again = again and made == 0 and not self._computes_anew
-        each = made + self.parameter.numel()
+        """See `measure_all`."""
+        return measure_all([self], users, room, again=again)[0]
+
+    @property
+    def made_each(self) -> int:
+        """Numbers that are computed for each user only to look at its uses."""
+        return sum(getattr(s, "numbers_each", 0) for s in self.sources)
+
+    def measured(self, users: int, room: int, whole: Ways | None) -> list[Measured]:
+        """‖g_b‖² of this parameter; `whole` are the ways of all users, if they are known."""
+        each = self.made_each + self.parameter.numel()
         kept = users * each <= room
-        if made == 0:  # nothing is computed to look at all users at once
-            uses = self._uses(0, users)
-            lengths = RowLengths.of(uses)
-            few = _few_rows(uses, lengths)
-            if bool(few.all()):
-                return [self._by_rows(uses, lengths)]
-            if kept:
-                return [self._written(uses, lengths, few, 0, kept)]
+        if whole is not None and whole.all_few:
+            return [self._by_rows(whole)]
+        if whole is not None and kept:
+            return [self._written(whole, 0, kept)]
         self.step = users if kept else max(1, KEEP // max(1, each))
         return [self._measured(a, min(a + self.step, users), kept) for a in range(0, users, self.step)]
 
     @property
-    def _computes_anew(self) -> bool:
+    def computes_anew(self) -> bool:
+        """Whether gradients come out otherwise when they are computed for all users together."""
         return any(getattr(source, "computes_anew", False) for source in self.sources)
 
-    def _uses(self, a: int, b: int) -> list[Use]:
+    def uses(self, a: int, b: int) -> list[Use]:
+        """Of some users."""
         return joined([s.part(a, b) for s in self.sources])
 
-    def _by_rows(self, uses: list[Use], lengths: RowLengths) -> Measured:
+    def _by_rows(self, ways: Ways) -> Measured:
         """Of all users, whose rows are few; those that are zero are not needed for the sum either."""
-        short = without_zeros(uses, lengths)
+        short = without_zeros(ways.uses, ways.lengths)
         if len(self.sources) == 1 and isinstance(short[0], Outer):
             self.sources = [short[0]]
-        return Measured(self, uses, lengths, squared_by_gram(short), 0)
+        return Measured(self, ways.uses, ways.lengths, squared_by_gram(short), 0)
 
     def _measured(self, a: int, b: int, kept: bool) -> Measured:
-        uses = self._uses(a, b)
-        lengths = RowLengths.of(uses)
-        few = _few_rows(uses, lengths)
-        if bool(few.all()):
-            return Measured(self, uses, lengths, squared_by_gram(without_zeros(uses, lengths)), a)
-        return self._written(uses, lengths, few, a, kept)
+        (ways,) = ways_of([self.uses(a, b)])
+        if ways.all_few:
+            return Measured(self, ways.uses, ways.lengths, squared_by_gram(without_zeros(ways.uses, ways.lengths)), a)
+        return self._written(ways, a, kept)
 
-    def _written(self, uses: list[Use], lengths: RowLengths, few: Tensor, first: int, kept: bool) -> Measured:
-        mixed = bool(few.any())  # the way is everybody's own
+    def _written(self, ways: Ways, first: int, kept: bool) -> Measured:
+        uses, lengths, few, mixed = ways.uses, ways.lengths, ways.few, ways.any_few  # the way is everybody's own
         written = written_out([some_of(use, ~few) for use in uses] if mixed and not kept else uses)
-        square = squared_lengths(written.reshape(len(written), -1))[0].to(wide(written.device))
+        square = sums_of_squares(written.reshape(len(written), -1))
         if mixed:
             others, square = square, square.new_empty(len(few))
             square[~few] = others if len(others) < len(few) else others[~few]
@@ -161,11 +113,11 @@ class ParameterUses:
         if self.written is not None:
             Dense(self.written).add_sum(shared, out)
         elif self.room:
-            Dense(written_out(self._uses(0, len(c)))).add_sum(shared, out)
-        elif self._computes_anew:
+            Dense(written_out(self.uses(0, len(c)))).add_sum(shared, out)
+        elif self.computes_anew:
             for a in range(0, len(c), self.step):  # the very numbers whose norms were taken
                 b = min(a + self.step, len(c))
-                Dense(written_out(self._uses(a, b))).add_sum(shared[a:b], out)
+                Dense(written_out(self.uses(a, b))).add_sum(shared[a:b], out)
         else:
             for source in self.sources:
                 source.add_sum(shared, out)
@@ -200,32 +152,61 @@ class Measured:
     first: int
 
     @property
-    def numbers(self) -> int:
-        """What the uses hold."""
-        return sum(t.numel() for t in self._tensors())
-
-    @property
     def dtype(self) -> torch.dtype:
         """Of the uses."""
-        return next(t.dtype for t in self._tensors() if t.dtype != torch.int64)
-
-    def _tensors(self) -> list[Tensor]:
-        return [t for use in self.uses for t in vars(use).values() if isinstance(t, Tensor)]
+        tensors = (t for use in self.uses for t in vars(use).values() if isinstance(t, Tensor))
+        return next(t.dtype for t in tensors if t.dtype != torch.int64)
 
     def in_double(self, user: int) -> Tensor:
         """() of one user again, in float64: its rows cancel, and are added up in float64 too."""
         own = [use.part(user, user + 1) for use in self.uses]
         self.group.alone[self.first + user] = own
-        return squared_lengths(written_in_double(own).reshape(1, -1))[0][0]
+        return sums_of_squares(written_in_double(own).reshape(1, -1))[0]
 
 
-def _few_rows(uses: Sequence[Use], lengths: RowLengths) -> Tensor:
-    """(B,) whose norms come from inner products."""
+@dataclass(frozen=True)
+class Ways:
+    """The uses of one parameter by some users, and whose norms come from inner products."""
+
+    uses: list[Use]
+    lengths: RowLengths
+    few: Tensor  # (B,)
+    all_few: bool
+    any_few: bool
+
+
+def ways_of(many: Sequence[list[Use]]) -> list[Ways]:
+    """Of many parameters, used by the same users."""
+    if not many:
+        return []
+    lengths = row_lengths(many)
+    rows = torch.stack([_counted(uses, own) for uses, own in zip(many, lengths, strict=True)])
+    few = rows < torch.tensor([[reach(uses)] for uses in many], dtype=torch.float64).to(rows.device, rows.dtype)
+    flags = torch.stack([few.all(1), few.any(1)], 1).tolist()
+    each = zip(many, lengths, few, flags, strict=True)
+    return [Ways(uses, own, some, all_few, any_few) for uses, own, some, (all_few, any_few) in each]
+
+
+def _counted(uses: Sequence[Use], lengths: RowLengths) -> Tensor:
+    """(B,) rows that decide the way."""
     first, *others = by_rows(uses)
     rows = lengths.counts[first]
     for other in others:
         rows = rows + lengths.counts[other]
-    return rows < reach(uses)
+    return rows
+
+
+def measure_all(groups: Sequence[ParameterUses], users: int, room: int, *, again: bool = False) -> list[list[Measured]]:
+    """‖g_b‖² of each parameter; written-out gradients are kept (or made `again`) while `room` is enough."""
+    for group in groups:
+        group.again = again and group.made_each == 0 and not group.computes_anew
+    at_once = [n for n, group in enumerate(groups) if group.made_each == 0]
+    whole: dict[int, Ways] = dict(zip(at_once, ways_of([groups[n].uses(0, users) for n in at_once]), strict=True))
+    found = []
+    for n, group in enumerate(groups):
+        found.append(group.measured(users, room, whole.get(n)))
+        room -= group.room
+    return found
 
 
 def raised_squares(measured: Sequence[Measured]) -> Squares:

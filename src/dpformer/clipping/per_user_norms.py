@@ -1,9 +1,9 @@
 """Per-user norms: gradients are turned into norms as early as the backward pass has brought them.
 
 Recorded calls that share a parameter form a family. When the last call of a family is reached, its norms are computed
-at once, and what they were computed from, activations and gradients, is freed soon: the memory of a private pass is
-hardly more than that of an ordinary one. How far rounding may have taken them is computed for several parameters at
-once, and gradients that a rule has written out itself, which are small, wait for the end.
+soon, a few parameters together, since small operations cost more to call than to compute; and what they were computed
+from, activations and gradients, is freed: the memory of a private pass is hardly more than that of an ordinary one.
+Gradients that a rule has written out itself, which are small, wait for the end.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from dpformer.clipping import norms
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
-from dpformer.clipping.norms import Measured, ParameterUses, by_parameter, raised_squares
+from dpformer.clipping.norms import Measured, ParameterUses, by_parameter, measure_all, raised_squares
 from dpformer.clipping.recorded_call import RecordedCall
 from dpformer.clipping.rounding import full_precision, raised
 from dpformer.clipping.side_by_side import SideBySide
 from dpformer.clipping.uses import wide
 
-WAITING = 1 << 22  # numbers of uses that wait for their bounds
+WAITING = 1 << 22  # numbers of calls whose uses wait to be measured
 
 
 @dataclass
@@ -50,14 +50,13 @@ class PerUserNorms:
     def __init__(self, calls: Sequence[RecordedCall], trainable: set[int], losses: Tensor, forget: bool) -> None:
         self.users, self.trainable, self.forget = len(losses), trainable, forget
         self.dtype = torch.promote_types(losses.dtype, torch.float32)
-        # In float64, so that the order of the parameters does not matter.
-        self.squared = torch.zeros(
-            self.users, dtype=wide(losses.device), device=losses.device
-        )  # (B,) Σ of ‖g_b‖² so far
-        self.upper = torch.zeros_like(self.squared)  # what it is at most, whatever rounding did
+        # (2, B) Σ of ‖g_b‖² so far, and what it is at most, whatever rounding did; in float64, so that the order of the
+        # parameters does not matter.
+        self.squares = torch.zeros(2, self.users, dtype=wide(losses.device), device=losses.device)
         self.groups: list[ParameterUses] = []
         self.small: list[SideBySide] = []  # of the groups with one dense use, at the end
-        self.waiting: list[Measured] = []
+        self.waiting: list[ParameterUses] = []  # to be measured
+        self.numbers = 0  # that they hold, at most
         self.room = norms.KEEP  # numbers of written-out gradients that may still be kept
         self.families = families_of(calls)
         self.contexts: set[int] = set()  # of the calls that were reached
@@ -81,56 +80,49 @@ class PerUserNorms:
         for family in self.families.values():
             if not family.settled:
                 self._settle(family)
-        with full_precision(self.squared.device.type):
-            self._settle_waiting()
+        with full_precision(self.squares.device.type):
+            self._measure()
             self.small = SideBySide.of([group for group in self.groups if group.is_dense])
         for some in self.small:
-            self._add(*some.squares())
+            self._add(torch.stack(some.squares()))
 
     def norms(self) -> tuple[Tensor, Tensor]:
         """(B,) ‖g_b‖, and what it is at most."""
-        return self.squared.to(self.dtype).sqrt(), raised(self.upper, self.dtype)
+        squared, upper = self.squares
+        return squared.to(self.dtype).sqrt(), raised(upper, self.dtype)
 
     def _settle(self, family: Family) -> None:
         family.settled = True
-        with full_precision(self.squared.device.type):
-            self._add_norms(family)
+        with full_precision(self.squares.device.type):
+            reached = [call for call in family.calls if call.grad is not None]
+            groups = by_parameter([pair for call in reached for pair in call.uses(self.users)], self.trainable)
+            self.groups += groups
+            self.waiting += [group for group in groups if not group.is_dense]
+            self.numbers += sum(call.numbers for call in reached)
+            if self.forget:
+                for call in reached:
+                    call.forget()
+            if self.numbers > WAITING:
+                self._measure()
 
-    def _add_norms(self, family: Family) -> None:
-        reached = [call for call in family.calls if call.grad is not None]
-        pairs = [pair for call in reached for pair in call.uses(self.users)]
-        groups = by_parameter(pairs, self.trainable)
-        del pairs
-        if self.forget:
-            for call in reached:
-                call.forget()
-        for group in groups:
-            if group.is_dense:
-                continue
-            measured = group.measure(self.users, self.room, again=not self.forget)
-            self.room -= group.room
+    def _measure(self) -> None:
+        """The norms of what is waiting."""
+        groups, self.waiting, self.numbers = self.waiting, [], 0
+        kinds: dict[torch.dtype, list[Measured]] = {}
+        for measured in measure_all(groups, self.users, self.room, again=not self.forget):
+            self.room -= measured[0].group.room
             if len(measured) == 1:
-                self.waiting += measured
+                kinds.setdefault(measured[0].dtype, []).append(measured[0])
                 continue
             for m in measured:  # a few users at a time
-                square, upper = raised_squares([m])
-                self._add(square[0], upper[0], m.first)
-        self.groups += groups
-        if sum(m.numbers for m in self.waiting) > WAITING:
-            self._settle_waiting()
-
-    def _settle_waiting(self) -> None:
-        kinds: dict[torch.dtype, list[Measured]] = {}
-        for m in self.waiting:
-            kinds.setdefault(m.dtype, []).append(m)
-        self.waiting = []
+                self._add(torch.stack(raised_squares([m]))[:, 0], m.first)
         for some in kinds.values():
-            for square, upper in zip(*raised_squares(some), strict=True):  # one by one, wherever the waiting ends
-                self._add(square, upper)
+            for squares in torch.stack(raised_squares(some), 1):  # one by one, wherever the waiting ends
+                self._add(squares)
 
-    def _add(self, square: Tensor, upper: Tensor, first: int = 0) -> None:
-        self.squared[first : first + len(square)] += square
-        self.upper[first : first + len(square)] += upper
+    def _add(self, squares: Tensor, first: int = 0) -> None:
+        """(2, n) of users from `first` on."""
+        self.squares[:, first : first + squares.shape[1]] += squares
 
 
 def families_of(calls: Sequence[RecordedCall]) -> dict[int, Family]:

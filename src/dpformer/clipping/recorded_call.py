@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -76,6 +77,11 @@ class RecordedCall:
         if self.packed is None or self.shape[0] != users:
             return False
         return len(self.packed.user) == users and not self.packed.is_even(users)
+
+    @property
+    def numbers(self) -> int:
+        """That its uses hold, at most."""
+        return prod(self.shape) + (0 if self.grad is None else self.grad.numel())
 
     def uses(self, users: int) -> Sequence[tuple[Tensor, Source]]:
         """What each parameter got here, resolved to users, in at least float32."""

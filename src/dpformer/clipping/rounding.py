@@ -82,7 +82,7 @@ class Rows:
     @staticmethod
     def of(some: Sequence[WithRows], dtype: torch.dtype) -> Rows:
         lengths = torch.stack([one.lengths.total for one in some])
-        counts = torch.stack([torch.stack(one.lengths.counts).sum(0) for one in some])
+        counts = torch.stack([one.lengths.count for one in some])
         public = [(len(one.uses), n := prod(one.uses[0].shape), _share(n, dtype)) for one in some]
         table = torch.tensor(public, dtype=torch.float64).to(lengths.device, lengths.dtype)
         uses, numbers, shares = table.split(1, dim=1)
@@ -104,15 +104,20 @@ def smallest(dtype: torch.dtype) -> float:
 
 
 def squared_lengths(rows: Tensor) -> Squares:
-    """(B, n) → (B,) ‖row‖², and an upper bound in `wide`: long rows are added up piece by piece."""
+    """(B, n) → (B,) ‖row‖², and an upper bound."""
+    square, numbers = sums_of_squares(rows), rows.shape[1]
+    return square, square * (1 + _share(numbers, rows.dtype)) + numbers * smallest(rows.dtype)
+
+
+def sums_of_squares(rows: Tensor) -> Tensor:
+    """(B, n) → (B,) in `wide` precision: long rows are added up piece by piece."""
     users, numbers = rows.shape
-    whole = numbers - numbers % _PIECE if numbers > _PIECE else 0
-    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1).square()
-    if whole:
-        pieces = torch.linalg.vector_norm(rows[:, :whole].view(users, -1, _PIECE), dim=2)  # (B, n / PIECE)
-        rest = (pieces.to(wide(rows.device)).square().sum(1) + rest).to(rest.dtype)
-    upper = rest.to(wide(rows.device)) * (1 + _share(numbers, rest.dtype)) + numbers * smallest(rest.dtype)
-    return rest, upper
+    whole = numbers - numbers % _PIECE
+    if whole == 0:
+        return torch.linalg.vector_norm(rows, dim=1).to(wide(rows.device)).square_()
+    pieces = torch.linalg.vector_norm(rows[:, :whole].view(users, -1, _PIECE), dim=2)  # (B, n / PIECE)
+    total = pieces.to(wide(rows.device)).square_().sum(1)
+    return total if whole == numbers else total + sums_of_squares(rows[:, whole:])
 
 
 def _share(numbers: int, dtype: torch.dtype) -> float:

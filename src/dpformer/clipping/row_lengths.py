@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 
 import torch
 from torch import Tensor
 
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, wide
+
+LEAST, MOST = 1e-12, 1e12  # lengths whose squares float32 has room for
 
 
 @dataclass(frozen=True)
@@ -23,48 +27,80 @@ class RowLengths:
     each: list[Tensor]  # of a use: (B, T), or (N,) where it is ragged, ‖g_bt‖
     counts: list[Tensor]  # of a use: (B,) n_b, rows that are not zero
     total: Tensor  # (B,) K_b of all uses
-
-    @staticmethod
-    def of(uses: Sequence[Use]) -> RowLengths:
-        each = [_each(use) for use in uses]
-        real = [(e != 0).to(e.dtype) for e in each]  # what is not a number counts too
-        total = sum(_by_user(use, e) for use, e in zip(uses, each, strict=True))
-        assert isinstance(total, Tensor)
-        return RowLengths(each, [_by_user(use, r) for use, r in zip(uses, real, strict=True)], total)
+    count: Tensor  # (B,) n_b of all uses
 
 
-def _each(use: Use) -> Tensor:
+def row_lengths(many: Sequence[Sequence[Use]]) -> list[RowLengths]:
+    """Of the uses of each of many parameters: whatever is small is computed for all of them at once."""
+    uses = [(use, _sides(use)) for some in many for use in some]
+    uses.sort(key=lambda pair: len(pair[1]), reverse=True)  # those with two sides come first
+    rows = [_count(sides[0]) for _, sides in uses]
+    lengths = _lengths([sides[0] for _, sides in uses] + [side for _, sides in uses for side in sides[1:]])
+    each = lengths[: sum(rows)]
+    each[: len(lengths) - sum(rows)] *= lengths[sum(rows) :]
+    both = torch.stack([each, (each != 0).to(each.dtype)])  # what is not a number counts too
+    found = {id(use): _by_user(use, part) for (use, _), part in zip(uses, both.split(rows, 1), strict=True)}
+    return [_of_one([found[id(use)] for use in some]) for some in many]
+
+
+def _of_one(uses: Sequence[tuple[Tensor, Tensor, Tensor]]) -> RowLengths:
+    each, totals, counts = (list(part) for part in zip(*uses, strict=True))
+    total, count = totals[0], counts[0]
+    for n in range(1, len(uses)):
+        total, count = total + totals[n], count + counts[n]
+    return RowLengths(each, counts, total, count)
+
+
+def _sides(use: Use) -> list[Tensor]:
+    """Rows whose lengths are multiplied, (…, n); lengths themselves, (N,), where they are known."""
     if isinstance(use, Dense):
-        return _lengths(use.grad.reshape(len(use.grad), 1, -1))
+        return [use.grad.reshape(len(use.grad), -1)]
     if isinstance(use, Lookup):
-        return _lengths(use.grad)
-    if isinstance(use, Ragged) and use.long is not None:
-        return use.long.to(wide(use.left.device)) * _lengths(use.right)
-    return _lengths(use.left) * _lengths(use.right)
+        return [use.grad]
+    return [use.left if isinstance(use, Outer) or use.long is None else use.long, use.right]
 
 
-def _by_user(use: Use, rows: Tensor) -> Tensor:
-    if not isinstance(use, Ragged):
-        return rows.sum(1)
-    counts = torch.tensor(use.counts).to(rows.device)
-    user = torch.arange(len(counts), device=rows.device).repeat_interleave(counts)
-    return rows.new_zeros(len(counts)).index_add_(0, user, rows)
+def _count(side: Tensor) -> int:
+    """Of rows."""
+    return len(side) if side.ndim == 1 else prod(side.shape[:-1])
 
 
-def _lengths(rows: Tensor) -> Tensor:
-    """(…, n) → (…); squares that may vanish or overflow in float32 are taken in `wide` precision too."""
-    short = torch.linalg.vector_norm(rows, dim=-1)
-    lengths = short.to(wide(rows.device))
+def _by_user(use: Use, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Lengths of rows and whether they are real, (2, rows) → the lengths again, and both summed over each user's."""
+    if isinstance(use, Ragged):
+        counts = torch.tensor(use.counts).to(rows.device)
+        user = torch.arange(len(counts), device=rows.device).repeat_interleave(counts)
+        return rows[0], *rows.new_zeros(2, len(counts)).index_add_(1, user, rows)
+    users = len(use.left if isinstance(use, Outer) else use.grad)
+    spread = rows.view(2, users, rows.shape[1] // max(1, users))
+    return spread[0], *spread.sum(2)
+
+
+def _lengths(sides: Sequence[Tensor]) -> Tensor:
+    """The lengths of the rows of all sides, one after the other, in `wide` precision."""
+    each = [side if side.ndim == 1 else torch.linalg.vector_norm(side, dim=-1).view(-1) for side in sides]
+    short = torch.cat(each)
+    lengths = short.to(wide(short.device), copy=True)
     if short.numel() == 0:
         return lengths
     least, most = torch.aminmax(short)
-    if float(least) > 1e-12 and float(most) < 1e12:
-        return lengths
-    odd = ~((short > 1e-12) & (short < 1e12))
-    if bool((strange := rows[odd]).any()):  # most are zeros: padding
-        in_wide = torch.promote_types(rows.dtype, lengths.dtype)
-        lengths[odd] = torch.linalg.vector_norm(strange, dim=-1, dtype=in_wide).to(lengths.dtype)
+    if not (float(least) > LEAST and float(most) < MOST):
+        _correct(sides, ~((short > LEAST) & (short < MOST)), lengths)
     return lengths
+
+
+def _correct(sides: Sequence[Tensor], odd: Tensor, lengths: Tensor) -> None:
+    """Squares that vanish or overflow in float32 are taken in `wide` precision too."""
+    ends = list(accumulate(map(_count, sides)))
+    place = torch.bucketize(odd.nonzero()[:, 0], torch.tensor(ends, device=odd.device), right=True)
+    for n in torch.unique_consecutive(place).tolist():
+        side, here = sides[n], slice(ends[n - 1] if n else 0, ends[n])
+        if side.ndim == 1:
+            continue
+        strange = side[odd[here].view(side.shape[:-1])]
+        if bool(strange.any()):  # most are zeros: padding
+            in_wide = torch.promote_types(side.dtype, lengths.dtype)
+            lengths[here][odd[here]] = torch.linalg.vector_norm(strange, dim=-1, dtype=in_wide).to(lengths.dtype)
 
 
 def some_of(use: Use, users: Tensor) -> Use:
