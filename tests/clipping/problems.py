@@ -578,6 +578,22 @@ class TiedHeadOfWeightedPositions(TiedHeadUnequalLengths):
         return dp.softmax_loss(self.hidden(x)[:, :-1], self.e.weight, targets, bias=self.bias, position_weights=weights)
 
 
+@problem(padded)
+class TiedHeadOfScaledRows(Tied):
+    """Rows s·E in and out, of which E is trained."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.2, 3, V))
+
+    def forward(self, x: Tensor) -> Tensor:
+        targets = torch.where(x[:, 1:] == 0, -1, x[:, 1:])
+        h = self.hidden(x) * self.scale[x][..., None].to(self.e.weight.dtype)
+        return dp.softmax_loss(h[:, :-1], self.e.weight, targets, row_scale=self.scale)
+
+
 @problem(ids())
 class SeparateHead(nn.Module):
     def __init__(self) -> None:

@@ -39,6 +39,10 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
         ({"items_share": 0.0}, "items_share is 0.0; it must be greater than 0"),
         ({"frequency_share": 0.0}, "frequency_bias needs item frequencies"),
         ({"frequency_share": 0.0, "frequency_bias": False, "reattention": True}, "Re-Attention needs item frequencies"),
+        (
+            {"frequency_share": 0.0, "frequency_bias": False, "reattention": False, "row_exponent": 0.25},
+            "row_exponent needs item frequencies: give frequency_share above 0, or switch it off",
+        ),
         ({"file": "l.csv", "items_share": 0.9, "private_metrics": True, "metrics_share": 0.1}, "lower them"),
         ({"seed": -1}, "seed is -1"),
         ({"warm_start": 0.5, "epsilon": float("inf")}, "warm_start needs a budget"),

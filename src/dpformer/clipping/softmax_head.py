@@ -6,6 +6,9 @@ The residual r_u = softmax(h_u Eᵀ + β) − onehot(y_u) is all that the backwa
 ∂loss_b/∂E = Σ_u w_u r_u ⊗ h_u. Only positions with a target are computed, in tiles of rows, and residuals are kept only
 while they fit `KEEP` numbers: beyond that they are computed again, so that neither
 positions × items nor users × items × d numbers ever exist at once.
+
+With `row_scale` s the table is s_m·E_m, row by row, and E is what is trained: logits are s_m⟨h_bu, E_m⟩ + β_m, and a
+residual is multiplied by s once. ∂loss_b/∂h_u = w_u (r_u s) E and ∂loss_b/∂E = Σ_u w_u (r_u s) ⊗ h_u as before.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ def softmax_loss(
     *,
     bias: Tensor | None = None,
     position_weights: Tensor | None = None,
+    row_scale: Tensor | None = None,
 ) -> Tensor:
     """Mean cross-entropy of each user's positions, shape (B,); 0 for a user without a target.
 
@@ -43,11 +47,13 @@ def softmax_loss(
         bias: (M,) added to the logits.
         position_weights: (B, L) positive, how much each position counts; by default all alike. Their sum over a user's
             positions with a target is divided out. A user's weights may depend on that user's own data only.
+        row_scale: (M,) positive and public: row m of the table is row_scale[m]·weight[m]. Not with a trained bias.
     """
     if has_torch_function((hidden, weight, targets)):
         args = (hidden, weight, targets)
-        return handle_torch_function(softmax_loss, args, *args, bias=bias, position_weights=position_weights)
-    rows = HeadRows.of(hidden, weight, targets, bias, position_weights)
+        more: dict[str, Any] = {"bias": bias, "position_weights": position_weights, "row_scale": row_scale}
+        return handle_torch_function(softmax_loss, args, *args, **more)
+    rows = HeadRows.of(hidden, weight, targets, bias, position_weights, row_scale)
     return _SoftmaxLoss.apply(hidden, weight, bias, rows)
 
 
@@ -63,12 +69,20 @@ class HeadRows:
     user: Tensor  # (N,) the user of each row, ascending
     loss_weight: Tensor  # (N,) adds up to 1 for each user
     kept: Tensor | None  # (N, M) residuals, if they fit
+    row_scale: Tensor | None = None  # (M,)
+    scaled: Tensor | None = None  # (M, d) the table of the logits, where it is not `weight`
 
     @staticmethod
     def of(
-        hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, position_weights: Tensor | None = None
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        bias: Tensor | None,
+        position_weights: Tensor | None = None,
+        row_scale: Tensor | None = None,
     ) -> HeadRows:
         _check(hidden, weight, targets, bias, position_weights)
+        _check_scale(weight, bias, row_scale)
         valid = targets >= 0
         counts = valid.sum(1)
         user = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
@@ -81,7 +95,11 @@ class HeadRows:
             loss_weight = (weights / weights.sum(1, keepdim=True))[valid]
         fixed = None if bias is None else bias.detach().to(dtype)
         table = weight.detach().to(dtype)
-        return HeadRows(valid, rows, table, fixed, targets[valid], user, loss_weight, None)
+        made = HeadRows(valid, rows, table, fixed, targets[valid], user, loss_weight, None)
+        if row_scale is not None:
+            made.row_scale = row_scale.detach().to(dtype)
+            made.scaled = table * made.row_scale[:, None]
+        return made
 
     def losses(self) -> Tensor:
         """(B,) the losses; residuals are kept on the way if they fit."""
@@ -114,7 +132,7 @@ class HeadRows:
             yield slice(a, b), self.residual(slice(a, b))
 
     def residual(self, rows: slice) -> Tensor:
-        """(n, M): softmax − onehot of some rows, kept or computed again. The loss weight is not in it."""
+        """(n, M): softmax − onehot of some rows, times `row_scale`; kept or computed again. Without the loss weight."""
         if self.kept is not None:
             return self.kept[rows]
         logits = self._logits(rows, None)
@@ -142,7 +160,8 @@ class HeadRows:
         return out
 
     def _logits(self, rows: slice | Tensor, out: Tensor | None) -> Tensor:
-        logits = torch.mm(self.hidden[rows], self.weight.mT, out=out)
+        table = self.weight if self.scaled is None else self.scaled
+        logits = torch.mm(self.hidden[rows], table.mT, out=out)
         return logits if self.bias is None else logits.add_(self.bias)
 
     def _to_residual(self, logits: Tensor, rows: slice) -> Tensor:
@@ -156,7 +175,18 @@ class HeadRows:
             some = (picked[:, 0] < _TINY).nonzero()[:, 0]
             again = self._logits(some + rows.start, None)
             loss[some] = again.logsumexp(1) - again.gather(1, target[some])[:, 0]
+        if self.row_scale is not None:
+            logits.mul_(self.row_scale)
         return loss
+
+    def longest(self, residual: Tensor, rows: slice) -> Tensor:
+        """(n,) what some rows of residuals are long at most."""
+        target = self.target[rows]
+        if self.row_scale is None:
+            return longest(residual, target)
+        own, most = self.row_scale[target], self.row_scale.max()
+        missed = residual.gather(1, target[:, None])[:, 0].abs() / own
+        return _longest(missed, residual, own, most)
 
 
 class _SoftmaxLoss(torch.autograd.Function):
@@ -191,9 +221,13 @@ def longest(residual: Tensor, target: Tensor) -> Tensor:
 
     as computed: the sum of M exponentials, by which all were divided, was rounded M times. √2 too long at most.
     """
-    missed = residual.gather(1, target[:, None])[:, 0].abs()
+    return _longest(residual.gather(1, target[:, None])[:, 0].abs(), residual)
+
+
+def _longest(missed: Tensor, residual: Tensor, own: Tensor | float = 1.0, most: Tensor | float = 1.0) -> Tensor:
+    """The bound from 1 − p_y (n,), where p_y is multiplied by `own` and no other p_j by more than `most`."""
     u = torch.finfo(residual.dtype).eps / 2
-    return torch.hypot(missed, missed + 1.01 * (residual.shape[1] + 8) * u)
+    return torch.hypot(own * missed, most * (missed + 1.01 * (residual.shape[1] + 8) * u))
 
 
 @dataclass
@@ -224,7 +258,7 @@ class HeadUse:
         scale = self.scale[rows, None]
         right = scale if self.of_bias else self.rows.hidden[rows] * scale
         residual = self.rows.residual(rows)
-        return Ragged(residual, right, self.counts[a:b], self.shape, longest(residual, self.rows.target[rows]))
+        return Ragged(residual, right, self.counts[a:b], self.shape, self.rows.longest(residual, rows))
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
         scale = self.scale * c[self.rows.user]
@@ -267,6 +301,18 @@ def _check(
         raise ValueError("softmax_loss needs finite position weights above 0 wherever there is a target")
     if targets.numel() and int(targets.max()) >= len(weight):
         raise ValueError(f"target {int(targets.max())} is outside the {len(weight)} items (−1 means no target)")
+
+
+def _check_scale(weight: Tensor, bias: Tensor | None, row_scale: Tensor | None) -> None:
+    if row_scale is None:
+        return
+    if row_scale.shape != weight.shape[:1] or not bool(_counts(row_scale).all()):
+        raise ValueError(
+            f"softmax_loss needs a row scale of shape ({len(weight)},), finite and above 0, "
+            f"got {tuple(row_scale.shape)} from {float(row_scale.min()):g} to {float(row_scale.max()):g}"
+        )
+    if row_scale.requires_grad or (bias is not None and bias.requires_grad):
+        raise ValueError("softmax_loss scales rows by what is not trained, and without a trained bias: give .detach()")
 
 
 def _counts(weights: Tensor) -> Tensor:

@@ -25,9 +25,13 @@ class SequenceModel(nn.Module):
     the bias: the model starts at popularity (or uniform) instead of spending budget on unlearning random preferences.
     The same small numbers would vanish as an input, so rows are multiplied by √d on the way in, as in Vaswani et al.
     (NDCG@10 on the synthetic data, post-norm, σ 1.6, B 512, 120 steps, one seed: 21.8%, and 20.5% without √d).
+
+    While it is trained, rows may be E_i = s_i·E'_i (`scale_rows`): then E' is the parameter, whose gradient is clipped
+    and noised. A row with small s_i moves little, and so does the noise in it. A model is released with s = 1.
     """
 
     bias: Tensor
+    row_scale: Tensor | None  # (M,) s; None: 1
     arguments: dict[str, Any]  # of the constructor: with them and the state a model is built again
 
     def __init__(self, num_items: int, max_length: int, dim: int, shared: bool) -> None:
@@ -40,14 +44,36 @@ class SequenceModel(nn.Module):
         nn.init.normal_(self.items.weight, std=0.02)
         self.output = None if shared else nn.Parameter(torch.randn(num_items, dim) * 0.02)
         self.register_buffer("bias", torch.zeros(num_items))
+        self.register_buffer("row_scale", None)
+
+    @torch.no_grad()
+    def scale_rows(self, scale: Tensor | None) -> None:
+        """Writes the same E as s·E' with another s (M,), public or released with DP; None: as E itself."""
+        if scale is self.row_scale:
+            return
+        ratio = torch.ones_like(self.bias) if self.row_scale is None else self.row_scale
+        if scale is not None:
+            scale = torch.as_tensor(scale).detach().to(self.bias)
+            if scale.shape != self.bias.shape or not bool((scale.isfinite() & (scale > 0)).all()):
+                raise ValueError(
+                    f"a scale of rows has shape {tuple(scale.shape)}; give one number above 0 for each item"
+                )
+            ratio = ratio / scale
+        for table in (self.items.weight, self.output):
+            if table is not None:
+                table.mul_(ratio[:, None])
+        self.row_scale = scale
 
     @torch.no_grad()
     def initialise_items(self, factors: Tensor) -> None:
         """Initialises the rows of E by factors (M, d), such as `low_rank_items` makes; rows of zeros say nothing."""
         known = factors.any(1)
+        scale = self.row_scale
+        self.scale_rows(None)
         for table in (self.items.weight, self.output):
             if table is not None:
                 table[known] = factors[known].to(table)
+        self.scale_rows(scale)
 
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
         """(B, L) items, (B,) lengths -> (B, L, d) hidden states; those beyond a row's length mean nothing."""
@@ -55,7 +81,8 @@ class SequenceModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of each user, (B,): mean cross-entropy over the user's own targets, 0 without any."""
-        return softmax_loss(self.hidden(batch), self.output_weight(), batch.targets, bias=self.bias)
+        hidden = self.hidden(batch)
+        return softmax_loss(hidden, self._table(), batch.targets, bias=self.bias, row_scale=self.row_scale)
 
     def hidden(self, batch: Batch) -> Tensor:
         """(B, L, d), after checks of what goes in."""
@@ -85,11 +112,17 @@ class SequenceModel(nn.Module):
         return F.linear(_final(self.encode(items, lengths), lengths), self.output_weight(), self.bias)
 
     def output_weight(self) -> Tensor:
+        """(M, d) the rows of the softmax."""
+        return self._table() if self.row_scale is None else self._table() * self.row_scale[:, None]
+
+    def _table(self) -> Tensor:
+        """(M, d) what is trained of them."""
         return self.items.weight if self.output is None else self.output
 
     def embed(self, items: Tensor) -> Tensor:
         """(B, L) -> (B, L, d), of size about 0.16 a coordinate at the start."""
-        return self.items(items) * math.sqrt(self.dim)
+        rows = self.items(items) * math.sqrt(self.dim)
+        return rows if self.row_scale is None else rows * self.row_scale[items][..., None]
 
     def set_frequencies(self, frequencies: Tensor) -> None:
         """Adds log(p_i / Σ p) to the logits: popularity from the first step, at no cost of training.
@@ -102,6 +135,16 @@ class SequenceModel(nn.Module):
             raise ValueError("all frequencies are 0; give at least one item a frequency")
         p = p.clamp(min=float(seen.min()) / 2)
         self.bias.copy_((p / p.sum()).log())
+
+
+def popularity_scale(frequencies: Tensor, exponent: float) -> Tensor:
+    """(M,) s_i = (p_i / mean p)^a for `scale_rows`, in [0.1, 4]: rows of rare items move less, and so does their noise.
+
+    Under noise Adam moves every coordinate alike, by the learning rate times a unit normal: without s, rows of items
+    that hardly anybody has are all noise, and those that many have learn no faster.
+    """
+    p = frequencies.detach().double()
+    return (p / p.mean()).pow(exponent).clamp(0.1, 4.0).float()
 
 
 def _final(hidden: Tensor, lengths: Tensor) -> Tensor:

@@ -41,18 +41,19 @@ OF_READING = (
 _OF_LOGS = (
     "item_column", "timestamp_column", "rating_column", "min_rating", "min_user_actions", "catalog", *OF_READING,
     "attributes", "drop_unknown_items", "assume_items_public", "private_metrics", "warm_start", "validation", "cache",
+    "row_exponent",
 )  # fmt: skip
 
 OF_NETWORKS = (
     "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
-    "reattention_scale", "frequency_bias", "clipping", "clip_norm", "frequency_share", "items_share", "bands",
-    "warm_start", "batch_size", "epochs", "learning_rate", "weight_decay", "warmup", "evaluate_every",
-    "micro_batch_tokens", "bf16", "checkpoint_seconds",
+    "reattention_scale", "frequency_bias", "row_exponent", "clipping", "clip_norm", "frequency_share",
+    "items_share", "bands", "warm_start", "batch_size", "epochs", "learning_rate", "weight_decay", "warmup",
+    "evaluate_every", "micro_batch_tokens", "bf16", "checkpoint_seconds",
 )  # fmt: skip
 
 _OF_OWN_NETWORKS = (
     "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
-    "reattention_scale", "frequency_bias", "frequency_share",
+    "reattention_scale", "frequency_bias", "row_exponent", "frequency_share",
 )  # fmt: skip
 
 # Where it runs, not what comes out: not part of the hash, so that a log may be moved and another machine may go on.
@@ -187,6 +188,9 @@ class Config(BaseModel):
     )
     reattention_scale: NotNegative = _choice("Model", 1.0, "Scale of the effective error; 1 is the paper's.")
     frequency_bias: bool = _choice("Model", True, "Start from the released popularity of items.")
+    row_exponent: Share | None = _choice(
+        "Model", None, "Scale item rows by released popularity to this power, so that noise moves rare ones less."
+    )
 
     epsilon: Annotated[float, Field(gt=0)] = _choice("Privacy", 5.0, "ε of everything together; inf: not private.")
     delta: Annotated[float, Field(gt=0, lt=1)] | None = _choice(
@@ -291,7 +295,7 @@ class Config(BaseModel):
         """Whether item frequencies are released by themselves: transition counts bring their own."""
         if self.model in (*_WITHOUT_NETWORK, "pretrained") or self.warm_start:
             return False
-        return self.frequency_bias or self._error_by_frequency
+        return self.frequency_bias or self._error_by_frequency or bool(self.row_exponent)
 
     @property
     def _error_by_frequency(self) -> bool:
@@ -344,7 +348,7 @@ class Config(BaseModel):
             asker, fix = (
                 ("Re-Attention", "--no-re-attention")
                 if self._error_by_frequency
-                else ("frequency_bias", "switch it off")
+                else ("frequency_bias" if self.frequency_bias else "row_exponent", "switch it off")
             )
             raise ValueError(f"{asker} needs item frequencies: give frequency_share above 0, or {fix}")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,9 +16,10 @@ from dpformer.data.duckdb_sums import transition_sums
 from dpformer.errors import DpformerError
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
 from dpformer.models.pretrained import Pretrained
+from dpformer.models.sequence import popularity_scale
 from dpformer.privacy import SecureRandom
 from dpformer.privacy.events import Event, Gaussian
-from dpformer.reattention.error import adam_error
+from dpformer.reattention.error import EffectiveError, adam_error, effective_error
 from dpformer.releases.counts import LABEL as COUNTS
 from dpformer.releases.counts import TransitionRelease, exact_transition_sums, release_transition_sums
 from dpformer.releases.frequencies import LABEL as FREQUENCIES
@@ -164,6 +166,8 @@ def build_model(
         )
     else:
         model = {"gru": GRU, "lstm": LSTM}[config.model](num_items, config.max_length, **common)
+    if config.row_exponent:
+        _scale_rows(model, config.row_exponent, frequencies)
     if frequencies is not None and config.frequency_bias:
         model.set_frequencies(frequencies)
     if isinstance(model, Transformer) and config.reattention:
@@ -171,14 +175,28 @@ def build_model(
     return model.to(device_of(config.device))  # made on the CPU: the same weights for any device
 
 
+def _scale_rows(model: SequenceModel, exponent: float, frequencies: Tensor | None) -> None:
+    """Without frequencies the scale is not a number, until a state is loaded."""
+    if frequencies is None:
+        model.row_scale = torch.full_like(model.bias, math.nan)
+    else:
+        model.scale_rows(popularity_scale(frequencies, exponent))
+
+
 def _set_error(model: Transformer, config: Config, plan: Plan, frequencies: Tensor | None) -> None:
     """How noisy the parameters are; without the frequencies it needs it stays unset, until a state is loaded."""
     if config.reattention_error == "adam":
         steps = range(plan.steps if plan.noise_multiplier else 0)  # without noise there is no error
         rates = [learning_rate(config, plan, step) for step in steps]
-        model.set_error(adam_error(rates, model.num_items, scale=config.reattention_scale))
+        error = adam_error(rates, model.num_items, scale=config.reattention_scale)
     elif frequencies is not None:
-        model.set_privacy(plan.noise_multiplier, plan.expected_batch_size, frequencies, config.reattention_scale)
+        noise, batch_size = plan.noise_multiplier, plan.expected_batch_size
+        error = effective_error(noise, batch_size, frequencies, scale=config.reattention_scale)
+    else:
+        return
+    if model.row_scale is not None:  # a row is s times what the noise is added to
+        error = EffectiveError(error.items * model.row_scale, error.weights)
+    model.set_error(error)
 
 
 def make_trainer(config: Config, plan: Plan, dataset: Dataset, model: SequenceModel, random: SecureRandom) -> Trainer:

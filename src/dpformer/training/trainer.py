@@ -23,6 +23,7 @@ import numpy as np
 from torch import nn
 
 from dpformer.models.pretrained import Pretrained
+from dpformer.models.sequence import SequenceModel
 from dpformer.privacy import PoissonBatches, SecureRandom
 from dpformer.privacy.events import Event
 from dpformer.training.gradient_sum import GradientSum, Part
@@ -131,8 +132,10 @@ class Trainer:
         self.batches.load_state_dict(state["batches"])
 
     def released(self) -> Any:
-        """The model to release: the last iterate, with adapters merged into the weights."""
+        """The model to release: the last iterate, with adapters and scales of rows merged into the weights."""
         model = copy.deepcopy(self.model).eval()
+        if isinstance(model, SequenceModel):
+            model.scale_rows(None)
         return model.merged() if isinstance(model, Pretrained) else model
 
 

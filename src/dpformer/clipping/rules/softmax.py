@@ -26,17 +26,21 @@ def softmax_head(
     *,
     bias: Tensor | None = None,
     position_weights: Tensor | None = None,
+    row_scale: Tensor | None = None,
 ) -> Tensor:
     """One loss a user."""
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
     if gate.is_managed(hidden) or gate.is_public(targets):
         raise gate.refusal(managed[0], func, "give it hidden states and targets of users")
-    positions = HeadRows.of(hidden, weight, targets, bias, position_weights)
+    if row_scale is not None and not gate.is_public(row_scale):
+        raise gate.refusal(managed[0], func, "scale rows by a buffer of the model, the same for all users")
+    positions = HeadRows.of(hidden, weight, targets, bias, position_weights, row_scale)
     source = hidden.detach()
 
     def replay(asked: Tensor, *fresh: Tensor) -> Tensor:
         """What anyone would write, all logits and then cross-entropy, for the users that are asked for."""
         w, b = gate.fill(fresh, weight, bias)
+        w = w if row_scale is None else w * row_scale[:, None].to(w.dtype)
         logits, wanted = F.linear(source[asked].to(w.dtype), w, b), targets[asked]
         each = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="none")
         counted = (wanted >= 0).to(each.dtype)
