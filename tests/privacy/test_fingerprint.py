@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dpformer.privacy import SecureRandom
-from dpformer.privacy.fingerprint import HASHES, ROW, ROWS, Fingerprint
+from dpformer.privacy.fingerprint import HASHES, ROW, ROWS, Fingerprint, _in_numpy, _in_torch
 
 RANDOM = SecureRandom("test", seed=5)
 FINGERPRINT = Fingerprint(RANDOM)
@@ -40,6 +40,12 @@ def naive(tensors: list[Tensor]) -> str:
 def test_against_a_naive_twin(count: int, dtype: torch.dtype) -> None:
     tensors = [torch.randn(count).to(dtype), torch.randn(2, 3).to(dtype).T]
     assert FINGERPRINT(tensors) == naive(tensors)
+
+
+@pytest.mark.parametrize("rows", [1, 31, 33, ROWS + 1])
+def test_other_devices_compute_the_same(rows: int) -> None:
+    words, keys = (torch.randint(-(2**31), 2**31, (n, 64), dtype=torch.int32) for n in (rows, HASHES))
+    assert torch.equal(_in_torch(words, keys), _in_numpy(words.numpy(), keys.numpy()))
 
 
 def test_more_rows_than_are_hashed_at_a_time() -> None:

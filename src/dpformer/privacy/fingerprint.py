@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpformer.privacy.randomness import SecureRandom
 
 ROW = 4096  # words of 32 bits
-ROWS = 64  # hashed at a time
+ROWS, CPU_ROWS = 64, 32  # hashed at a time
 HASHES = 2
 
 
@@ -75,17 +75,37 @@ class Fingerprint:
 
     def _of_rows(self, words: Tensor) -> Tensor:
         """(rows, 2) int64 of (rows, ≤ 4096) int32: of rows that are zero where no word is given."""
-        width = words.shape[1]
-        hashes = torch.empty(len(words), HASHES, dtype=torch.int64, device=words.device)
-        keyed = torch.empty(min(len(words), ROWS), width, dtype=torch.int32, device=words.device)
-        high = torch.empty(len(keyed), width // 2, dtype=torch.int64, device=words.device)
-        keys = self._keys[:, :width].to(words.device)
-        for at in range(0, len(words), ROWS):
-            some = words[at : at + ROWS]
-            for place, key in enumerate(keys):
-                torch.add(some, key, out=keyed[: len(some)])
-                hashes[at : at + len(some), place] = _products(keyed[: len(some)], high[: len(some)]).sum(1)
-        return hashes.add_(self._after[:, width // 2].to(words.device))
+        keys = self._keys[:, : words.shape[1]].to(words.device)
+        hashes = _in_numpy(words.numpy(), keys.numpy()) if words.is_cpu else _in_torch(words, keys)
+        return hashes.add_(self._after[:, words.shape[1] // 2].to(words.device))
+
+
+def _in_torch(words: Tensor, keys: Tensor) -> Tensor:
+    width = words.shape[1]
+    hashes = torch.empty(len(words), HASHES, dtype=torch.int64, device=words.device)
+    keyed = torch.empty(min(len(words), ROWS), width, dtype=torch.int32, device=words.device)
+    high = torch.empty(len(keyed), width // 2, dtype=torch.int64, device=words.device)
+    for at in range(0, len(words), ROWS):
+        some = words[at : at + ROWS]
+        for place, key in enumerate(keys):
+            torch.add(some, key, out=keyed[: len(some)])
+            hashes[at : at + len(some), place] = _products(keyed[: len(some)], high[: len(some)]).sum(1)
+    return hashes
+
+
+def _in_numpy(words: np.ndarray, keys: np.ndarray) -> Tensor:
+    """The same on the CPU, where to call torch costs more than its arithmetic, in pieces that stay in the cache."""
+    hashes = np.empty((len(words), HASHES), dtype=np.int64)
+    keyed = np.empty((min(len(words), CPU_ROWS), words.shape[1]), dtype=np.int32)
+    high = np.empty((len(keyed), words.shape[1] // 2), dtype=np.int64)
+    for at in range(0, len(words), CPU_ROWS):
+        some = words[at : at + CPU_ROWS]
+        for place, key in enumerate(keys):
+            low = np.add(some, key, out=keyed[: len(some)]).view(np.int64)
+            products = np.right_shift(low, 32, out=high[: len(some)])
+            products *= np.bitwise_and(low, 0xFFFFFFFF, out=low)
+            hashes[at : at + len(some), place] = products.sum(1)
+    return torch.from_numpy(hashes)
 
 
 def _products(keyed: Tensor, high: Tensor) -> Tensor:
