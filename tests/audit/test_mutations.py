@@ -121,7 +121,7 @@ def test_the_same_noise_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that is not drawn anew, as a forgotten seed would be."""
     make = PrivateOptimizer.__init__
     monkeypatch.setattr(PrivateOptimizer, "__init__", lambda self, *a, **k: make(self, *a, **{**k, "key": bytes(32)}))
-    assert accusations(seed=None) == {"noise: of another run"}
+    assert "noise: of another run" in accusations(seed=None)
 
 
 def test_one_noise_for_all_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
