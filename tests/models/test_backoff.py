@@ -12,9 +12,10 @@ from dpformer.data.attributes import Attributes
 from dpformer.errors import DpformerError
 from dpformer.models import backoff as backoff_module
 from dpformer.models.backoff import fit_backoff
-from dpformer.models.counts import HINT, ROW_PRIOR, TransitionCounts
+from dpformer.models.counts import HINT, ROW_PRIOR, TransitionCounts, _directed
 from dpformer.models.evidence import Evidence
 from dpformer.models.shrinkage import posterior_means
+from dpformer.models.walks import with_walks
 from dpformer.releases import counts as counts_release
 from dpformer.releases.counts import TransitionRelease, exact_transition_sums, release_transitions
 from dpformer.releases.sums import ArraySums
@@ -171,6 +172,46 @@ def test_a_useless_column_does_not_spoil_a_useful_one() -> None:
     assert found is not None
     assert ("group", "1") in found.attributes.names
     assert not any(column == "size" for column, _ in found.attributes.names)
+
+
+def test_weights_and_pull_are_their_formulas() -> None:
+    """An attribute's weight by its lift, times the chance that two draws of its items differ."""
+    release, attributes = released(4.0), facts().with_pairs()
+    found = fit_backoff(release, facts())
+    assert found is not None
+    pairs = release.items[release.pairs]
+    totals = np.maximum(release.total - 1.5 * release.total_deviation, 0)
+    seen = totals > 0
+    lifts, trust = backoff_module._lifts(
+        backoff_module.matrix(attributes), attributes, release.items, pairs[seen], totals[seen]
+    )
+    q, kept = found.popularity, [list(attributes.names).index(name) for name in found.attributes.names]
+    has = backoff_module.matrix(attributes).toarray()[:, kept]
+    pull = [q[b] ** 0.6 / math.sqrt(max(has[b].sum(), 1)) for b in range(ITEMS)]
+    np.testing.assert_allclose(found.pull, pull)
+    for place, g in enumerate(kept):
+        members = [b for b in range(ITEMS) if has[b, place]]
+        share = {b: pull[b] / sum(pull[c] for c in members) for b in members}
+        differ = sum(share[b] * share[c] for b, c in permutations(members, 2))
+        by_lift = trust[g] * ((lifts[g] - 1) / math.sqrt(sum(q[b] for b in members))) ** 0.75
+        assert found.weights[place] == pytest.approx(by_lift * differ)
+
+
+def test_rows_with_attributes_are_more_even_and_keep_their_sums(model: TransitionCounts) -> None:
+    """T of the formulas, a cell at a time, beside the one without evenness."""
+    release = released(4.0)
+    known = fit_backoff(release, facts())
+    assert known is not None and known.evenness == pytest.approx(0.1 * known.trust)
+    thresholds = with_walks(known.thresholds, release)
+    counts = np.zeros((ITEMS, ITEMS))
+    for (a, b), forward, backward in zip(release.items[release.pairs], *_directed(release, thresholds), strict=True):
+        counts[a, b], counts[b, a] = forward, backward
+    table, e = np.zeros((ITEMS, ITEMS)), known.evenness
+    for a in range(ITEMS):
+        parts = [counts[a, b] ** (1 - e) / (counts[:, b].sum() + 30) ** e for b in range(ITEMS)]
+        table[a] = np.array(parts) / max(sum(parts), 1e-300) * counts[a].sum() / (counts[a].sum() + 30)
+    np.testing.assert_allclose(dense(model)[0], table, rtol=1e-5, atol=1e-9)
+    assert (table > 0).sum() > ITEMS
 
 
 def test_lifts_are_those_of_pairs_counted_one_by_one() -> None:

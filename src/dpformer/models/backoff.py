@@ -4,21 +4,24 @@ Items that nobody's released transitions reach share attributes with those they 
 (attributes and pairs of them: comedies of 1995 too), q popularity (`posterior_means` of the released counts, summing to
 1) and Q_g = Σ_b A_bg q_b,
 
-    K_ab = Σ_g R_ag P_gb,   R_ag ∝ A_ag w_g  (rows sum to 1),   P_gb ∝ A_bg q_b^0.6  (rows sum to 1)
+    K_ab = Σ_g R_ag P_gb,   R_ag ∝ A_ag w_g  (rows sum to 1),   P_gb ∝ A_bg q_b^0.6/√d_b  (rows sum to 1)
 
-is the chance that b follows a because it shares an attribute g of a. All that decides how far to believe it comes from
-the release itself, by fixed rules, so it costs no privacy:
+is the chance that b follows a because it shares an attribute g of a. An item of many attributes is offered by many of
+them, so its pull is divided by the root of their number d_b (those with w_g > 0). All that decides how far to believe K
+comes from the release itself, by fixed rules, so it costs no privacy:
 
 - *Lift.* Over the pairs {a, b} released above their threshold, with counts S_ab: how much of Σ S_ab is on pairs that
   share g, over how much would be if partners were drawn by chance (from the same margins): e_g. Shrunk towards the lift
   L of the whole column (category, brand, title …) by 3 counts: l_g = (s_g + 3·min(L, 3)) / (e_g + 3).
 - *Trust.* Attributes that have nothing to do with what users do have L ≈ 1. How far L strays by luck alone is seen by
   dealing the attributes to other items, eight times: sd. A column is believed by γ = clip((L − 1 − 3·sd)/0.1, 0, 1).
-- *Weights.* w_g = γ·(max(l_g − 1, 0)/√Q_g)^0.75. One with w_g = 0 is forgotten; with none left the model is the counts
-  alone, exactly.
+- *Weights.* w_g = γ·(max(l_g − 1, 0)/√Q_g)^0.75·(1 − Σ_b P_gb²). The last factor is the chance that two draws of P_g
+  differ: an attribute that is mostly one item says little of any other. One with w_g = 0 is forgotten; with none left
+  the model is the counts alone, exactly.
 - *Thresholds.* A pair that shares attributes is likelier to be real: its total loses 1.75 − ¼·ln(max(r, 0.1))
   deviations of noise instead of 1.5, r² = (K_ab/q_b)(K_ba/q_a).
-- *Evenness.* A row of T is tempered: T_ab^(1 − 0.1·γ), scaled to the sum it had.
+- *Evenness.* In a row of T large counts, and items that much leads to, count a little less: with e = 0.1·γ the chances
+  are in proportion to C_ab^(1 − e)·(Σ_a C_ab + 30)^−e, and the row has the sum it had.
 - *Share.* μ = 0.4·γ·(1 − B)², B = Σ_a q_a Σ_b T_ab what the counts claim already; the model's claims are T + μK.
 
 The constants were chosen on validation items; docs/results/attributes.md says which and how.
@@ -48,6 +51,7 @@ EVENNESS = 0.1
 PSEUDO_COUNTS, HIGHEST_PRIOR_LIFT = 3.0, 3.0
 DEALS, DEVIATIONS, CERTAIN = 8, 3.0, 0.1
 SHARE = 0.4
+LEAST_OTHERS = 1e-6  # rounding must not make a weight vanish
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,15 @@ class BackOff:
 
     attributes: Attributes  # G of them, w_g > 0
     weights: np.ndarray  # (G,) float64: w
-    pull: np.ndarray  # (M,) float64: q^0.6
+    pull: np.ndarray  # (M,) float64: q^0.6/√d
     trust: float  # γ of the best column
     popularity: np.ndarray  # (M,) float64: q
     thresholds: np.ndarray  # (K,) float64: deviations taken off each released pair
 
     @property
-    def row_power(self) -> float:
-        """What the chances of a row are raised to."""
-        return 1 - EVENNESS * self.trust
+    def evenness(self) -> float:
+        """e, by how much rows of T are made more even."""
+        return EVENNESS * self.trust
 
     def share(self, row_sums: np.ndarray) -> float:
         """μ, given Σ_b T_ab of every item a."""
@@ -91,8 +95,18 @@ def fit_backoff(release: TransitionRelease, attributes: Attributes) -> BackOff |
     if not useful.any():
         return None
     chosen = attributes.kept(useful)
-    found = BackOff(chosen, weights[useful], q**POPULARITY_POWER, float(trust[useful].max()), q, totals)
+    pull = q**POPULARITY_POWER / np.sqrt(np.maximum(np.diff(chosen.offsets), 1))
+    weights = weights[useful] * _others(chosen, pull)
+    found = BackOff(chosen, weights, pull, float(trust[useful].max()), q, totals)
     return BackOff(**{**vars(found), "thresholds": _thresholds(found, pairs)})
+
+
+def _others(attributes: Attributes, pull: np.ndarray) -> np.ndarray:
+    """1 − Σ_b P_gb² (G,): how likely two draws of items with attribute g differ. Each has two items at least."""
+    pulled = pull[attributes.origins]
+    sums = np.bincount(attributes.links, weights=pulled, minlength=len(attributes))
+    same = np.bincount(attributes.links, weights=(pulled / sums[attributes.links]) ** 2, minlength=len(attributes))
+    return np.maximum(1 - same, LEAST_OTHERS)
 
 
 def matrix(attributes: Attributes) -> csr_matrix:

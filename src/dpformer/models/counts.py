@@ -8,7 +8,8 @@ post-processing of it, by rules fixed beforehand, so it costs no privacy:
 - *Direction.* The difference D of the two directions is shrunk towards none, D̂ = D·v/(v + sd²), where v = (ηŜ)² and η²
   is what the release itself shows of direction: mean (D² − sd²) over mean (S² − sd²) of clear pairs. Data without order
   give η ≈ 0 and symmetric counts. Then C_ab = (Ŝ + D̂)/2 and C_ba = (Ŝ − D̂)/2.
-- *Chances.* T_ab = C_ab / (Σ_b C_ab + 30): a row of few counts is little trusted.
+- *Chances.* T_ab = C_ab / (Σ_b C_ab + 30): a row of few counts is little trusted. With attributes, a little more even
+  within rows (`backoff.py`).
 - *Claims.* After a history that ends in x_20, …, x_1 (the latest): c_b = Σ_k α_k (T + μK)_{x_k b}, α_k ∝ 0.75^k,
   or 1/k with attributes, Σ α_k = 1; K, the back-off to public attributes of items, if there are any (`backoff.py`).
 - *Ranking*, `scores`: ln(c_b + 0.01·q_b), q the released popularity, which orders what the counts say nothing of.
@@ -56,7 +57,7 @@ class TransitionCounts(nn.Module):
 
     State: `popularity` (M,), which sums to 1, and row a of T at places offsets[a]:offsets[a + 1] of `targets` and
     `chances`. With G attributes also A, those of item a at attribute_offsets[a]:attribute_offsets[a + 1] of
-    `attribute_links`, and what K is made of: w, `pull` q^0.6 and `backoff` μ. `attribute_names` are saved beside it.
+    `attribute_links`, and what K is made of: w, `pull` q^0.6/√d and `backoff` μ. `attribute_names` are saved beside it.
     """
 
     popularity: Tensor  # (M,) float32
@@ -134,7 +135,7 @@ class TransitionCounts(nn.Module):
         num_items = len(release.frequencies.p)
         known = None if attributes is None else fit_backoff(release, attributes)
         thresholds = with_walks(PLAIN_THRESHOLD if known is None else known.thresholds, release)
-        rows, targets, chances = _chances(release, thresholds, 1.0 if known is None else known.row_power)
+        rows, targets, chances = _chances(release, thresholds, 0.0 if known is None else known.evenness)
         if known is None:
             model = cls(num_items, len(rows))
         else:
@@ -289,9 +290,9 @@ def _moved(values: Tensor, origins: Tensor, targets: Tensor, chances: Tensor, no
 
 
 def _chances(
-    release: TransitionRelease, thresholds: np.ndarray, power: float
+    release: TransitionRelease, thresholds: np.ndarray, evenness: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """T without its zeros, by rows: (from (K,), to (K,), chance (K,) float64), raised to a power, its row sums kept."""
+    """T without its zeros, by rows: (from (K,), to (K,), chance (K,) float64), made more even within rows."""
     both = _directed(release, thresholds)
     there = [np.flatnonzero(each > 0) for each in both]  # most pairs are noise, and come to nothing
     ways = [release.items[release.pairs[chosen]] for chosen in there]  # (pairs, 2) of a → b, and of b → a
@@ -301,9 +302,10 @@ def _chances(
     counts = np.concatenate([each[chosen] for each, chosen in zip(both, there, strict=True)])[order]
     rows, targets = rows[order], targets[order]
     sums = np.bincount(rows, weights=counts, minlength=1)
-    if power == 1:
+    if evenness == 0:
         return rows, targets, counts / (sums[rows] + ROW_PRIOR)
-    shares = counts**power
+    led_to = np.bincount(targets, weights=counts, minlength=1)
+    shares = counts ** (1 - evenness) * (led_to[targets] + ROW_PRIOR) ** -evenness
     trusted = sums / ((sums + ROW_PRIOR) * np.maximum(np.bincount(rows, weights=shares, minlength=1), 1e-300))
     return rows, targets, shares * trusted[rows]
 
