@@ -92,7 +92,7 @@ def _lengths(sides: Sequence[Tensor]) -> Tensor:
 def _correct(sides: Sequence[Tensor], odd: Tensor, lengths: Tensor) -> None:
     """Squares that vanish or overflow in float32 are taken in `wide` precision too."""
     ends = list(accumulate(map(_count, sides)))
-    place = torch.bucketize(odd.nonzero()[:, 0], torch.tensor(ends, device=odd.device), right=True)
+    place = torch.bucketize(odd.nonzero()[:, 0].cpu(), torch.tensor(ends), right=True)
     for n in torch.unique_consecutive(place).tolist():
         side, here = sides[n], slice(ends[n - 1] if n else 0, ends[n])
         if side.ndim == 1:
