@@ -26,7 +26,7 @@ from dpformer.verification.audit.checks import checks
 CLAIM: dict[str, Any] = {"noise_multiplier": 1.2, "sample_rate": 0.2, "steps": 32, "delta": 1e-3}
 
 
-def audited(canaries: int = 1500, **changes: Any) -> Audit:
+def audited(canaries: int = 4000, **changes: Any) -> Audit:
     return audit(**{**CLAIM, "canaries": canaries, "seed": 0, **changes})
 
 
