@@ -18,7 +18,7 @@ def audited(fault: str, out: Path) -> None:
     team = start_team()
     assert team is not None
     if team.leads:
-        result = audit(**CLAIM, canaries=1200, seed=0, team=team)
+        result = audit(**CLAIM, canaries=3000, seed=0, team=team)
         team.dismiss()
         out.write_text(json.dumps(result.to_dict()))
     else:
