@@ -16,19 +16,19 @@ from tests.clipping.test_rounding import Product
 CLIPS = pytest.mark.parametrize("clip", [dp.clip(0.01), dp.normalize(1.0)], ids=["clip", "normalize"])
 
 
-def total(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction) -> Tensor:
+def total(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction, proof: bool = False) -> Tensor:
     for parameter in model.parameters():
         parameter.grad = None
-    clipping = dp.PhantomClipping(model, proof=False)
+    clipping = dp.PhantomClipping(model, proof=proof)
     with clipping:
         losses = model(*batch)
     clipping.backward(losses, clip)
     return torch.cat([s.double().flatten() for p in model.parameters() if (s := sum_of(p)) is not None])
 
 
-def moved(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction) -> float:
+def moved(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction, proof: bool = False) -> float:
     """By how many C the sum moves when the first user leaves."""
-    change = total(model, *batch, clip=clip) - total(model, *(part[1:] for part in batch), clip=clip)
+    change = total(model, *batch, clip=clip, proof=proof) - total(model, *(part[1:] for part in batch), clip=clip)
     return float(change.norm()) / clip.clip_norm
 
 
@@ -113,6 +113,57 @@ def test_nobody_appears_because_of_another(scale: tuple[float, float], monkeypat
     with_one = total(model, x, y, clip=dp.clip(1.0))
     assert float(alone.norm()) > 1
     assert float((with_one - alone).norm()) <= 1e-3
+
+
+@pytest.mark.parametrize("factor", [3e38, 1e37])
+def test_a_row_without_a_gradient_overflows_when_it_is_scaled(factor: float) -> None:
+    """c is above 1 for a small gradient, and c times the input was infinite, times 0: the sum was NaN."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+    x = torch.randn(5, 3, 8)
+    x[0] = factor
+    y = torch.randn(5, 3, 1)
+    y[0] = model(x[0]).detach() + 1e-3
+
+    class Squared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return (self.model(x) - y).square().mean((1, 2))
+
+    assert moved(Squared(), x, y, clip=dp.normalize(1.0)) <= 1.001
+
+
+@CLIPS
+@pytest.mark.parametrize("proof", [False, True])
+def test_rows_that_overflow_and_cancel_among_kept_gradients(clip: dp.clipping.ClipFunction, proof: bool) -> None:
+    """Its norm was found in float64, but what had overflowed was multiplied by 0: the sum was NaN."""
+    torch.manual_seed(0)
+    x, y = torch.randn(10, 200, 16), torch.randn(10, 200, 16)
+    x[0], y[0] = 0, 0
+    x[0, 0], x[0, 1], y[0, :2] = 1e30, -1e30, 1e30
+    x[0, 2], y[0, 2] = 0.1, 0.1
+    model = Product(16)
+    with torch.no_grad():
+        model.layer.weight.zero_()
+    assert moved(model, x, y, clip=clip, proof=proof) <= 1.001
+
+
+@pytest.mark.parametrize("keep", [0, norms.KEEP])
+def test_rows_that_vanish_when_they_are_scaled(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 times the smallest number, times 0.725, is 7 times it: 1.07 C with inputs as large as numbers are."""
+    monkeypatch.setattr(norms, "KEEP", keep)
+    width, rows = 512, 200
+    x, y = torch.full((2, rows, width + 1), 3e38), torch.full((2, rows, width), 9 * 2.0**-149)
+    x[1], y[1] = 1e-3, 1e-3
+    layer = nn.Linear(width + 1, width, bias=False)
+    nn.init.zeros_(layer.weight)
+    model = Product(1)
+    model.layer = layer
+    length = rows * (width * (width + 1)) ** 0.5 * 3e38 * 9 * 2.0**-149
+    assert moved(model, x, y, clip=dp.clip(length * 0.725)) <= 1.001
 
 
 class Turned(nn.Module):

@@ -111,19 +111,26 @@ class ParameterUses:
             shared = c.clone()
             shared[list(self.alone)] = 0
         if self.written is not None:
-            Dense(self.written).add_sum(shared, out)
+            self._but_alone(self.written).add_sum(shared, out)
         elif self.room:
-            Dense(written_out(self.uses(0, len(c)))).add_sum(shared, out)
+            self._but_alone(written_out(self.uses(0, len(c)))).add_sum(shared, out)
         elif self.computes_anew:
             for a in range(0, len(c), self.step):  # the very numbers whose norms were taken
                 b = min(a + self.step, len(c))
-                Dense(written_out(self.uses(a, b))).add_sum(shared[a:b], out)
+                self._but_alone(written_out(self.uses(a, b)), a).add_sum(shared[a:b], out)
         else:
             for source in self.sources:
                 source.add_sum(shared, out)
         for user, own in self.alone.items():
             gradient = written_in_double(own)[0].to(out.device)
             out += (c[user] * gradient).to(out.dtype)
+
+    def _but_alone(self, written: Tensor, first: int = 0) -> Dense:
+        """Gradients of users from `first` on, without those added up in float64: theirs may have overflowed here."""
+        here = [user - first for user in self.alone if first <= user < first + len(written)]
+        if here:
+            written = written.index_fill(0, torch.tensor(here, device=written.device), 0)
+        return Dense(written)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Σ_b c_b g_b."""
@@ -218,6 +225,9 @@ def raised_squares(measured: Sequence[Measured]) -> Squares:
     rows = Rows.of(measured, measured[0].dtype)
     error = square_error(known, rows)
     enough = (error <= LOOSE * known) & (rows.lengths.square() <= CANCEL**2 * known) & torch.isfinite(known)
+    for place, one in enumerate(measured):
+        if one.lengths.large is not None:  # a factor times such a row may overflow, and one times its other side vanish
+            enough[place] &= ~one.lengths.large
     if not bool(enough.all()):
         for place, user in (~enough).nonzero().tolist():
             known[place, user] = measured[place].in_double(user)

@@ -28,6 +28,7 @@ class RowLengths:
     counts: list[Tensor]  # of a use: (B,) n_b, rows that are not zero
     total: Tensor  # (B,) K_b of all uses
     count: Tensor  # (B,) n_b of all uses
+    large: Tensor | None = None  # (B,) whether a side of one of the rows, zero or not, is longer than `MOST`
 
 
 def row_lengths(many: Sequence[Sequence[Use]]) -> list[RowLengths]:
@@ -35,20 +36,26 @@ def row_lengths(many: Sequence[Sequence[Use]]) -> list[RowLengths]:
     uses = [(use, _sides(use)) for some in many for use in some]
     uses.sort(key=lambda pair: len(pair[1]), reverse=True)  # those with two sides come first
     rows = [_count(sides[0]) for _, sides in uses]
-    lengths = _lengths([sides[0] for _, sides in uses] + [side for _, sides in uses for side in sides[1:]])
-    each = lengths[: sum(rows)]
-    each[: len(lengths) - sum(rows)] *= lengths[sum(rows) :]
-    both = torch.stack([each, (each != 0).to(each.dtype)])  # what is not a number counts too
-    found = {id(use): _by_user(use, part) for (use, _), part in zip(uses, both.split(rows, 1), strict=True)}
+    lengths, large = _lengths([sides[0] for _, sides in uses] + [side for _, sides in uses for side in sides[1:]])
+    each, pairs = lengths[: sum(rows)], len(lengths) - sum(rows)
+    told = [each, each]
+    if large:
+        over = (lengths > MOST).to(each.dtype)
+        over[:pairs] += over[sum(rows) :]
+        told.append(over[: sum(rows)])
+    each[:pairs] *= lengths[sum(rows) :]
+    told[1] = (each != 0).to(each.dtype)  # what is not a number counts too
+    every = torch.stack(told)
+    found = {id(use): _by_user(use, part) for (use, _), part in zip(uses, every.split(rows, 1), strict=True)}
     return [_of_one([found[id(use)] for use in some]) for some in many]
 
 
-def _of_one(uses: Sequence[tuple[Tensor, Tensor, Tensor]]) -> RowLengths:
-    each, totals, counts = (list(part) for part in zip(*uses, strict=True))
-    total, count = totals[0], counts[0]
-    for n in range(1, len(uses)):
-        total, count = total + totals[n], count + counts[n]
-    return RowLengths(each, counts, total, count)
+def _of_one(uses: Sequence[tuple[Tensor, Tensor]]) -> RowLengths:
+    each, sums = (list(part) for part in zip(*uses, strict=True))
+    whole = sums[0]
+    for some in sums[1:]:
+        whole = whole + some
+    return RowLengths(each, [some[1] for some in sums], whole[0], whole[1], whole[2] > 0 if len(whole) > 2 else None)
 
 
 def _sides(use: Use) -> list[Tensor]:
@@ -65,28 +72,28 @@ def _count(side: Tensor) -> int:
     return len(side) if side.ndim == 1 else prod(side.shape[:-1])
 
 
-def _by_user(use: Use, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Lengths of rows and whether they are real, (2, rows) → the lengths again, and both summed over each user's."""
+def _by_user(use: Use, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Lengths of rows and what else is told of them, (n, rows) → the lengths; all summed over a user's rows, (n, B)."""
     if isinstance(use, Ragged):
         counts = torch.tensor(use.counts).to(rows.device)
         user = torch.arange(len(counts), device=rows.device).repeat_interleave(counts)
-        return rows[0], *rows.new_zeros(2, len(counts)).index_add_(1, user, rows)
+        return rows[0], rows.new_zeros(len(rows), len(counts)).index_add_(1, user, rows)
     users = len(use.left if isinstance(use, Outer) else use.grad)
-    spread = rows.view(2, users, rows.shape[1] // max(1, users))
-    return spread[0], *spread.sum(2)
+    spread = rows.view(len(rows), users, rows.shape[1] // max(1, users))
+    return spread[0], spread.sum(2)
 
 
-def _lengths(sides: Sequence[Tensor]) -> Tensor:
-    """The lengths of the rows of all sides, one after the other, in `wide` precision."""
+def _lengths(sides: Sequence[Tensor]) -> tuple[Tensor, bool]:
+    """The lengths of the rows of all sides in `wide` precision, and whether some may be above `MOST`."""
     each = [side if side.ndim == 1 else torch.linalg.vector_norm(side, dim=-1).view(-1) for side in sides]
     short = torch.cat(each)
     lengths = short.to(wide(short.device), copy=True)
     if short.numel() == 0:
-        return lengths
+        return lengths, False
     least, most = torch.aminmax(short)
     if not (float(least) > LEAST and float(most) < MOST):
         _correct(sides, ~((short > LEAST) & (short < MOST)), lengths)
-    return lengths
+    return lengths, not float(most) < MOST
 
 
 def _correct(sides: Sequence[Tensor], odd: Tensor, lengths: Tensor) -> None:
