@@ -21,6 +21,7 @@ from dpformer.runs import Config, Interrupted, finished, load_dataset, load_rele
 from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.runs.planning import make_plan
 from dpformer.training.trainer import Trainer
+from dpformer.verification.verify import verify
 from tests.distributed import jobs
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
@@ -130,6 +131,7 @@ def test_rows_scaled_by_popularity_pay_for_it_and_are_released_unscaled(log: Pat
     done = train(tiny_config(log, **choices), tmp_path / "run")
     assert [event["label"] for event in done.statement["events"]] == ["frequencies", "training"]
     assert isinstance(done.release.model, Transformer) and done.release.model.row_scale is None
+    assert verify(done.folder).passed
     plan, p = make_plan(done.config, 60), torch.linspace(0.01, 0.9, 20)
     leader = network.build_model(done.config, plan, 20, p, SecureRandom("run", seed=1))
     assistant = network.build_assistant(done.config, plan, 20)

@@ -160,6 +160,7 @@ class ReleasedFile:
         frequencies = None if release.frequencies is None else torch.from_numpy(release.frequencies)
         with torch.random.fork_rng(devices=[]):
             again = build_model(self.config, self.plan(), len(release.vocabulary), frequencies, SecureRandom(seed=0))
+        again.scale_rows(None)  # as it is released
         found = dict(release.model.named_buffers())
         wrong = [
             name
