@@ -78,3 +78,10 @@ def test_shape_dtype_order_and_secret_count() -> None:
     assert len(prints) == 7
     swapped = torch.arange(8.0)
     assert FINGERPRINT([swapped]) != FINGERPRINT([swapped.flip(0)])
+
+
+def test_a_long_tensor_that_does_not_begin_at_a_word() -> None:
+    """A part of a flat buffer of bfloat16: its bytes could not be seen as words, and the step ended in a traceback."""
+    fingerprint = Fingerprint(SecureRandom("here", seed=1))
+    part = torch.arange(2 * ROW * ROWS + 3, dtype=torch.int16).view(torch.bfloat16)[1:]
+    assert fingerprint([part]) == fingerprint([part.clone()])

@@ -66,6 +66,8 @@ class Fingerprint:
 
     def _hashes(self, flat: Tensor) -> bytes:
         """The hashes of each row, the last one filled up with zeros."""
+        if flat.storage_offset() * flat.element_size() % 4 or flat.is_conj():  # not words where it lies
+            flat = flat.clone().resolve_conj()
         each = ROW * 4 // flat.element_size()
         if len(flat) % each:
             whole = len(flat) - len(flat) % each
