@@ -192,3 +192,8 @@ def test_rows_that_cancel_in_a_function_without_a_rule(
     x[0] *= 100_000
     x[0, 0, 0] += 0.25  # but for a little
     assert moved(Turned(), x, y, clip=clip) <= 1.001
+
+
+def test_a_factor_that_float32_has_no_room_for_is_refused() -> None:
+    with pytest.raises(ValueError, match="clip_norm / gamma is 1e\\+30"):
+        dp.normalize(1.0, gamma=1e-30)

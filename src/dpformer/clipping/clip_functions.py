@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 
+MOST = 1e12  # of a factor: times the longest rows that are added up in float32, 1e12, it stays far from overflow
+
+
 class ClipFunction(Protocol):
     """norms (B,) → factors (B,), with factor·norm ≤ `clip_norm` for every user."""
 
@@ -40,6 +43,11 @@ class normalize:
     def __post_init__(self) -> None:
         _positive("clip_norm", self.clip_norm)
         _positive("gamma", self.gamma)
+        if self.clip_norm / self.gamma > MOST:
+            raise ValueError(
+                f"clip_norm / gamma is {self.clip_norm / self.gamma:g}, by which a tiny gradient would be multiplied: "
+                f"more than float32 has room for. Give a gamma of at least clip_norm / {MOST:g}"
+            )
 
     def __call__(self, norms: Tensor) -> Tensor:
         return self.clip_norm / (norms + self.gamma)
