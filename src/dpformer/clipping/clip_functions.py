@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-
 MOST = 1e12  # of a factor: times the longest rows that are added up in float32, 1e12, it stays far from overflow
 
 
