@@ -183,6 +183,20 @@ def test_compiled_code() -> None:
     refused(lambda m, x: per_user(torch.compile(m.linear, backend="eager")(x)), X2, "torch.compile", "the model itself")
 
 
+def test_a_parameter_without_numbers() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.some, self.none = nn.Linear(3, 2), nn.Parameter(torch.empty(0, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.some(x).square().mean(1) + F.linear(x, self.none).sum(1)
+
+    clipping = dp.PhantomClipping(Model())
+    with pytest.raises(dp.UnsupportedUse, match=r"'none' is used by .* no numbers"), clipping:
+        clipping.model(torch.randn(4, 3))
+
+
 def test_packed_sequences() -> None:
     def forward(m: Holder, x: Tensor) -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 4, 3, 2]), batch_first=True)

@@ -264,6 +264,9 @@ class Gate(TorchFunctionMode):
             rows: the tensor whose first dimension counts the rows.
             reads: what `build` reads in the backward pass: it must not be written to until then.
         """
+        for parameter in managed:
+            if not parameter.numel():
+                raise self.refusal(parameter, func, "it has no numbers, so nothing can be trained: leave its layer out")
         how = picked.picked(rows)
         if how is not None:
             if how.index is None:
