@@ -3,7 +3,7 @@
     python -m benchmarks.turns ml-1m games --rounds 8
 
 CPU time of whole steps on one thread. What disturbs one contender disturbs the next one too, so these ratios vary by a
-hundredth or two where those of `benchmarks.speed`, a process each, vary by a tenth.
+few hundredths where those of `benchmarks.speed`, a process each, vary by a tenth.
 """
 
 import argparse
