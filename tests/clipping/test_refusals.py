@@ -159,6 +159,21 @@ def test_a_use_outside_the_context() -> None:
     assert model.w.grad is None
 
 
+def test_a_use_outside_the_context_leaves_the_sum_of_earlier_parts_alone() -> None:
+    model = Holder(lambda m, x: per_user(F.linear(m.linear(x), m.w)))
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        losses = model(X2)
+    clipping.backward(losses, dp.normalize(1.0))
+    before, numbers = model.w.grad, model.w.grad.clone()
+    outside = F.linear(X2, model.w)
+    with clipping:
+        losses = model(outside)
+    with pytest.raises(dp.UnsupportedUse, match="outside"):
+        clipping.backward(losses, dp.normalize(1.0))
+    assert model.w.grad is before and torch.equal(before, numbers)
+
+
 def test_all_of_it_outside_the_context() -> None:
     model = Holder(lambda m, x: per_user(m.linear(x)))
     with pytest.raises(dp.UnsupportedUse, match="outside"):

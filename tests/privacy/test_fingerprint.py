@@ -16,10 +16,11 @@ FINGERPRINT = Fingerprint(RANDOM)
 def naive(tensors: list[Tensor]) -> str:
     """Row by row and word by word, in Python's integers."""
     keys = RANDOM.within("fingerprint").words(HASHES * ROW // 2, step=0).tobytes()
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-        data = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    digest = hashlib.sha256(repr([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]).encode())
+    every = [tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() for tensor in tensors]
+    every = [data + bytes(-len(data) % 4) for data in every]
+    small, large = ([data for data in every if (len(data) > 4 * ROW * ROWS) == is_large] for is_large in (False, True))
+    for data in [b"".join(small), *large]:
         for at in range(0, len(data), 4 * ROW):
             row = data[at : at + 4 * ROW].ljust(4 * ROW, b"\0")
             for number in range(HASHES):
@@ -38,7 +39,7 @@ def naive(tensors: list[Tensor]) -> str:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("count", [0, 1, 3, ROW, 2 * ROW + 5])
 def test_against_a_naive_twin(count: int, dtype: torch.dtype) -> None:
-    tensors = [torch.randn(count).to(dtype), torch.randn(2, 3).to(dtype).T]
+    tensors = [torch.randn(count).to(dtype), torch.randn(2, 3).to(dtype).T, torch.randn(5)]
     assert FINGERPRINT(tensors) == naive(tensors)
 
 
@@ -46,6 +47,11 @@ def test_against_a_naive_twin(count: int, dtype: torch.dtype) -> None:
 def test_other_devices_compute_the_same(rows: int) -> None:
     words, keys = (torch.randint(-(2**31), 2**31, (n, 64), dtype=torch.int32) for n in (rows, HASHES))
     assert torch.equal(_in_torch(words, keys), _in_numpy(words.numpy(), keys.numpy()))
+
+
+def test_a_large_tensor_between_small_ones_against_a_naive_twin() -> None:
+    tensors = [torch.randn(3), torch.randn(ROW * ROWS + 9), torch.randn(2, 2)]
+    assert FINGERPRINT(tensors) == naive(tensors)
 
 
 def test_more_rows_than_are_hashed_at_a_time() -> None:

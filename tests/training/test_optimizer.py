@@ -55,13 +55,13 @@ def total_noise(count: int, **options: object) -> Tensor:
 
 
 def test_formula_against_a_naive_twin() -> None:
-    """(g + σC·z) / B in float64, rounded to the public grid; z of the weights' address, one stream a parameter."""
+    """(g + σC·z) / B in float64, rounded to the public grid; z of the weights' address, one after the other."""
     weights, gradients = parameters((3, 4), (5,), dtype=torch.float64), parameters((3, 4), (5,), dtype=torch.float64)
     optimizer = private(weights)
     random = optimizer._random.within(Fingerprint(optimizer._random)(weights))
     wanted = []
-    for stream, gradient in enumerate(gradients):
-        noise = torch.from_numpy(random.normal(gradient.numel(), step=0, stream=stream)).view(gradient.shape)
+    for start, gradient in zip((0, 12), gradients, strict=True):
+        noise = torch.from_numpy(random.normal(gradient.numel(), step=0, start=start)).view(gradient.shape)
         grid = public_grid(1.0)
         wanted.append(torch.round((gradient.detach() + 2.0 * 0.5 * noise) / grid) * grid / 10.5)
     got = released(weights, [gradient.detach() for gradient in gradients])
@@ -444,3 +444,17 @@ def test_state_keys_are_pinned() -> None:
     state = private(parameters((2,))).state_dict()
     assert set(state) == {"inner", "noise_multiplier", "clip_norm", "expected_batch_size", "steps", "random"}
     assert set(state["random"]) == set(SecureRandom().state_dict()) == {"key", "private"}
+
+
+def test_many_small_sums_are_one_long_one() -> None:
+    """In float32, small parameters and one that has a piece of its own: the numbers of one stream, none of them twice."""
+    shapes = [(3, 4), (5,), (1,), (700,), (300, 1000), (600,)]
+    weights, gradients = parameters(*shapes), parameters(*shapes)
+    optimizer = private(weights)
+    random = optimizer._random.within(Fingerprint(optimizer._random)(weights))
+    noise = torch.from_numpy(random.normal(sum(weight.numel() for weight in weights), step=0))
+    sums = torch.cat([gradient.detach().flatten() for gradient in gradients]).double()
+    grid = public_grid(1.0)
+    wanted = torch.round((sums + 2.0 * 0.5 * noise) / grid) * grid / 10.5
+    got = torch.cat([one.flatten() for one in released(weights, [gradient.detach() for gradient in gradients])])
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-6, atol=0)

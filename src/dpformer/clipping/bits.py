@@ -35,7 +35,7 @@ def bits_of(t: Tensor) -> Bits:
 
 def bits_of_all(tensors: Sequence[Tensor]) -> list[Bits]:
     """The same of many tensors."""
-    small = [place for place, t in enumerate(tensors) if 0 < t.numel() < SMALL and _is_plain(t)]
+    small = [place for place, t in enumerate(tensors) if is_small(t)]
     found: dict[int, Bits] = {}
     if len(small) > 1:
         together = [tensors[place] for place in small]
@@ -47,8 +47,9 @@ def bits_of_all(tensors: Sequence[Tensor]) -> list[Bits]:
     return [found[place] if place in found else bits_of(t) for place, t in enumerate(tensors)]
 
 
-def _is_plain(t: Tensor) -> bool:
-    return t.dtype == torch.float32 and t.is_cpu
+def is_small(t: Tensor) -> bool:
+    """Whether it is read together with others."""
+    return 0 < t.numel() < SMALL and t.dtype == torch.float32 and t.is_cpu
 
 
 def _sum(flat: Tensor) -> Tensor:

@@ -111,6 +111,8 @@ class Gate(TorchFunctionMode):
         if func in _SIZES and type(args[0]) is Tensor:
             return func(*args, **kwargs)
         tensors = tensors_of(*args, *kwargs.values()) if kwargs else tensors_of(*args)
+        if _is_ordinary(func) and "out" not in kwargs and self._is_of_users(tensors):
+            return _computed(func(*args, **kwargs), tensors)
         sorts = [self.is_public(t) for t in tensors]
         public = all(sorts)
         managed = [t for t, is_public in zip(tensors, sorts, strict=True) if is_public and t.requires_grad]
@@ -127,6 +129,19 @@ class Gate(TorchFunctionMode):
         if public or (func in _LIKE and managed[0] is args[0]):
             return self._express(func, args, kwargs)
         return self._use(func, args, kwargs, tensors)
+
+    def _is_of_users(self, tensors: list[Tensor]) -> bool:
+        """Whether these are rows of users in order, perhaps beside frozen parameters: most calls, so it is quick."""
+        of_users = False
+        for t in tensors:
+            if id(t) in self.own:
+                if t.requires_grad:
+                    return False
+            elif type(t) is not Tensor or id(t) in self.constants or _is_marked(t):
+                return False
+            else:
+                of_users = True
+        return of_users
 
     def _express(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An expression of parameters: plain autograd, and the result is public again."""
@@ -317,6 +332,34 @@ KNOW_THEIR_BATCH = {
     F.multi_head_attention_forward, torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu
 }  # fmt: skip
 _BATCH_FIRST = "turn the data batch first before this call"
+
+
+_ORDINARY: dict[Any, bool] = {}  # by function, as they are met
+
+
+def _is_ordinary(func: Any) -> bool:
+    """Whether a function of users' rows in order gives such rows, and nothing else is to be remembered of it."""
+    known = _ORDINARY.get(func)
+    if known is None:
+        special = func in _BATCH_NORMS or func in TRANSPOSES or picked.may_pick(func) or writes_in_place(func)
+        known = _ORDINARY[func] = not special
+    return known
+
+
+def _is_marked(t: Tensor) -> bool:
+    """Whether there is more to be said of a tensor than that its rows are users' in order."""
+    return getattr(t, "_phantom_public", False) or is_turned(t) or picked.picked(t) is not None
+
+
+def _computed(out: Any, given: list[Tensor]) -> Any:
+    """What was computed inside the context is marked; a tensor that was given back as it came is not."""
+    for t in (out,) if isinstance(out, Tensor) else tensors_of(out):
+        for one in given:
+            if t is one:
+                break
+        else:
+            picked.mark_computed(t)
+    return out
 
 
 def is_turned(t: Tensor) -> bool:

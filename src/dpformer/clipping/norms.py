@@ -238,6 +238,8 @@ def raised_squares(measured: Sequence[Measured]) -> Squares:
 
 def joined(uses: Sequence[Use]) -> list[Use]:
     """Uses of one kind become one, but for what is written out: added up, parts that cancel would be seen no more."""
+    if len(uses) == 1:
+        return list(uses)
     out: list[Use] = [u for u in uses if isinstance(u, Ragged)]
     outers = [u for u in uses if isinstance(u, Outer)]
     for width in {u.left.shape[2] for u in outers}:  # a reshaped weight has another split of the same numbers

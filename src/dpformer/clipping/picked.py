@@ -90,6 +90,11 @@ RESHAPES = _named("view reshape flatten unflatten squeeze unsqueeze")
 _INTO_FIRST = _named("index_add index_copy index_put index_fill scatter scatter_add scatter_reduce masked_scatter")
 
 
+def may_pick(func: Any) -> bool:
+    """Whether a function picks rows, or leaves raw samples raw."""
+    return func in _STAY_RAW or func in _MASKED
+
+
 def follow(
     func: Any, args: Sequence[Any], tensors: Sequence[Tensor], out: Any, packed: Packed | None, from_users: bool
 ) -> None:

@@ -18,8 +18,7 @@ docs/maths/phantom-clipping.md has the argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -37,21 +36,27 @@ _PIECE = 1 << 12  # numbers squared and added up at once
 _MARGIN = 1.01  # for the rounding of the bounds themselves
 
 
-@contextmanager
-def full_precision(device: str) -> Iterator[None]:
-    """Products of float32 numbers are in float32: not under autocast, and not with TF32 or bfloat16 inside."""
-    before, cast = torch.get_float32_matmul_precision(), torch.is_autocast_enabled(device)
-    if before != "highest":
-        torch.set_float32_matmul_precision("highest")
-    if cast:
-        torch.set_autocast_enabled(device, False)
-    try:
-        yield
-    finally:
-        if before != "highest":
-            torch.set_float32_matmul_precision(before)
-        if cast:
-            torch.set_autocast_enabled(device, True)
+class full_precision:
+    """Products of float32 numbers are in float32: not under autocast, and not with TF32 or bfloat16 inside.
+
+    A class, since it is entered for every layer, and a generator takes as long as what is done inside.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.before, self.cast = torch.get_float32_matmul_precision(), torch.is_autocast_enabled(self.device)
+        if self.before != "highest":
+            torch.set_float32_matmul_precision("highest")
+        if self.cast:
+            torch.set_autocast_enabled(self.device, False)
+
+    def __exit__(self, *_: object) -> None:
+        if self.before != "highest":
+            torch.set_float32_matmul_precision(self.before)
+        if self.cast:
+            torch.set_autocast_enabled(self.device, True)
 
 
 def unit(dtype: torch.dtype) -> float:

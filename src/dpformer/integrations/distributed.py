@@ -18,6 +18,7 @@ shard its part of it, and the model is that of one process, to rounding.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -29,7 +30,7 @@ from dpformer.clipping import PhantomClipping
 from dpformer.clipping.bounded import sum_of
 from dpformer.errors import DpformerError
 from dpformer.integrations.sharding import Gathering, is_sharded
-from dpformer.privacy.noise import Numbers, release_sums
+from dpformer.privacy.noise import in_turn, release_sums
 from dpformer.training.distributed import add_up_gradients, bound_everywhere, shared_key
 from dpformer.training.optimizer import PrivateOptimizer
 
@@ -132,9 +133,10 @@ class DistributedOptimizer(PrivateOptimizer):
         sums = [p.summed(sum_of(p.whole), torch.promote_types(p.shard.dtype, torch.float32)) for p in parameters]
         self._finite_everywhere(sums)
         if self.noise_multiplier:
+            every = in_turn(address, self.steps, [whole.numel() for whole in wholes])
             noise = [
-                Numbers(address, self.steps, stream, local.numel(), start=parameter.start)
-                for stream, (parameter, local) in enumerate(zip(parameters, sums, strict=True))
+                replace(numbers, count=local.numel(), start=numbers.start + parameter.start)
+                for numbers, parameter, local in zip(every, parameters, sums, strict=True)
             ]
             flat = [local.view(-1) for local in sums]
             release_sums(zip(flat, noise, strict=True), self.noise_std, self.expected_batch_size)

@@ -4,8 +4,9 @@ Rows of 4096 words of 32 bits are hashed with NH (Black et al. 1999, UMAC), twic
 
     h = Σ_j (w_2j + k_2j mod 2³²)·(w_2j+1 + k_2j+1 mod 2³²)   mod 2⁶⁴
 
-and the hashes of all rows with SHA-256. For two different rows h is the same with probability at most 2⁻³² over the
-keys, both hashes with 2⁻⁶⁴, if whoever chose the rows does not know the secret. Integer arithmetic is the same on every
+and the hashes of all rows with SHA-256. Small tensors are put one behind the other and make rows together; the shapes,
+which are hashed too, tell them apart. For two different rows h is the same with probability at most 2⁻³² over the keys,
+both hashes with 2⁻⁶⁴, if whoever chose the rows does not know the secret. Integer arithmetic is the same on every
 device, and only 16 bytes a row leave it.
 """
 
@@ -37,49 +38,41 @@ class Fingerprint:
 
     def __call__(self, tensors: Iterable[Tensor]) -> str:
         """A hexadecimal digest of dtypes, shapes and values."""
-        digest, every = hashlib.sha256(), [tensor.detach().contiguous() for tensor in tensors]
-        short = self._short(every)
-        for place, tensor in enumerate(every):
-            digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-            digest.update(short[place] if place in short else self._hashes(tensor.view(-1)))
+        every = [tensor.detach().contiguous() for tensor in tensors]
+        digest = hashlib.sha256(repr([(tensor.dtype, tuple(tensor.shape)) for tensor in every]).encode())
+        large: list[Tensor] = []
+        small: dict[torch.device, list[Tensor]] = {}
+        for tensor in every:
+            words = _words(tensor.view(-1))
+            (large if len(words) > ROWS * ROW else small.setdefault(words.device, [])).append(words)
+        for words in [*map(torch.cat, small.values()), *large]:
+            digest.update(self._hashes(words))
         return digest.hexdigest()
 
-    def _short(self, tensors: list[Tensor]) -> dict[int, bytes]:
-        """The hashes of tensors of few rows, by place: those of about the same length are hashed together."""
-        alike: dict[tuple[torch.device, int], list[int]] = {}
-        rows = [-(-t.numel() * t.element_size() // (4 * ROW)) for t in tensors]
-        for place, t in enumerate(tensors):
-            if 0 < rows[place] <= ROWS:
-                words = -(-t.numel() * t.element_size() // 4)
-                width = ROW if rows[place] > 1 else max(64, 1 << (words - 1).bit_length())
-                alike.setdefault((t.device, width), []).append(place)
-        found: dict[int, bytes] = {}
-        for (device, width), here in alike.items():
-            every = torch.zeros(sum(rows[place] for place in here), width, dtype=torch.int32, device=device)
-            for room, place in zip(every.split([rows[place] for place in here]), here, strict=True):
-                room.view(-1).view(tensors[place].dtype)[: tensors[place].numel()] = tensors[place].view(-1)
-            hashes, at = self._of_rows(every).cpu().numpy(), 0
-            for place in here:
-                found[place] = hashes[at : at + rows[place]].tobytes()
-                at += rows[place]
-        return found
-
-    def _hashes(self, flat: Tensor) -> bytes:
+    def _hashes(self, words: Tensor) -> bytes:
         """The hashes of each row, the last one filled up with zeros."""
-        if flat.storage_offset() * flat.element_size() % 4 or flat.is_conj():  # not words where it lies
-            flat = flat.clone().resolve_conj()
-        each = ROW * 4 // flat.element_size()
-        if len(flat) % each:
-            whole = len(flat) - len(flat) % each
-            last = torch.cat([flat[whole:], flat.new_zeros(whole + each - len(flat))])
-            return self._hashes(flat[:whole]) + self._hashes(last)
-        return self._of_rows(flat.view(torch.int32).view(-1, ROW)).cpu().numpy().tobytes() if len(flat) else b""
+        whole = len(words) - len(words) % ROW
+        found = self._of_rows(words[:whole].view(-1, ROW)).cpu().numpy().tobytes()
+        if whole < len(words):
+            last = torch.cat([words[whole:], words.new_zeros(len(words) % 2)])  # words are multiplied in pairs
+            found += self._of_rows(last[None]).cpu().numpy().tobytes()
+        return found
 
     def _of_rows(self, words: Tensor) -> Tensor:
         """(rows, 2) int64 of (rows, ≤ 4096) int32: of rows that are zero where no word is given."""
         keys = self._keys[:, : words.shape[1]].to(words.device)
         hashes = _in_numpy(words.numpy(), keys.numpy()) if words.is_cpu else _in_torch(words, keys)
         return hashes.add_(self._after[:, words.shape[1] // 2].to(words.device))
+
+
+def _words(flat: Tensor) -> Tensor:
+    """(n,) int32: the bits of these numbers, filled up with zeros to whole words."""
+    flat, each = flat.resolve_conj(), max(1, 4 // flat.element_size())
+    if len(flat) % each:
+        flat = torch.cat([flat, flat.new_zeros(each - len(flat) % each)])
+    elif flat.storage_offset() % each:  # not words where it lies
+        flat = flat.clone()
+    return flat.view(torch.int32)
 
 
 def _in_torch(words: Tensor, keys: Tensor) -> Tensor:

@@ -49,13 +49,68 @@ class Numbers:
         return torch.from_numpy(self.random.normal(self.count, step=self.step, stream=self.stream, start=self.start))
 
 
+def in_turn(random: SecureRandom, step: int, counts: Iterable[int]) -> Iterator[Numbers]:
+    """Numbers for one sum after the other, in one stream: many small sums are one long one."""
+    start = 0
+    for count in counts:
+        yield Numbers(random, step, 0, count, start)
+        start += count
+
+
+@dataclass(frozen=True)
 class Piece:
     """Part of a sum: `sums` gets the numbers from `at` on."""
 
-    def __init__(self, sums: Tensor, numbers: Numbers, at: int) -> None:
-        self.sums, self.numbers, self.at, self.count = sums, numbers, at, len(sums)
-        self.group, self.before = divmod(numbers.start + at, GROUP)  # numbers before these in their first group
-        self.room = -(-(self.before + self.count) // GROUP) * GROUP  # in whole groups
+    sums: Tensor
+    numbers: Numbers
+    at: int
+
+    @property
+    def start(self) -> int:
+        """Of its numbers in their stream."""
+        return self.numbers.start + self.at
+
+
+class Run:
+    """Pieces whose numbers follow each other in one stream."""
+
+    def __init__(self, first: Piece) -> None:
+        self.pieces, self.count = [first], len(first.sums)
+        self.group, self.before = divmod(first.start, GROUP)  # numbers before these in their first group
+        self.end = first.start + self.count
+
+    @property
+    def room(self) -> int:
+        """In whole groups."""
+        return -(-(self.before + self.count) // GROUP) * GROUP
+
+    def goes_on(self, piece: Piece) -> bool:
+        """Whether this piece gets the numbers that come next."""
+        last, next_ = self.pieces[-1].numbers, piece.numbers
+        same = last.random is next_.random and (last.step, last.stream) == (next_.step, next_.stream)
+        return same and piece.start == self.end
+
+    def add(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        self.count += len(piece.sums)
+        self.end += len(piece.sums)
+
+    def read(self, out: Tensor, factor: float) -> None:
+        """out (count,) ← the sums times a factor."""
+        if len(self.pieces) == 1:
+            torch.mul(self.pieces[0].sums, factor, out=out)
+        else:
+            torch.cat([piece.sums for piece in self.pieces], out=out)
+            out.mul_(factor)
+
+    def write(self, numbers: Tensor, divisor: float) -> None:
+        """The sums ← numbers (count,), which are changed, over a divisor."""
+        if len(self.pieces) == 1:
+            torch.div(numbers, divisor, out=self.pieces[0].sums)
+            return
+        parts = numbers.div_(divisor).split([len(piece.sums) for piece in self.pieces])
+        for piece, part in zip(self.pieces, parts, strict=True):
+            piece.sums.copy_(part)
 
 
 def release_sum(sums: Tensor, numbers: Numbers, deviation: float, divisor: float) -> None:
@@ -82,22 +137,26 @@ def release_sums(pairs: Iterable[tuple[Tensor, Numbers]], deviation: float, divi
         list(pool.map(release, list(_pieces(pairs, each))))
 
 
-def _pieces(pairs: Iterable[tuple[Tensor, Numbers]], size: int) -> Iterator[list[Piece]]:
-    """Pieces that are made together: one of a large sum, or several small sums."""
-    together: list[Piece] = []
+def _pieces(pairs: Iterable[tuple[Tensor, Numbers]], size: int) -> Iterator[list[Run]]:
+    """What is made together: a piece of a large sum, or several small sums."""
+    together: list[Run] = []
     filled = 0
     for sums, numbers in pairs:
         each = size if sums.device.type in ("cpu", "mps") else DEVICE_PIECE
         for at in range(0, len(sums), each):
-            piece = Piece(sums[at : at + each], numbers, at)
+            piece = Piece(sums if len(sums) <= each else sums[at : at + each], numbers, at)
             if not _is_narrow(piece):
-                yield [piece]
+                yield [Run(piece)]
                 continue
-            if together and filled + piece.room > size:
+            if together and filled + len(piece.sums) + GROUP > size:
                 yield together
                 together, filled = [], 0
-            together.append(piece)
-            filled += piece.room
+            if together and together[-1].goes_on(piece):
+                filled -= together[-1].room
+                together[-1].add(piece)
+            else:
+                together.append(Run(piece))
+            filled += together[-1].room
     if together:
         yield together
 
@@ -119,29 +178,27 @@ class Release:
         self.narrow_divisor = narrow if 2.0**-100 < narrow < 2.0**100 else self.divisor
         self.narrow = narrow == self.narrow_divisor and 2.0**-100 < self.grid < 2.0**100
 
-    def __call__(self, pieces: list[Piece]) -> None:
-        if not (self.narrow and _is_narrow(pieces[0]) and self._round(pieces)):
-            for piece in pieces:
-                self.wide(piece)
+    def __call__(self, runs: list[Run]) -> None:
+        if not (self.narrow and _is_narrow(runs[0].pieces[0]) and self._round(runs)):
+            for run in runs:
+                for piece in run.pieces:
+                    self.wide(piece)
 
-    def _round(self, pieces: list[Piece]) -> bool:
+    def _round(self, runs: list[Run]) -> bool:
         """In float32, where that decides; False, and nothing happens, if sums are too large for it."""
-        rounded = _rounded_noise(sum(piece.room for piece in pieces))
-        done = 0
-        for piece in pieces:
-            start = done + piece.before
-            torch.mul(piece.sums, 1 / self.grid, out=rounded.sums[start : start + piece.count])
-            done += piece.room
+        rounded = _rounded_noise(sum(run.room for run in runs))
+        done, places = 0, []
+        for run in runs:
+            places.append(slice(done + run.before, done + run.before + run.count))
+            run.read(rounded.sums[places[-1]], 1 / self.grid)
+            done += run.room
         sums = rounded.sums[:done].numpy()
         if not (sums.max() <= MOST_SUM and sums.min() >= -MOST_SUM):
             rounded.sums.zero_()
             return False
-        whole = rounded.round(done, self.scale, partial(_fill, pieces))
-        done = 0
-        for piece in pieces:
-            start = done + piece.before
-            torch.div(whole[start : start + piece.count], self.narrow_divisor, out=piece.sums)
-            done += piece.room
+        whole = rounded.round(done, self.scale, partial(_fill, runs))
+        for run, place in zip(runs, places, strict=True):
+            run.write(whole[place], self.narrow_divisor)
         return True
 
     def wide(self, piece: Piece) -> None:
@@ -149,7 +206,7 @@ class Release:
         place = torch.device("cpu") if piece.sums.device.type == "mps" else piece.sums.device
         divisor = self.narrow_divisor if piece.sums.dtype == torch.float32 else self.divisor
         each = WIDE if place.type == "cpu" else DEVICE_PIECE
-        for at in range(0, piece.count, each):
+        for at in range(0, len(piece.sums), each):
             sums = piece.sums[at : at + each]
             noisy, total = _room(len(sums), place)
             piece.numbers.fill(noisy, piece.at + at)
@@ -157,18 +214,18 @@ class Release:
             sums.copy_(noisy.round_().div_(divisor))
 
 
-def _fill(pieces: list[Piece], words: memoryview, start: int, count: int) -> None:
-    """The words of `count` numbers from `start` on, of pieces one behind the other, each in whole groups."""
+def _fill(runs: list[Run], words: memoryview, start: int, count: int) -> None:
+    """The words of `count` numbers from `start` on, of runs one behind the other, each in whole groups."""
     done = 0
-    for piece in pieces:
+    for run in runs:
         if done >= start + count:
             return
-        low, high = max(start, done), min(start + count, done + piece.room)
+        low, high = max(start, done), min(start + count, done + run.room)
         if low < high:
-            numbers, group = piece.numbers, piece.group + (low - done) // GROUP
+            numbers, group = run.pieces[0].numbers, run.group + (low - done) // GROUP
             address = {"step": numbers.step, "stream": numbers.stream, "group": group}
             numbers.random.fill_words(words[8 * (low - start) :], high - low, **address)
-        done += piece.room
+        done += run.room
 
 
 def _rounded_noise(count: int) -> RoundedNoise:

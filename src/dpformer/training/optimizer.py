@@ -1,19 +1,20 @@
 """The noisy step: noise on the sum, once; divide by the expected batch size; then any torch optimizer."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dpformer.clipping.bits import flattened, is_small
 from dpformer.clipping.bounded import joint_bound, sum_of
 from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, whole
 from dpformer.privacy.events import ASSUMED, PoissonGaussian
 from dpformer.privacy.fingerprint import Fingerprint
 from dpformer.privacy.mechanisms import INDEPENDENT, Noise, PastNoise, noise_of
-from dpformer.privacy.noise import Numbers, SecureRandom, release_sums
+from dpformer.privacy.noise import Numbers, SecureRandom, in_turn, release_sums
 from dpformer.privacy.sampling import PoissonBatches
 
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
@@ -101,8 +102,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("a private step takes no closure: evaluating it again would release the gradient again")
         parameters = self._parameters()
-        for parameter in parameters:
-            self._check(parameter)
+        self._check(parameters)
         self._check_bounded(parameters)
         self._past.check([tuple(real(p).shape) for p in parameters])
         self._past.add(self._release(parameters))
@@ -114,19 +114,23 @@ class PrivateOptimizer(torch.optim.Optimizer):
         every = [parameter for group in self.param_groups for parameter in group["params"]]
         return [parameter for parameter in every if parameter.requires_grad or parameter.grad is not None]
 
-    def _check(self, parameter: Tensor) -> None:
-        shape, gradient = tuple(parameter.shape), parameter.grad
-        if gradient is None:
+    @staticmethod
+    def _check(parameters: list[Tensor]) -> None:
+        """Refuses gradients to which noise cannot be added."""
+        having = [(p, p.grad) for p in parameters if p.grad is not None]
+        for parameter, gradient in having:
+            if gradient.layout != torch.strided:
+                raise ValueError(
+                    f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; noise is on all of it: "
+                    "sparse=False"
+                )
+        if all_finite([gradient for _, gradient in having]):
             return
-        if gradient.layout != torch.strided:
-            raise ValueError(
-                f"the gradient of a parameter of shape {shape} is sparse; noise is on all of it: sparse=False"
-            )
-        if gradient.numel() and not all(map(math.isfinite, map(float, real(gradient).aminmax()))):
-            raise ValueError(
-                f"the gradient of a parameter of shape {shape} is not finite; a user who is not finite must be left "
-                "out of the sum (PhantomClipping does so)"
-            )
+        parameter = next(parameter for parameter, gradient in having if not all_finite([gradient]))
+        raise ValueError(
+            f"the gradient of a parameter of shape {tuple(parameter.shape)} is not finite; a user who is not finite "
+            "must be left out of the sum (PhantomClipping does so)"
+        )
 
     def _check_bounded(self, parameters: list[Tensor]) -> None:
         """Noise of σC hides a user only in a sum to which everybody adds at most C."""
@@ -143,9 +147,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
         if not self.noise_multiplier:
             yield from [None] * len(parameters)
             return
-        address = self._address(parameters)
-        for place, parameter in enumerate(parameters):
-            numbers = Numbers(address, self.steps, place, real(parameter).numel())
+        counts = [real(parameter).numel() for parameter in parameters]
+        for place, numbers in enumerate(in_turn(self._address(parameters), self.steps, counts)):
             if self.noise.correlated:
                 numbers = replace(numbers, ready=self._past.correlated(numbers.all(), place))
             yield numbers
@@ -288,6 +291,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.inner.load_state_dict(state["inner"])
         self._past = past
         self.steps, self._random, self._fingerprint = steps, random, Fingerprint(random)
+
+
+def all_finite(gradients: Sequence[Tensor]) -> bool:
+    """Whether all numbers are; small tensors are read together."""
+    small = [g for g in gradients if is_small(g)]
+    every = [*([flattened(small)] if small else []), *(real(g) for g in gradients if not is_small(g))]
+    return all(math.isfinite(float(end)) for g in every if g.numel() for end in g.aminmax())
 
 
 def real(t: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ class Lookup:
     shape: tuple[int, ...]  # (M, …) with D numbers a row
 
     def part(self, a: int, b: int) -> Lookup:
+        if a == 0 and b == self.ids.shape[0]:
+            return self
         return Lookup(self.ids[a:b], self.grad[a:b], self.shape)
 
     def pick(self, users: Tensor) -> Lookup:

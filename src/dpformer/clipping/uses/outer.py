@@ -18,6 +18,8 @@ class Outer:
     shape: tuple[int, ...]  # Q·P numbers
 
     def part(self, a: int, b: int) -> Outer:
+        if a == 0 and b == self.left.shape[0]:
+            return self
         return Outer(self.left[a:b], self.right[a:b], self.shape)
 
     def pick(self, users: Tensor) -> Outer:
