@@ -41,9 +41,8 @@ def test_the_documented_command(log: Path, alone: Alone, tmp_path: Path) -> None
     (tmp_path / "config.toml").write_text(config.to_toml())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     command += ["-m", "dpformer", "train", "--config", "config.toml", "--out", "run"]
-    job = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PET_MASTER_PORT": str(jobs.own_port())}  # torchrun's own is 29500
+    job = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert job.returncode == 0, job.stderr
     assert job.stdout.count("privacy.json") == 1, job.stderr  # twice: it was started again
     assert_same(tmp_path / "run", alone(config))
