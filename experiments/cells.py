@@ -129,6 +129,11 @@ GROWN = {"ml-1m": {"epochs": 40, "batch_size": 1024}, "games": {"epochs": 40, "b
 MET: dict[str, dict[str, Any]] = {"ml-1m": {}, "games": {"epochs": 20, "batch_size": 2048}}
 
 
+def scaled() -> list[Cell]:
+    """Re-Attention at that length with a weaker and a stronger correction."""
+    return [paper("ml-1m", "reattention", 5, **LONG, reattention_scale=scale) for scale in (0.3, 3)]
+
+
 def at_length(data: str) -> list[Cell]:
     """The rows of a table where they have grown: 40 epochs, 20 for those that are met by then. About 300 steps each."""
     others = [paper(data, model, epsilon, **MET[data]) for epsilon in (5, 10, 8) for model in OTHERS]
@@ -321,6 +326,7 @@ def cells() -> list[Cell]:
     two, others = TWO, OTHERS
     groups = [
         *(decisive(seed) for seed in (1, 2, 0)),
+        scaled(),
         at_length("ml-1m"),
         at_length("games"),
         floors(),

@@ -22,6 +22,7 @@ from experiments.cells import (
     longest,
     other_settings,
     paper,
+    scaled,
     warm,
     warm_in_bands,
 )
@@ -80,7 +81,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def pairs() -> str:
-    """Vanilla beside Re-Attention by epoch, MovieLens at ε = 5, by seed; the last row is the mean gain."""
+    """Vanilla beside Re-Attention by epoch, MovieLens at ε = 5, by seed; the mean gain; other scales."""
     rows, gains = [], []
     for seed in ALL_SEEDS:
         both = [load(cell.name) for cell in decisive(seed)]
@@ -96,6 +97,10 @@ def pairs() -> str:
         rows.append(
             ["gain in NDCG@10", f"{len(gains)}", *(spread(list(column)) for column in zip(*gains, strict=True))]
         )
+    for cell in scaled():
+        if (result := load(cell.name)) is not None:
+            title = f"Re-Attention, scale {cell.choices['reattention_scale']:g}"
+            rows.append([title, str(cell.seed), *map(_percents, result["curve"])])
     return markdown(["NDCG@10 / HIT@10, %", "seed", *(f"epoch {epoch}" for epoch in epochs)], rows)
 
 
