@@ -159,6 +159,56 @@ def test_two_unequal_users_among_32(pick) -> None:
     right_or_refused(dp.PhantomClipping(model), model, losses_of)
 
 
+SPELLINGS = {
+    "index_select by name": lambda h, rows: torch.index_select(h, dim=0, index=rows),
+    "index by name": lambda h, rows: h.index_select(0, index=rows),
+    "all by name": lambda h, rows: torch.index_select(input=h, index=rows, dim=-2),
+    "list": lambda h, rows: h[rows.tolist()],
+    "array": lambda h, rows: h[rows.numpy()],
+    "embedding": lambda h, rows: F.embedding(rows, h),
+    "embedding by name": lambda h, rows: F.embedding(weight=h, input=rows),
+    "gather": lambda h, rows: h.gather(0, rows[:, None].expand(-1, D)),
+    "gather by name": lambda h, rows: torch.gather(h, dim=0, index=rows[:, None].expand(-1, D)),
+    "take_along_dim": lambda h, rows: h.take_along_dim(rows[:, None], 0),
+    "take": lambda h, rows: h.take(rows[:, None] * D + torch.arange(D)),
+}
+
+
+@pytest.mark.parametrize("pick", SPELLINGS.values(), ids=SPELLINGS)
+def test_an_index_that_takes_all_rows_in_the_first_batch_only(pick, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is written; the first batch was proven, and the next one would have been found once in 128 times."""
+    model = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])
+    clipping, x = dp.PhantomClipping(model), torch.randn(4, 3, D)
+    monkeypatch.setattr(clipping, "_due", lambda: False)
+
+    def losses_of(counts: Tensor) -> Tensor:
+        mask = torch.arange(3) < counts[:, None]
+        rows = mask.flatten().nonzero()[:, 0]
+        hidden = torch.tanh(model[1](pick(torch.tanh(model[0](x)).flatten(0, 1), rows)))
+        return torch.zeros(4).index_add(0, rows // 3, per_user(hidden))
+
+    for counts in (torch.tensor([3, 3, 3, 3]), torch.tensor([3, 3, 1, 1])):
+        right_or_refused(clipping, model, lambda counts=counts: losses_of(counts))
+
+
+def test_the_last_step_gathered_time_first() -> None:
+    """Each number stays with its user, so nothing is picked."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(D, D), nn.Linear(D, D)
+
+        def forward(self, x: Tensor, last: Tensor) -> Tensor:
+            hidden = self.a(x).transpose(0, 1)
+            return per_user(self.b(hidden.gather(0, last[None, :, None].expand(1, -1, D))[0]))
+
+    model, x, last = Last(), torch.randn(4, 3, D), torch.tensor([2, 0, 1, 2])
+    norms = step(dp.PhantomClipping(model), model, x, last)
+    truth = [list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)) for loss in model(x, last)]
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-5, atol=1e-7)
+
+
 def test_the_proof_alone_finds_two_unequal_users_among_32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is lost whose the rows are, the random weights see every user."""
     from dpformer.clipping import picked

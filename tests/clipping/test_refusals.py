@@ -174,6 +174,31 @@ def test_a_use_outside_the_context_leaves_the_sum_of_earlier_parts_alone() -> No
     assert model.w.grad is before and torch.equal(before, numbers)
 
 
+def test_a_use_outside_the_context_whose_gradient_a_hook_takes_away() -> None:
+    """As an optimizer inside the backward pass does: it must never see the raw gradient."""
+    model = Holder(lambda m, x: per_user(m.linear(x)))
+    seen: list[Tensor] = []
+    model.w.register_post_accumulate_grad_hook(lambda w: (seen.append(w.grad), setattr(w, "grad", None))[1])
+    outside = F.linear(X2, model.w)
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        losses = model(outside)
+    with pytest.raises(dp.UnsupportedUse, match="outside"):
+        clipping.backward(losses, dp.normalize(1.0))
+    assert not seen
+
+
+def test_a_parameter_frozen_after_the_forward_pass() -> None:
+    model = Holder(lambda m, x: per_user(F.linear(m.linear(x), m.w)))
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        losses = model(X2)
+    model.w.requires_grad_(False)
+    with pytest.raises(dp.UnsupportedUse, match="'w' was frozen"):
+        clipping.backward(losses, dp.normalize(1.0))
+    model.w.requires_grad_(True)
+
+
 def test_all_of_it_outside_the_context() -> None:
     model = Holder(lambda m, x: per_user(m.linear(x)))
     with pytest.raises(dp.UnsupportedUse, match="outside"):
@@ -194,8 +219,20 @@ def test_hooks_on_saved_tensors() -> None:
     refused(forward, X2, "hooks on saved tensors", "micro-batches")
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
 def test_compiled_code() -> None:
     refused(lambda m, x: per_user(torch.compile(m.linear, backend="eager")(x)), X2, "torch.compile", "the model itself")
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+def test_compiled_code_that_begins_without_gradients() -> None:
+    """The gate was compiled along with it, and the layer went unseen: norms without it, and no gradient for it."""
+    refused(
+        lambda m, x: per_user(torch.compile(lambda x: m.linear(torch.relu(x) + 1), backend="eager")(x)),
+        X2,
+        "torch.compile",
+        "the model itself",
+    )
 
 
 def test_a_parameter_without_numbers() -> None:

@@ -19,8 +19,12 @@ def naive(tensors: list[Tensor]) -> str:
     digest = hashlib.sha256(repr([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]).encode())
     every = [tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() for tensor in tensors]
     every = [data + bytes(-len(data) % 4) for data in every]
-    small, large = ([data for data in every if (len(data) > 4 * ROW * ROWS) == is_large] for is_large in (False, True))
-    for data in [b"".join(small), *large]:
+    together: dict[object, list[int]] = {}
+    for place, data in enumerate(every):
+        together.setdefault(place if len(data) > 4 * ROW * ROWS else "small", []).append(place)
+    for places in together.values():
+        digest.update(repr(places).encode())
+        data = b"".join(every[place] for place in places)
         for at in range(0, len(data), 4 * ROW):
             row = data[at : at + 4 * ROW].ljust(4 * ROW, b"\0")
             for number in range(HASHES):
@@ -91,3 +95,12 @@ def test_a_long_tensor_that_does_not_begin_at_a_word() -> None:
     fingerprint = Fingerprint(SecureRandom("here", seed=1))
     part = torch.arange(2 * ROW * ROWS + 3, dtype=torch.int16).view(torch.bfloat16)[1:]
     assert fingerprint([part]) == fingerprint([part.clone()])
+
+
+def test_strange_layouts() -> None:
+    """Contiguous by torch's word, but not words where they lie: a private step ended in a traceback."""
+    strided = torch.arange(8, dtype=torch.float64).view(4, 2)[1:2, 0]
+    negative = torch.tensor([1 + 2j]).conj().imag
+    for tensor in (strided, negative, torch.zeros(4, 2, dtype=torch.float64)[:0, 0], torch.zeros(4, 2).half()[:0, 0]):
+        assert FINGERPRINT([tensor]) == FINGERPRINT([tensor.detach().clone().resolve_neg()])
+    assert FINGERPRINT([strided]) != FINGERPRINT([torch.zeros(1, dtype=torch.float64)])

@@ -5,6 +5,8 @@ import io
 import math
 import os
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from dpformer.privacy import Ledger, PoissonBatches, PoissonGaussian, SecureRandom
 from dpformer.privacy.fingerprint import Fingerprint
 from dpformer.privacy.mechanisms import Banded
+from dpformer.privacy.noise import in_turn
 from dpformer.privacy.randomness import public_grid
 from dpformer.training import PrivateOptimizer
 
@@ -442,12 +445,13 @@ def test_groups_state_and_hooks_are_the_inner_ones() -> None:
 
 def test_state_keys_are_pinned() -> None:
     state = private(parameters((2,))).state_dict()
-    assert set(state) == {"inner", "noise_multiplier", "clip_norm", "expected_batch_size", "steps", "random"}
+    settings = {"noise_multiplier", "clip_norm", "expected_batch_size"}
+    assert set(state) == {"inner", *settings, "steps", "random", "addressing"}
     assert set(state["random"]) == set(SecureRandom().state_dict()) == {"key", "private"}
 
 
 def test_many_small_sums_are_one_long_one() -> None:
-    """In float32, small parameters and one that has a piece of its own: the numbers of one stream, none of them twice."""
+    """In float32, small parameters and one that has a piece of its own: the numbers of one stream, none twice."""
     shapes = [(3, 4), (5,), (1,), (700,), (300, 1000), (600,)]
     weights, gradients = parameters(*shapes), parameters(*shapes)
     optimizer = private(weights)
@@ -458,3 +462,30 @@ def test_many_small_sums_are_one_long_one() -> None:
     wanted = torch.round((sums + 2.0 * 0.5 * noise) / grid) * grid / 10.5
     got = torch.cat([one.flatten() for one in released(weights, [gradient.detach() for gradient in gradients])])
     torch.testing.assert_close(got.double(), wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("change", [lambda state: state.pop("addressing"), lambda state: state.update(addressing=1)])
+def test_a_state_of_a_version_with_other_noise_is_refused(change: Callable[[dict[str, Any]], Any]) -> None:
+    """A step taken again must have its noise again."""
+    state = private(parameters((3,))).state_dict()
+    change(state)
+    with pytest.raises(ValueError, match="another version"):
+        private(parameters((3,))).load_state_dict(state)
+
+
+def test_an_expanded_gradient() -> None:
+    """One place in memory for many numbers: the step ended in an error after other sums had been released."""
+    (got,) = released(parameters((3, 4)), [torch.ones(4).expand(3, 4)], noise_multiplier=0.0)
+    torch.testing.assert_close(got, torch.full((3, 4), 1 / 10.5))
+    weights = parameters((5,), (3, 4))
+    optimizer = private(weights)
+    weights[0].grad, weights[1].grad = torch.ones(5), torch.ones(1).expand(3, 4)
+    optimizer.step()
+    assert optimizer.steps == 1 and len(set(weights[1].grad.flatten().tolist())) == 12  # type: ignore[union-attr]
+
+
+def test_sums_beyond_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number is used twice where a stream ends."""
+    monkeypatch.setattr("dpformer.privacy.noise.MOST_NUMBERS", 1000)
+    places = [(n.stream, n.start) for n in in_turn(SecureRandom(seed=0), 0, [600, 400, 1, 999, 5])]
+    assert places == [(0, 0), (0, 600), (1, 0), (1, 1), (2, 0)]

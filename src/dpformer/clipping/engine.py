@@ -170,23 +170,25 @@ class PhantomClipping:
                     "the losses do not depend on any trainable parameter; compute them inside `with clipping:`"
                 )
             return
-        before = [p.grad for p in self._gate.trainable]
-        for p in self._gate.trainable:
-            p.grad = None
+        if frozen := [name for p in self._gate.trainable if not p.requires_grad for name in [self._gate.name(p)]]:
+            raise UnsupportedUse(f"{frozen[0]} was frozen after the forward pass; freeze it before `with clipping:`")
+        guards = [p.register_hook(self._outside) for p in self._gate.trainable]
         self._gate.sink.append(collected)
         try:
             torch.autograd.backward(losses.sum(), retain_graph=retain_graph)
-            outside = any(p.grad is not None for p in self._gate.trainable)
         finally:
             self._gate.sink.pop()
-            for p, grad in zip(self._gate.trainable, before, strict=True):
-                p.grad = grad
-        if outside:
-            raise UnsupportedUse(
-                "a trainable parameter reached the losses without passing the engine: it was used outside "
-                "`with clipping:` or in compiled code; run the whole forward pass inside the context"
-            )
+            for guard in guards:
+                guard.remove()
         collected.finish()
+
+    @staticmethod
+    def _outside(_: Tensor) -> None:
+        """Before the gradient arrives: hooks of the user's, which may step an optimizer, must not see it."""
+        raise UnsupportedUse(
+            "a trainable parameter reached the losses without passing the engine: it was used outside "
+            "`with clipping:` or in compiled code; run the whole forward pass inside the context"
+        )
 
     def _add_clipped_sum(self, collected: PerUserNorms, finite: Tensor, factors: Tensor, clip: ClipFunction) -> None:
         if not bool(finite.all()):

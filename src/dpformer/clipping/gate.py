@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -50,6 +51,10 @@ FREEZE_BATCH_NORM = (
 )
 _BATCH_NORMS = _named("batch_norm _batch_norm_impl_index native_batch_norm", torch) | {F.batch_norm}
 
+_COMPILED = (
+    "torch.compile hides from the engine where parameters are used: give PhantomClipping the model itself and run it "
+    "without torch.compile"
+)
 _REGISTERED = ("_parameters", "_buffers", "_modules")  # of every nn.Module
 
 Rule = Callable[["Gate", Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -107,6 +112,8 @@ class Gate(TorchFunctionMode):
     # -- the gate itself ----------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if get_eval_frame_callback() is not None:  # inside torch.compile, which would compile the gate too
+            raise UnsupportedUse(_COMPILED)
         kwargs = kwargs or {}
         if func in _SIZES and type(args[0]) is Tensor:
             return func(*args, **kwargs)
@@ -163,7 +170,7 @@ class Gate(TorchFunctionMode):
         out = self._run(func, args, kwargs, any(is_turned(t) for t in tensors))
         sources = [t for t in tensors if picked.picked(t) is not None and not self.is_public(t)]
         if sources:
-            picked.follow(func, args, sources, out, self.packed, from_users=False)
+            picked.follow(func, args, kwargs, sources, out, self.packed, lambda _: True)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any, turned: bool) -> Any:
@@ -209,8 +216,7 @@ class Gate(TorchFunctionMode):
         picked.follow_raw(func, tensors, [out] if isinstance(out, Tensor) else tensors_of(out))
         _follow_batch(func, args, kwargs, tensors, out)
         if not in_place:
-            from_users = bool(args) and not (isinstance(args[0], Tensor) and self.is_public(args[0]))
-            picked.follow(func, args, tensors, out, self.packed, from_users)
+            picked.follow(func, args, kwargs, tensors, out, self.packed, self.is_public)
         return out
 
     def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -233,10 +239,7 @@ class Gate(TorchFunctionMode):
             return
         for t in tensors:
             if isinstance(t, FakeTensor):
-                raise UnsupportedUse(
-                    "torch.compile hides from the engine where parameters are used: give PhantomClipping the model "
-                    "itself and run it without torch.compile"
-                )
+                raise UnsupportedUse(_COMPILED)
             if isinstance(t, nn.Parameter) and t.requires_grad:
                 raise UnsupportedUse(
                     f"a trainable parameter of shape {tuple(t.shape)} that is not part of the model is used by "
@@ -293,8 +296,9 @@ class Gate(TorchFunctionMode):
             paired = _under_autocast(paired, rows.device.type)
         build = self._unchanged(build, [*reads, *managed], managed[0], func)
         call = RecordedCall(
-            func, names, managed, paired, build, tuple(rows.shape), self.packed, self.sink, self.context
-        )
+            func, names, managed, paired, build, tuple(rows.shape), self.packed, self.sink, self.context,
+            assumed=self.packed is None and how is None,
+        )  # fmt: skip
         self.calls.append(call)
         return call.watch(out, self.token)
 
@@ -334,16 +338,12 @@ KNOW_THEIR_BATCH = {
 _BATCH_FIRST = "turn the data batch first before this call"
 
 
-_ORDINARY: dict[Any, bool] = {}  # by function, as they are met
+_SPECIAL = _BATCH_NORMS | TRANSPOSES | picked.PICKS
 
 
 def _is_ordinary(func: Any) -> bool:
     """Whether a function of users' rows in order gives such rows, and nothing else is to be remembered of it."""
-    known = _ORDINARY.get(func)
-    if known is None:
-        special = func in _BATCH_NORMS or func in TRANSPOSES or picked.may_pick(func) or writes_in_place(func)
-        known = _ORDINARY[func] = not special
-    return known
+    return func not in _SPECIAL and not writes_in_place(func)
 
 
 def _is_marked(t: Tensor) -> bool:

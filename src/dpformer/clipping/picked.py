@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.user_rows import Packed, UserRows
@@ -83,30 +85,37 @@ def _named(names: str) -> set[Any]:
 
 _SELECTS = _named("index_select")
 _MASKED = _named("masked_select")
+_TABLES = {F.embedding, torch.embedding}  # of users' rows
+_GATHERS, _ALONG, _TAKES = _named("gather"), _named("take_along_dim"), _named("take")
+_ELEMENTS = _GATHERS | _ALONG | _TAKES  # along the first dimension each number comes from a row of its own
 _STAY_RAW = _SELECTS | _named("__getitem__ to cpu cuda pin_memory clone contiguous")
+PICKS = _STAY_RAW | _MASKED | _TABLES | _ELEMENTS  # pick rows, or leave raw samples raw
 _JOINS = _named("cat concat concatenate")
 RESHAPES = _named("view reshape flatten unflatten squeeze unsqueeze")
 # Functions that write rows into their first argument, whose rows stay whose they are.
 _INTO_FIRST = _named("index_add index_copy index_put index_fill scatter scatter_add scatter_reduce masked_scatter")
 
 
-def may_pick(func: Any) -> bool:
-    """Whether a function picks rows, or leaves raw samples raw."""
-    return func in _STAY_RAW or func in _MASKED
-
-
 def follow(
-    func: Any, args: Sequence[Any], tensors: Sequence[Tensor], out: Any, packed: Packed | None, from_users: bool
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    tensors: Sequence[Tensor],
+    out: Any,
+    packed: Packed | None,
+    is_public: Callable[[Tensor], bool],
 ) -> None:
     """Says of what a function has made out of users' data how its rows were picked.
 
     Args:
-        from_users: whether the first argument holds users' rows; out of anything else no user's rows are picked.
+        is_public: whether a tensor holds no users' rows; out of such a one none are picked.
     """
-    if isinstance(out, Tensor) and from_users:
-        index = _index_of(func, args)
-        if index is not None and not _picks_batch(args[0], index):
-            return _mark_picked(args[0], out, index, packed)
+    source, index = _pick_of(func, args, kwargs) if func in PICKS else (None, None)
+    if isinstance(source, Tensor) and isinstance(out, Tensor) and index is not None and not is_public(source):
+        if func in _ELEMENTS:
+            return mark(out, Picked(None, source.shape[0], packed))
+        if not _picks_batch(source, index):
+            return _mark_picked(source, out, index, packed)
     sources = [t for t in tensors if picked(t) is not None]
     if sources and func in _JOINS and out.shape[0] == sum(len(t) for t in args[0]):
         mark(out, _joined(args[0]))
@@ -125,21 +134,42 @@ def _picks_batch(source: Tensor, index: Tensor) -> bool:
     return raw and index.ndim == 1 and picked(source) is None
 
 
-def _index_of(func: Any, args: Sequence[Any]) -> Tensor | None:
-    """The tensor that picks rows, of numbers or booleans; None if all rows stay in order."""
+def _pick_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Tensor | None]:
+    """The tensor that rows are picked out of, and what picks them, numbers or booleans; None if all stay in order."""
+
+    def given(place: int, name: str) -> Any:
+        return args[place] if len(args) > place else kwargs.get(name)
+
+    if func in _TABLES:
+        return (given(1, "weight"), given(0, "input")) if func is F.embedding else (args[0], given(1, "indices"))
+    source = given(0, "input")
     if func in _SELECTS:
-        return args[2] if len(args) > 2 and args[1] == 0 else None
+        return source, given(2, "index") if given(1, "dim") in (0, -source.ndim) else None
     if func in _MASKED:
-        return args[1] if len(args) > 1 else None
+        return source, given(1, "mask")
+    if func in _ELEMENTS:
+        return source, _element_index(func, source, given)
     if func is not Tensor.__getitem__:
-        return None
+        return source, None
     first, *rest = args[1] if isinstance(args[1], tuple) and args[1] else (args[1],)
+    if isinstance(first, (list, range, np.ndarray)):
+        first = torch.as_tensor(first if isinstance(first, np.ndarray) else list(first))
     if not isinstance(first, Tensor) or not first.ndim:
-        return None
+        return source, None
     if first.dtype == torch.bool:
-        return first
+        return source, first
     single = first.ndim == 1 and all(k.ndim <= 1 for k in rest if isinstance(k, Tensor))
-    return first if single else None
+    return source, first if single else None
+
+
+def _element_index(func: Any, source: Tensor, given: Callable[[int, str], Any]) -> Tensor | None:
+    """What picks numbers out of other rows; None if each stays in its row."""
+    if func in _TAKES:
+        return given(1, "index")
+    place, dim = (2, given(1, "dim")) if func in _GATHERS else (1, given(2, "dim"))
+    if dim in (0, -source.ndim) and getattr(source, "_phantom_turned", False):  # steps of time, each of its own user
+        return None
+    return given(place, "index" if place == 2 else "indices") if dim in (None, 0, -source.ndim) else None
 
 
 def _mark_picked(source: Tensor, out: Tensor, index: Tensor, packed: Packed | None) -> None:

@@ -14,9 +14,10 @@ coarsest on the way from the losses to the parameters; float64 throughout passes
 5·10⁻³, and up to 5·10⁻² if its rounding is that large.
 
 It runs on the first batch, whenever a layout appears that was not seen before (a size that happens to equal the number
-of users, say), and at random later: a model that begins to mix users in its second epoch is found, if not at once. The
-choice is made after the forward pass, with random numbers of the operating system: no model can know it, and no seeded
-run is changed by it. A batch with a user who is not finite proves nothing, and the next one is looked at.
+of users, say, or another number of rows a user where nothing but their order tells whose they are), and at random
+later: a model that begins to mix users in its second epoch is found, if not at once. The choice is made after the
+forward pass, with random numbers of the operating system: no model can know it, and no seeded run is changed by it. A
+batch with a user who is not finite proves nothing, and the next one is looked at.
 """
 
 from __future__ import annotations

@@ -62,12 +62,14 @@ class RecordedCall:
     packed: Packed | None  # the index that was given, whether or not it is about these rows
     sink: list[Callable[[RecordedCall, Tensor], None]]  # shared with the engine: the last one takes the gradients
     context: int  # which `with clipping:` it was recorded in, counted up
+    assumed: bool  # whether nothing tells whose the rows are: they are taken to lie user by user
     grad: Tensor | None = field(default=None)
 
     def layout(self, users: int) -> tuple[Any, ...]:
         """What the proof of a batch holds for: the call and where its sizes meet the number of users."""
         met = tuple(size == users for size in self.shape)
-        return self.func, self.names, met, users > 1, self.packed is not None
+        each = self.shape[0] // max(1, users) if self.assumed and not met[0] else 0  # rows of a user
+        return self.func, self.names, met, users > 1, self.packed is not None, each
 
     def doubtful(self, users: int) -> bool:
         """Whether the rows could be read in two ways, so that only the proof of this very batch can tell.

@@ -125,6 +125,8 @@ class DistributedOptimizer(PrivateOptimizer):
             self._step_of_shards(self._gathering)
 
     def _step_of_shards(self, gathering: Gathering) -> None:
+        if any(p.is_complex() for p in self._parameters()):
+            raise ValueError("complex parameters are not supported for sharded models: train them in one process")
         known = {id(parameter.shard): parameter for parameter in gathering.gather()}
         parameters = [known[id(p)] for p in self._parameters()]
         wholes = [parameter.whole for parameter in parameters]

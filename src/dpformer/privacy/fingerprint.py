@@ -40,13 +40,13 @@ class Fingerprint:
         """A hexadecimal digest of dtypes, shapes and values."""
         every = [tensor.detach().contiguous() for tensor in tensors]
         digest = hashlib.sha256(repr([(tensor.dtype, tuple(tensor.shape)) for tensor in every]).encode())
-        large: list[Tensor] = []
-        small: dict[torch.device, list[Tensor]] = {}
-        for tensor in every:
-            words = _words(tensor.view(-1))
-            (large if len(words) > ROWS * ROW else small.setdefault(words.device, [])).append(words)
-        for words in [*map(torch.cat, small.values()), *large]:
-            digest.update(self._hashes(words))
+        words = [_words(tensor.view(-1)) for tensor in every]
+        together: dict[object, list[int]] = {}  # places of what makes rows together
+        for place, some in enumerate(words):
+            together.setdefault(place if len(some) > ROWS * ROW else some.device, []).append(place)
+        for places in together.values():
+            digest.update(repr(places).encode())
+            digest.update(self._hashes(torch.cat([words[n] for n in places]) if len(places) > 1 else words[places[0]]))
         return digest.hexdigest()
 
     def _hashes(self, words: Tensor) -> bytes:
@@ -67,11 +67,11 @@ class Fingerprint:
 
 def _words(flat: Tensor) -> Tensor:
     """(n,) int32: the bits of these numbers, filled up with zeros to whole words."""
-    flat, each = flat.resolve_conj(), max(1, 4 // flat.element_size())
+    flat, each = flat.resolve_conj().resolve_neg(), max(1, 4 // flat.element_size())
     if len(flat) % each:
         flat = torch.cat([flat, flat.new_zeros(each - len(flat) % each)])
-    elif flat.storage_offset() % each:  # not words where it lies
-        flat = flat.clone()
+    elif flat.storage_offset() % each or flat.stride(0) != 1:  # not words where it lies
+        flat = torch.empty(len(flat), dtype=flat.dtype, device=flat.device).copy_(flat)
     return flat.view(torch.int32)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpformer.privacy.gaussian import GROUP
-from dpformer.privacy.randomness import SecureNoise, SecureRandom, public_grid
+from dpformer.privacy.randomness import MOST_NUMBERS, SecureNoise, SecureRandom, public_grid
 from dpformer.privacy.rounded import MOST_SUM, RoundedNoise
 
 __all__ = ["Numbers", "SecureNoise", "SecureRandom", "public_grid", "release_sum", "release_sums"]
@@ -50,10 +50,12 @@ class Numbers:
 
 
 def in_turn(random: SecureRandom, step: int, counts: Iterable[int]) -> Iterator[Numbers]:
-    """Numbers for one sum after the other, in one stream: many small sums are one long one."""
-    start = 0
+    """Numbers for one sum after the other, in one stream while it lasts: many small sums are one long one."""
+    stream = start = 0
     for count in counts:
-        yield Numbers(random, step, 0, count, start)
+        if start + count > MOST_NUMBERS:
+            stream, start = stream + 1, 0
+        yield Numbers(random, step, stream, count, start)
         start += count
 
 

@@ -33,6 +33,7 @@ KEY_BYTES = 32
 CHUNK = 2**16  # numbers made at a time by a thread of the CPU: they stay in cache
 PIECE = 2**22  # numbers made at a time on another device
 MOST_STEPS, MOST_STREAMS, MOST_BLOCKS = 2**48, 2**48, 2**32
+MOST_NUMBERS = MOST_BLOCKS * BLOCK_WORDS  # of a stream
 _ZEROS = bytes(8 * CHUNK)
 _thread = local()
 

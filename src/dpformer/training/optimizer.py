@@ -18,6 +18,7 @@ from dpformer.privacy.noise import Numbers, SecureRandom, in_turn, release_sums
 from dpformer.privacy.sampling import PoissonBatches
 
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
+ADDRESSING = 2  # how noise is found: a version that finds it otherwise would add other noise to a step taken again
 
 
 class PrivateOptimizer(torch.optim.Optimizer):
@@ -169,6 +170,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
             whole = sum_of(parameter)
             if parameter.grad is None or whole is None:
                 parameter.grad = whole = torch.zeros_like(parameter)
+            elif whole is parameter.grad and 0 in whole.stride():  # expanded: one place in memory for many numbers
+                parameter.grad = whole = whole.clone(memory_format=torch.contiguous_format)
             flat = real(whole).reshape(-1)
             if whole is not parameter.grad or not whole.is_contiguous():
                 copied.append((real(parameter.grad), flat))
@@ -270,7 +273,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The inner state, the count and the secret key: keep it private. For `torch.load(weights_only=True)`."""
         past = {"past": self._past.state()} if self.noise.correlated else {}
-        counted = {"steps": self.steps, "random": self._random.state_dict()}
+        counted = {"steps": self.steps, "random": self._random.state_dict(), "addressing": ADDRESSING}
         return {"inner": self.inner.state_dict(), **self._settings(), **past, **counted}
 
     def _settings(self) -> dict[str, Any]:
@@ -280,6 +283,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where the other left off. σ, C, B and the mechanism must be those of the counted steps."""
         expected = {"inner", "steps", "random", *self._settings(), *(["past"] if self.noise.correlated else [])}
+        if set(state) == expected or state.get("addressing", ADDRESSING) != ADDRESSING:
+            raise ValueError(
+                "this state was saved by another version of dpformer, which finds the noise of a step otherwise: go on "
+                "with that version"
+            )
+        expected.add("addressing")
         if set(state) != expected:
             raise ValueError(f"a private optimizer's state has the keys {sorted(expected)}, not {sorted(state)}")
         for name, value in self._settings().items():
