@@ -28,6 +28,7 @@ def ours(w: Workload, sequences: list[np.ndarray], reattention: bool) -> tuple[T
 def private_step(w: Workload, sequences: list[np.ndarray], reattention: bool, proven: bool = False) -> Step:
     model, batches = ours(w, sequences, reattention)
     clipping = dp.PhantomClipping(model)
+    clipping._enough = 2
     if proven:
         clipping._due = lambda: True
     inner = torch.optim.Adam(model.parameters(), lr=1e-3)

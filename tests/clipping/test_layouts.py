@@ -171,6 +171,8 @@ SPELLINGS = {
     "gather by name": lambda h, rows: torch.gather(h, dim=0, index=rows[:, None].expand(-1, D)),
     "take_along_dim": lambda h, rows: h.take_along_dim(rows[:, None], 0),
     "take": lambda h, rows: h.take(rows[:, None] * D + torch.arange(D)),
+    "list of tensors": lambda h, rows: h[[rows]],
+    "dots": lambda h, rows: h[..., rows, :],
 }
 
 
@@ -189,6 +191,52 @@ def test_an_index_that_takes_all_rows_in_the_first_batch_only(pick, monkeypatch:
 
     for counts in (torch.tensor([3, 3, 3, 3]), torch.tensor([3, 3, 1, 1])):
         right_or_refused(clipping, model, lambda counts=counts: losses_of(counts))
+
+
+REORDERS = {
+    "stack": lambda h, order: torch.stack([h[i] for i in order.tolist()]),
+    "cat": lambda h, order: torch.cat([h[i : i + 1] for i in order.tolist()]),
+    "index_copy": lambda h, order: torch.zeros_like(h).index_copy(0, order.argsort(), h),
+    "one-hot": lambda h, order: torch.einsum("ij,jtd->itd", F.one_hot(order).to(h.dtype), h),
+}
+
+
+@pytest.mark.parametrize("reorder", REORDERS.values(), ids=REORDERS)
+def test_two_users_in_order_by_chance(reorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand in the order of their lengths, two at a time: a first batch in order says little."""
+    model = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])
+    clipping, x = dp.PhantomClipping(model), torch.randn(2, 3, D)
+    monkeypatch.setattr(clipping, "_due", lambda: False)
+
+    def losses_of(order: Tensor) -> Tensor:
+        hidden = torch.tanh(model[1](reorder(torch.tanh(model[0](x)), order)))
+        return per_user(hidden[order.argsort()])
+
+    for order in ([0, 1], [0, 1], [1, 0]):
+        right_or_refused(clipping, model, lambda order=order: losses_of(torch.tensor(order)))
+
+
+TURNED = {
+    "key": lambda h, order: h[:, order],
+    "index_select": lambda h, order: h.index_select(1, order),
+    "by name": lambda h, order: torch.index_select(h, index=order, dim=1),
+    "dots": lambda h, order: h[..., order, :],
+}
+
+
+@pytest.mark.parametrize("reorder", TURNED.values(), ids=TURNED)
+def test_users_reordered_time_first(reorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order in the first batch of many users; where they change places, every batch is proven."""
+    model = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])
+    clipping, x = dp.PhantomClipping(model), torch.randn(20, 3, D)
+    monkeypatch.setattr(clipping, "_due", lambda: False)
+
+    def losses_of(order: Tensor) -> Tensor:
+        hidden = reorder(torch.tanh(model[0](x)).transpose(0, 1), order)
+        return per_user(torch.tanh(model[1](hidden)).transpose(0, 1)[order.argsort()])
+
+    for order in (torch.arange(20), torch.arange(20).flip(0)):
+        right_or_refused(clipping, model, lambda order=order: losses_of(order))
 
 
 def test_the_last_step_gathered_time_first() -> None:

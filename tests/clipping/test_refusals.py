@@ -199,6 +199,19 @@ def test_a_parameter_frozen_after_the_forward_pass() -> None:
     model.w.requires_grad_(True)
 
 
+def test_a_parameter_frozen_in_between_and_another_forward_pass() -> None:
+    model = Holder(lambda m, x: per_user(F.linear(m.linear(x), m.w)))
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        losses = model(X2)
+    model.w.requires_grad_(False)
+    with clipping:
+        model(X2)
+    model.w.requires_grad_(True)
+    with pytest.raises(dp.UnsupportedUse, match="'w' was frozen"):
+        clipping.backward(losses, dp.normalize(1.0))
+
+
 def test_all_of_it_outside_the_context() -> None:
     model = Holder(lambda m, x: per_user(m.linear(x)))
     with pytest.raises(dp.UnsupportedUse, match="outside"):

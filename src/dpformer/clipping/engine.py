@@ -26,6 +26,7 @@ from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
 from dpformer.clipping.user_rows import Packed
 
+ENOUGH = 16  # users of a layout that are proven before it counts: two may be in order by chance
 # What is saved for the backward pass must be what was there: hooks may run layers again, without the gate.
 _CHECKPOINTING = (
     "hooks on saved tensors (activation checkpointing other than torch.utils.checkpoint.checkpoint, offloading) are "
@@ -48,8 +49,8 @@ class PhantomClipping:
 
     Args:
         model: the module whose trainable parameters are clipped.
-        proof: compare the gradients of all users with plain autograd on the first batch, on every new layout of rows
-            and at random later (proof.py).
+        proof: compare the gradients of all users with plain autograd on the first batches (until 16 users were seen),
+            on every new layout of rows and at random later (proof.py).
     """
 
     def __init__(self, model: nn.Module, *, proof: bool = True) -> None:
@@ -60,7 +61,8 @@ class PhantomClipping:
         self._gate = Gate(RULES, any_function)
         self._gate.survey(registered(model))
         self._gate.remember_constants(model)
-        self._proven: set[object] = set()
+        self._proven: dict[object, int] = {}  # how many users, by layout
+        self._enough = ENOUGH
         self._put_off = 0  # batches that needed a proof and could not be proven
         self._due = due  # processes that share a backward pass must agree on it
         self._state: State | None = None
@@ -130,9 +132,11 @@ class PhantomClipping:
         users = len(losses)
         if users == 0:
             return torch.zeros(0, dtype=losses.dtype, device=losses.device), []
+        self._refuse_frozen()
         layout = frozenset(call.layout(users) for call in self._gate.calls)
         possible = self.proof and losses.requires_grad
-        new = possible and (layout not in self._proven or any(call.doubtful(users) for call in self._gate.calls))
+        doubtful = self._gate.doubtful or any(call.doubtful(users) for call in self._gate.calls)
+        new = possible and (self._proven.get(layout, 0) < self._enough or doubtful)
         proving = new or (possible and self._due())
         collected = PerUserNorms(self._gate.calls, set(self._gate.names), losses, forget=not proving)
         self._collect(losses, collected, retain_graph=proving)
@@ -146,14 +150,24 @@ class PhantomClipping:
         last = max(collected.contexts, default=self._gate.context)
         return norms, [call for call in self._gate.calls if call.context > last]
 
+    def _refuse_frozen(self) -> None:
+        """Rules ask again what is trained when they look back: it must be what was trained in the forward pass."""
+        for call in self._gate.calls:
+            for managed, name in zip(call.managed, call.names, strict=True):
+                if managed.grad_fn is None and not (managed.requires_grad and id(managed) in self._gate.names):
+                    raise UnsupportedUse(
+                        f"parameter '{name}' was frozen after the forward pass; freeze it before `with clipping:`"
+                    )
+
     def _prove(
         self, losses: Tensor, norms: Tensor, factors: Tensor, groups: list[ParameterUses], layout: object
     ) -> None:
         """Raises if the engine and autograd disagree, or if too many batches in a row could not be compared."""
         calls = [call for call in self._gate.calls if call.grad is not None]
         if prove(losses, norms, factors, calls, groups, self._gate.sink):
-            self._proven.add(layout)
-            self._put_off = 0
+            seen = len(losses) if len(losses) > 1 else self._enough  # one user alone is nobody else
+            self._proven[layout] = self._proven.get(layout, 0) + seen
+            self._put_off, self._gate.doubtful = 0, False
         elif layout is not None:
             self._put_off += 1
             if self._put_off == PATIENCE:
@@ -170,8 +184,6 @@ class PhantomClipping:
                     "the losses do not depend on any trainable parameter; compute them inside `with clipping:`"
                 )
             return
-        if frozen := [name for p in self._gate.trainable if not p.requires_grad for name in [self._gate.name(p)]]:
-            raise UnsupportedUse(f"{frozen[0]} was frozen after the forward pass; freeze it before `with clipping:`")
         guards = [p.register_hook(self._outside) for p in self._gate.trainable]
         self._gate.sink.append(collected)
         try:
@@ -184,7 +196,7 @@ class PhantomClipping:
 
     @staticmethod
     def _outside(_: Tensor) -> None:
-        """Before the gradient arrives: hooks of the user's, which may step an optimizer, must not see it."""
+        """Before the gradient arrives: an optimizer that steps inside the backward pass must not see it."""
         raise UnsupportedUse(
             "a trainable parameter reached the losses without passing the engine: it was used outside "
             "`with clipping:` or in compiled code; run the whole forward pass inside the context"

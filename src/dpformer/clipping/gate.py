@@ -53,7 +53,7 @@ _BATCH_NORMS = _named("batch_norm _batch_norm_impl_index native_batch_norm", tor
 
 _COMPILED = (
     "torch.compile hides from the engine where parameters are used: give PhantomClipping the model itself and run it "
-    "without torch.compile"
+    "without torch.compile (what is compiled and not trained, such as a teacher, can run before `with clipping:`)"
 )
 _REGISTERED = ("_parameters", "_buffers", "_modules")  # of every nn.Module
 
@@ -73,6 +73,7 @@ class Gate(TorchFunctionMode):
         self.constants: dict[int, tuple[Tensor, int]] = {}  # with their count of writes
         self.calls: list[RecordedCall] = []
         self.context = 0  # counts the contexts that were entered
+        self.doubtful = False  # whether numbers went from row to row since the last proof: this batch is to be proven
         self.sink: list[Callable[[RecordedCall, Tensor], None]] = []
         self.packed: Packed | None = None
         self.token = torch.zeros((), requires_grad=True)
@@ -215,8 +216,8 @@ class Gate(TorchFunctionMode):
         out = func(*args, **kwargs)
         picked.follow_raw(func, tensors, [out] if isinstance(out, Tensor) else tensors_of(out))
         _follow_batch(func, args, kwargs, tensors, out)
-        if not in_place:
-            picked.follow(func, args, kwargs, tensors, out, self.packed, self.is_public)
+        if not in_place and picked.follow(func, args, kwargs, tensors, out, self.packed, self.is_public):
+            self.doubtful = True
         return out
 
     def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -104,18 +104,24 @@ def follow(
     out: Any,
     packed: Packed | None,
     is_public: Callable[[Tensor], bool],
-) -> None:
+) -> bool:
     """Says of what a function has made out of users' data how its rows were picked.
+
+    Returns whether that cannot be said, so that only the proof of this very batch can tell.
 
     Args:
         is_public: whether a tensor holds no users' rows; out of such a one none are picked.
     """
     source, index = _pick_of(func, args, kwargs) if func in PICKS else (None, None)
-    if isinstance(source, Tensor) and isinstance(out, Tensor) and index is not None and not is_public(source):
+    users = isinstance(source, Tensor) and not is_public(source)
+    if users and index is None and is_computed(source) and _may_mix(func, source, args, kwargs, is_public):
+        return True
+    if users and isinstance(out, Tensor) and index is not None:
         if func in _ELEMENTS:
-            return mark(out, Picked(None, source.shape[0], packed))
+            return is_computed(source)
         if not _picks_batch(source, index):
-            return _mark_picked(source, out, index, packed)
+            _mark_picked(source, out, index, packed)
+            return False
     sources = [t for t in tensors if picked(t) is not None]
     if sources and func in _JOINS and out.shape[0] == sum(len(t) for t in args[0]):
         mark(out, _joined(args[0]))
@@ -123,6 +129,7 @@ def follow(
         if func in _INTO_FIRST:
             sources = [t for t in args[:1] if picked(t) is not None]
         _carry(func, args, sources, out)
+    return False
 
 
 def _picks_batch(source: Tensor, index: Tensor) -> bool:
@@ -141,7 +148,8 @@ def _pick_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
         return args[place] if len(args) > place else kwargs.get(name)
 
     if func in _TABLES:
-        return (given(1, "weight"), given(0, "input")) if func is F.embedding else (args[0], given(1, "indices"))
+        table, ids = (given(1, "weight"), given(0, "input")) if func is F.embedding else (args[0], given(1, "indices"))
+        return table, ids if ids.ndim == 1 else None
     source = given(0, "input")
     if func in _SELECTS:
         return source, given(2, "index") if given(1, "dim") in (0, -source.ndim) else None
@@ -152,14 +160,41 @@ def _pick_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
     if func is not Tensor.__getitem__:
         return source, None
     first, *rest = args[1] if isinstance(args[1], tuple) and args[1] else (args[1],)
-    if isinstance(first, (list, range, np.ndarray)):
-        first = torch.as_tensor(first if isinstance(first, np.ndarray) else list(first))
+    if isinstance(first, (list, range)) and all(isinstance(place, (bool, int, np.integer)) for place in first):
+        first = torch.tensor(list(first))
+    elif isinstance(first, np.ndarray):
+        first = torch.as_tensor(first)
     if not isinstance(first, Tensor) or not first.ndim:
         return source, None
     if first.dtype == torch.bool:
         return source, first
     single = first.ndim == 1 and all(k.ndim <= 1 for k in rest if isinstance(k, Tensor))
     return source, first if single else None
+
+
+def _may_mix(
+    func: Any, source: Tensor, args: Sequence[Any], kwargs: dict[str, Any], is_public: Callable[[Tensor], bool]
+) -> bool:
+    """Whether users change places in a way that is not followed: along the second dimension of data that is turned time
+    first, or by a key of several dimensions, of `None` or of dots."""
+    turned = getattr(source, "_phantom_turned", False)
+    if func in _SELECTS:
+        return turned and (args[1] if len(args) > 1 else kwargs.get("dim")) in (1, 1 - source.ndim)
+    if func is not Tensor.__getitem__:
+        return False
+
+    def picks(key: Any) -> bool:
+        if isinstance(key, Tensor):
+            return key.ndim > 0 and key.dtype != torch.bool and not is_public(key)
+        return isinstance(key, (list, tuple, range, np.ndarray))
+
+    keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+    dots = next((place for place, key in enumerate(keys) if key is Ellipsis), None)
+    if dots is not None:  # keys behind dots belong to the last dimensions
+        behind = keys[dots + 1 :]
+        keys = (*keys[:dots], *[slice(None)] * (source.ndim - dots - len(behind)), *behind)
+    rows = [key for key in keys if key is not None][1 if turned else 0 :]
+    return bool(rows) and picks(rows[0])
 
 
 def _element_index(func: Any, source: Tensor, given: Callable[[int, str], Any]) -> Tensor | None:
