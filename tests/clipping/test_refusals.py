@@ -234,18 +234,11 @@ def test_hooks_on_saved_tensors() -> None:
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")
 def test_compiled_code() -> None:
-    refused(lambda m, x: per_user(torch.compile(m.linear, backend="eager")(x)), X2, "torch.compile", "the model itself")
-
-
-@pytest.mark.filterwarnings("ignore:Dynamo does not know")
-def test_compiled_code_that_begins_without_gradients() -> None:
-    """The gate was compiled along with it, and the layer went unseen: norms without it, and no gradient for it."""
-    refused(
-        lambda m, x: per_user(torch.compile(lambda x: m.linear(torch.relu(x) + 1), backend="eager")(x)),
-        X2,
-        "torch.compile",
-        "the model itself",
-    )
+    """Also what begins without gradients: the gate was compiled along with it, and the layer went unseen."""
+    words = ("torch.compile", "the model itself")
+    refused(lambda m, x: per_user(torch.compile(m.linear, backend="eager")(x)), X2, *words)
+    later = lambda m, x: per_user(torch.compile(lambda x: m.linear(torch.relu(x) + 1), backend="eager")(x))  # noqa: E731
+    refused(later, X2, *words)
 
 
 def test_a_parameter_without_numbers() -> None:

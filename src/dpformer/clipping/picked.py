@@ -113,13 +113,12 @@ def follow(
         is_public: whether a tensor holds no users' rows; out of such a one none are picked.
     """
     source, index = _pick_of(func, args, kwargs) if func in PICKS else (None, None)
-    users = isinstance(source, Tensor) and not is_public(source)
-    if users and index is None and is_computed(source) and _may_mix(func, source, args, kwargs, is_public):
-        return True
-    if users and isinstance(out, Tensor) and index is not None:
-        if func in _ELEMENTS:
+    if isinstance(source, Tensor) and not is_public(source):
+        if index is None and is_computed(source) and _may_mix(func, source, args, kwargs, is_public):
+            return True
+        if index is not None and func in _ELEMENTS:
             return is_computed(source)
-        if not _picks_batch(source, index):
+        if index is not None and isinstance(out, Tensor) and not _picks_batch(source, index):
             _mark_picked(source, out, index, packed)
             return False
     sources = [t for t in tensors if picked(t) is not None]

@@ -58,6 +58,7 @@ class GradientSum:
     def __init__(self, model: nn.Module, clip: ClipFunction | None, tokens: int, bf16: bool = False) -> None:
         self.model, self.clip, self.tokens, self.bf16 = model, clip, tokens, bf16
         self.clipping = PhantomClipping(model)
+        self.clipping._enough = 2  # no model that is trained here gives users another order
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.totals: Totals = [None] * len(self.parameters)
 
@@ -126,11 +127,7 @@ class GradientSum:
         self.totals = [None] * len(self.parameters)
 
     def prove(self, num_items: int) -> None:
-        """Lets the engine prove itself on two made-up users: that takes memory, and of two little.
-
-        No model of ours gives rows another order, so two are enough.
-        """
-        self.clipping._enough = 2
+        """Lets the engine prove itself on two made-up users: that takes memory, and of two little."""
         generator = np.random.default_rng(0)
         self.add(list(generator.integers(0, num_items, (2, self.max_length + 1))))
         self.clear()
