@@ -122,6 +122,14 @@ def right_or_refused(clipping: dp.PhantomClipping, model: nn.Module, losses_of) 
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-3, atol=1e-6)
 
 
+def two_layers(users: int, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.ModuleList, dp.PhantomClipping, Tensor]:
+    """A model, an engine that proves nothing at random, and users of three rows."""
+    model = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])
+    clipping = dp.PhantomClipping(model)
+    monkeypatch.setattr(clipping, "_due", lambda: False)
+    return model, clipping, torch.randn(users, 3, D)
+
+
 def test_a_mask_that_is_even_in_the_first_batch_only() -> None:
     """Then one user has 8 rows of 16, and would contribute up to 8 C."""
     model = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])
@@ -179,9 +187,7 @@ SPELLINGS = {
 @pytest.mark.parametrize("pick", SPELLINGS.values(), ids=SPELLINGS)
 def test_an_index_that_takes_all_rows_in_the_first_batch_only(pick, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it is written; the first batch was proven, and the next one would have been found once in 128 times."""
-    model = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])
-    clipping, x = dp.PhantomClipping(model), torch.randn(4, 3, D)
-    monkeypatch.setattr(clipping, "_due", lambda: False)
+    model, clipping, x = two_layers(4, monkeypatch)
 
     def losses_of(counts: Tensor) -> Tensor:
         mask = torch.arange(3) < counts[:, None]
@@ -204,9 +210,7 @@ REORDERS = {
 @pytest.mark.parametrize("reorder", REORDERS.values(), ids=REORDERS)
 def test_two_users_in_order_by_chance(reorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand in the order of their lengths, two at a time: a first batch in order says little."""
-    model = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])
-    clipping, x = dp.PhantomClipping(model), torch.randn(2, 3, D)
-    monkeypatch.setattr(clipping, "_due", lambda: False)
+    model, clipping, x = two_layers(2, monkeypatch)
 
     def losses_of(order: Tensor) -> Tensor:
         hidden = torch.tanh(model[1](reorder(torch.tanh(model[0](x)), order)))
@@ -227,9 +231,7 @@ TURNED = {
 @pytest.mark.parametrize("reorder", TURNED.values(), ids=TURNED)
 def test_users_reordered_time_first(reorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order in the first batch of many users; where they change places, every batch is proven."""
-    model = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])
-    clipping, x = dp.PhantomClipping(model), torch.randn(20, 3, D)
-    monkeypatch.setattr(clipping, "_due", lambda: False)
+    model, clipping, x = two_layers(20, monkeypatch)
 
     def losses_of(order: Tensor) -> Tensor:
         hidden = reorder(torch.tanh(model[0](x)).transpose(0, 1), order)
