@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer.clipping import proof
+from dpformer.clipping import engine, proof
 from tests.clipping.naive import clipped_sum, norms_of, relative_error, sums
 from tests.clipping.problems import per_user
 
@@ -117,7 +117,7 @@ def right_or_refused(clipping: dp.PhantomClipping, model: nn.Module, losses_of) 
         norms = step(clipping, losses_of)
     except dp.UnsupportedUse:
         return
-    losses, parameters = losses_of(), list(model.parameters())
+    losses, parameters = losses_of(), [p for p in model.parameters() if p.requires_grad]
     truth = [list(torch.autograd.grad(loss, parameters, retain_graph=True)) for loss in losses]
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-3, atol=1e-6)
 
@@ -199,25 +199,130 @@ def test_an_index_that_takes_all_rows_in_the_first_batch_only(pick, monkeypatch:
         right_or_refused(clipping, model, lambda counts=counts: losses_of(counts))
 
 
+def put(h: Tensor, order: Tensor) -> Tensor:
+    out = torch.zeros_like(h)
+    for place, user in enumerate(order.tolist()):
+        out[place] = h[user]
+    return out
+
+
+def onehot(h: Tensor, order: Tensor) -> Tensor:
+    return F.one_hot(order, len(order)).to(h.dtype)
+
+
 REORDERS = {
     "stack": lambda h, order: torch.stack([h[i] for i in order.tolist()]),
+    "stack of slices": lambda h, order: torch.stack([h[i : i + 1, ...][0] for i in order.tolist()]),
     "cat": lambda h, order: torch.cat([h[i : i + 1] for i in order.tolist()]),
+    "iterate": lambda h, order: torch.stack([row for _, row in sorted(zip(order.argsort().tolist(), h, strict=True))]),
+    "unbind": lambda h, order: torch.stack([h.unbind()[i] for i in order.tolist()]),
+    "split": lambda h, order: torch.cat([h.split(1, dim=-3)[i] for i in order.tolist()]),
+    "chunk": lambda h, order: torch.cat([torch.chunk(h, len(h))[i] for i in order.tolist()]),
+    "tensor_split": lambda h, order: torch.cat([h.tensor_split(len(h))[i] for i in order.tolist()]),
+    "select": lambda h, order: torch.stack([h.select(dim=0, index=i) for i in order.tolist()]),
+    "narrow": lambda h, order: torch.cat([h.narrow(0, i, 1) for i in order.tolist()]),
+    "key of a tensor": lambda h, order: torch.stack([h[i] for i in order]),
+    "written": put,
+    "flip": lambda h, order: h.flip(0) if order[0] else h,
+    "flip by name": lambda h, order: torch.flip(h, dims=(-3, 1)).flip(1) if order[0] else h,
+    "roll": lambda h, order: h.roll(int(order[0]), 0).flip(0) if order[0] else h,
     "index_copy": lambda h, order: torch.zeros_like(h).index_copy(0, order.argsort(), h),
-    "one-hot": lambda h, order: torch.einsum("ij,jtd->itd", F.one_hot(order).to(h.dtype), h),
+    "index_copy_": lambda h, order: torch.zeros_like(h).index_copy_(0, order.argsort(), h),
+    "index_add": lambda h, order: torch.zeros_like(h).index_add(dim=0, index=order.argsort(), source=h),
+    "index_put": lambda h, order: torch.zeros_like(h).index_put((order.argsort(),), h),
+    "scatter": lambda h, order: torch.zeros_like(h).scatter(0, order.argsort()[:, None, None].expand_as(h), h),
+    "one-hot": lambda h, order: torch.einsum("ij,jtd->itd", onehot(h, order), h),
+    "one-hot product": lambda h, order: (onehot(h, order) @ h.flatten(1)).view_as(h),
+    "one-hot by name": lambda h, order: torch.mm(onehot(h, order), mat2=h.flatten(1)).view_as(h),
+    "one-hot turned": lambda h, order: (h.flatten(1).T @ onehot(h, order).T).T.reshape(h.shape),
+    "tensordot": lambda h, order: torch.tensordot(onehot(h, order), h, 1),
 }
 
 
+@pytest.mark.parametrize("users", [2, 20])
 @pytest.mark.parametrize("reorder", REORDERS.values(), ids=REORDERS)
-def test_two_users_in_order_by_chance(reorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand in the order of their lengths, two at a time: a first batch in order says little."""
-    model, clipping, x = two_layers(2, monkeypatch)
+def test_users_in_order_by_chance(reorder, users: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, in the order of their lengths: the first batches are in order, and say nothing about the next one."""
+    model, clipping, x = two_layers(users, monkeypatch)
 
     def losses_of(order: Tensor) -> Tensor:
         hidden = torch.tanh(model[1](reorder(torch.tanh(model[0](x)), order)))
         return per_user(hidden[order.argsort()])
 
-    for order in ([0, 1], [0, 1], [1, 0]):
-        right_or_refused(clipping, model, lambda order=order: losses_of(torch.tensor(order)))
+    for order in (torch.arange(users), torch.arange(users), torch.arange(users).flip(0)):
+        right_or_refused(clipping, model, lambda order=order: losses_of(order))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_flat_ids_that_are_divided_otherwise(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 ids of 20 users, two each at first; then one user has three of them, and another one."""
+    model = nn.ModuleList([nn.Embedding(9, D), nn.Linear(D, D)])
+    model[0].requires_grad_(not frozen)
+    clipping, ids = dp.PhantomClipping(model), torch.randint(0, 9, (40,))
+    monkeypatch.setattr(clipping, "_due", lambda: False)
+
+    def losses_of(user: Tensor) -> Tensor:
+        hidden = torch.tanh(model[1](torch.tanh(model[0](ids))))
+        return torch.zeros(20).index_add(0, user, per_user(hidden))
+
+    uneven = torch.arange(20).repeat_interleave(2)
+    uneven[1] = 1
+    for user in (torch.arange(20).repeat_interleave(2), uneven):
+        right_or_refused(clipping, model, lambda user=user: losses_of(user))
+
+
+class Attends(nn.Module):
+    """What most models do to rows: nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.lstm = nn.Linear(D, 3 * D), nn.Linear(D, D), nn.LSTM(D, D, num_layers=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q2, k2, v2 = self.qkv(x).view(*x.shape[:2], 3, D).permute(2, 0, 1, 3).unbind(0)
+        h = torch.softmax(q @ k.mT, -1) @ v + torch.einsum("bqk,bkd->bqd", torch.softmax(q2 @ k2.mT, -1), v2)
+        h = torch.cat([h[:, :1], h[:, 1:].roll(1, 1).flip(-1), h.sort(-1).values[..., :1, :]], 1)
+        _, (last, _) = self.lstm(h.transpose(0, 1))
+        steps = torch.stack([torch.tanh(step) for step in h.transpose(0, 1)], 1)
+        return per_user(self.out(last[-1])[:, None] + steps)
+
+
+def proofs_of(clipping: dp.PhantomClipping, losses_of, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many of three batches are proven."""
+    proofs: list[int] = []
+    monkeypatch.setattr(engine, "prove", lambda *args: proofs.append(1) or proof.prove(*args))
+    monkeypatch.setattr(clipping, "_due", lambda: False)
+    for _ in range(3):
+        step(clipping, losses_of)
+    return len(proofs)
+
+
+def test_models_that_leave_rows_where_they_are_are_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Attends()
+    assert proofs_of(dp.PhantomClipping(model), lambda: model(torch.randn(16, 3, D)), monkeypatch) == 1
+
+
+def test_rows_that_go_back_to_their_place_or_their_user_are_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As experts do, and losses of picked or packed rows."""
+    model, x = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)]), torch.randn(16, 3, D)
+    chosen = (torch.arange(48) % 5 > 1).nonzero()[:, 0]
+
+    def experts() -> Tensor:
+        hidden = torch.tanh(model[0](x)).flatten(0, 1)
+        picked = torch.tanh(model[1](hidden[chosen]))
+        back = torch.zeros_like(hidden).index_add_(0, chosen, picked)
+        return per_user(back.view_as(x)) + torch.zeros(16).index_add(0, chosen // 3, per_user(picked))
+
+    assert proofs_of(dp.PhantomClipping(model), experts, monkeypatch) == 1
+    clipping, user = dp.PhantomClipping(model), torch.tensor([*range(16), *range(8), *range(24)]) % 16
+
+    def packed() -> Tensor:
+        with clipping.packed(user):
+            hidden = torch.tanh(model[1](torch.tanh(model[0](x.flatten(0, 1)))))
+            return torch.zeros(16).index_add(0, user, per_user(hidden))
+
+    assert proofs_of(clipping, packed, monkeypatch) == 1
 
 
 TURNED = {
@@ -239,6 +344,19 @@ def test_users_reordered_time_first(reorder, monkeypatch: pytest.MonkeyPatch) ->
 
     for order in (torch.arange(20), torch.arange(20).flip(0)):
         right_or_refused(clipping, model, lambda order=order: losses_of(order))
+
+
+def test_einsum_time_first() -> None:
+    """Its letters say which dimension is which, so nothing is turned back for it."""
+    model, x = nn.Linear(D, D), torch.randn(4, 3, D)
+
+    def losses_of(x: Tensor) -> Tensor:
+        hidden = torch.einsum("tbd,ed->tbe", torch.tanh(x).transpose(0, 1), model.weight) + model.bias
+        return per_user(hidden.transpose(0, 1).square())
+
+    norms = step(dp.PhantomClipping(model), losses_of, x)
+    truth = [list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)) for loss in losses_of(x)]
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-5, atol=1e-7)
 
 
 def test_the_last_step_gathered_time_first() -> None:

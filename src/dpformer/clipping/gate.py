@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping import picked
 from dpformer.clipping.errors import UnsupportedUse
+from dpformer.clipping.moves import MOVES, may_move
 from dpformer.clipping.recorded_call import Build, Paired, RecordedCall
 from dpformer.clipping.registered import Registered
 from dpformer.clipping.user_rows import Packed, UserRows
@@ -120,6 +121,7 @@ class Gate(TorchFunctionMode):
             return func(*args, **kwargs)
         tensors = tensors_of(*args, *kwargs.values()) if kwargs else tensors_of(*args)
         if _is_ordinary(func) and "out" not in kwargs and self._is_of_users(tensors):
+            self._look(func, args, kwargs)
             return _computed(func(*args, **kwargs), tensors)
         sorts = [self.is_public(t) for t in tensors]
         public = all(sorts)
@@ -150,6 +152,15 @@ class Gate(TorchFunctionMode):
             else:
                 of_users = True
         return of_users
+
+    def _look(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Where rows may change places unseen, this batch is to be proven."""
+        if func in MOVES and not self.doubtful:
+            user_of_row = None if self.packed is None else self.packed.user
+            self.doubtful = may_move(func, args, kwargs, self._is_computed_of_users, user_of_row)
+
+    def _is_computed_of_users(self, t: Tensor) -> bool:
+        return picked.is_computed(t) and not self.is_public(t)
 
     def _express(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An expression of parameters: plain autograd, and the result is public again."""
@@ -210,6 +221,7 @@ class Gate(TorchFunctionMode):
             raise UnsupportedUse(f"{label(func)} cannot be used here: {FREEZE_BATCH_NORM}")
         if public and (tensors or func in _CONSTANTS or _is_scalar(func, args)):
             return self._marked(func(*args, **kwargs))
+        self._look(func, args, kwargs)
         in_place = writes_in_place(func)
         if in_place or "out" in kwargs:
             self._no_longer_public(func, args, kwargs)
@@ -298,7 +310,7 @@ class Gate(TorchFunctionMode):
         build = self._unchanged(build, [*reads, *managed], managed[0], func)
         call = RecordedCall(
             func, names, managed, paired, build, tuple(rows.shape), self.packed, self.sink, self.context,
-            assumed=self.packed is None and how is None,
+            assumed=self.packed is None and how is None, raw=not picked.is_computed(rows),
         )  # fmt: skip
         self.calls.append(call)
         return call.watch(out, self.token)
@@ -332,9 +344,9 @@ TRANSPOSES = _named("t transpose permute swapaxes swapdims adjoint", Tensor, tor
 }
 
 
-# torch itself says which dimension of their input is the batch.
+# torch itself, or the rule, says which dimension of their input is the batch.
 KNOW_THEIR_BATCH = {
-    F.multi_head_attention_forward, torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu
+    F.multi_head_attention_forward, torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu, torch.einsum
 }  # fmt: skip
 _BATCH_FIRST = "turn the data batch first before this call"
 

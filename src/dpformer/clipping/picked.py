@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpformer.clipping.moves import cuts_batch
 from dpformer.clipping.user_rows import Packed, UserRows
 
 
@@ -113,9 +114,9 @@ def follow(
         is_public: whether a tensor holds no users' rows; out of such a one none are picked.
     """
     source, index = _pick_of(func, args, kwargs) if func in PICKS else (None, None)
+    doubtful = False
     if isinstance(source, Tensor) and not is_public(source):
-        if index is None and is_computed(source) and _may_mix(func, source, args, kwargs, is_public):
-            return True
+        doubtful = index is None and is_computed(source) and _may_mix(func, source, args, kwargs, is_public)
         if index is not None and func in _ELEMENTS:
             return is_computed(source)
         if index is not None and isinstance(out, Tensor) and not _picks_batch(source, index):
@@ -128,7 +129,7 @@ def follow(
         if func in _INTO_FIRST:
             sources = [t for t in args[:1] if picked(t) is not None]
         _carry(func, args, sources, out)
-    return False
+    return doubtful
 
 
 def _picks_batch(source: Tensor, index: Tensor) -> bool:
@@ -174,26 +175,17 @@ def _pick_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
 def _may_mix(
     func: Any, source: Tensor, args: Sequence[Any], kwargs: dict[str, Any], is_public: Callable[[Tensor], bool]
 ) -> bool:
-    """Whether users change places in a way that is not followed: along the second dimension of data that is turned time
-    first, or by a key of several dimensions, of `None` or of dots."""
-    turned = getattr(source, "_phantom_turned", False)
+    """Whether users change places in a way that is not followed: one at a time, a few in a slice, along the second
+    dimension of data that is turned time first, or by a key of several dimensions, of `None` or of dots."""
     if func in _SELECTS:
+        turned = getattr(source, "_phantom_turned", False)
         return turned and (args[1] if len(args) > 1 else kwargs.get("dim")) in (1, 1 - source.ndim)
     if func is not Tensor.__getitem__:
         return False
-
-    def picks(key: Any) -> bool:
-        if isinstance(key, Tensor):
-            return key.ndim > 0 and key.dtype != torch.bool and not is_public(key)
-        return isinstance(key, (list, tuple, range, np.ndarray))
-
-    keys = args[1] if isinstance(args[1], tuple) else (args[1],)
-    dots = next((place for place, key in enumerate(keys) if key is Ellipsis), None)
-    if dots is not None:  # keys behind dots belong to the last dimensions
-        behind = keys[dots + 1 :]
-        keys = (*keys[:dots], *[slice(None)] * (source.ndim - dots - len(behind)), *behind)
-    rows = [key for key in keys if key is not None][1 if turned else 0 :]
-    return bool(rows) and picks(rows[0])
+    first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+    if picked(source) is not None and isinstance(first, slice):  # followed
+        return False
+    return cuts_batch(source, args[1], is_public)
 
 
 def _element_index(func: Any, source: Tensor, given: Callable[[int, str], Any]) -> Tensor | None:

@@ -63,6 +63,7 @@ class RecordedCall:
     sink: list[Callable[[RecordedCall, Tensor], None]]  # shared with the engine: the last one takes the gradients
     context: int  # which `with clipping:` it was recorded in, counted up
     assumed: bool  # whether nothing tells whose the rows are: they are taken to lie user by user
+    raw: bool  # whether they came from outside as they are
     grad: Tensor | None = field(default=None)
 
     def layout(self, users: int) -> tuple[Any, ...]:
@@ -74,8 +75,11 @@ class RecordedCall:
     def doubtful(self, users: int) -> bool:
         """Whether the rows could be read in two ways, so that only the proof of this very batch can tell.
 
-        Inside `packed`, a multiple of its rows is those rows; as many rows as users may also be pooled ones.
+        Inside `packed`, a multiple of its rows is those rows; as many rows as users may also be pooled ones. Outside,
+        flat rows that came so may be divided otherwise in each batch.
         """
+        if self.assumed and self.raw and self.shape[0] != users:
+            return True
         if self.packed is None or self.shape[0] != users:
             return False
         return len(self.packed.user) == users and not self.packed.is_even(users)

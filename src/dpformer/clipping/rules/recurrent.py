@@ -96,7 +96,10 @@ def recurrent(
             if dropout and train and layer < num_layers - 1:
                 x = F.dropout(x, dropout)
         out = x if batch_first else x.transpose(0, 1)
-        return out, *(torch.stack(kept) for kept in last)
+        ends = [torch.stack(kept) for kept in last]
+    for end in ends:  # (layers, B, H)
+        gate.mark_turned(end)
+    return out, *ends
 
 
 @rule(torch.gru_cell, torch.lstm_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
