@@ -16,9 +16,9 @@ coarsest on the way from the losses to the parameters; float64 throughout passes
 It runs on the first batches, until 16 users were seen (two may be in order by chance), whenever a layout appears that
 was not seen before (a size that happens to equal the number of users, say, or another number of rows a user where
 nothing but their order tells whose they are), whenever users' rows change places in a way that is not followed
-(picked.py), and at random later: a model that begins to mix users in its second epoch is found, if not at once. The
-choice is made after the forward pass, with random numbers of the operating system: no model can know it, and no seeded
-run is changed by it. A batch with a user who is not finite proves nothing, and the next one is looked at.
+(picked.py, moves.py), and at random later: a model that begins to mix users in its second epoch is found, if not at
+once. The choice is made after the forward pass, with random numbers of the operating system: no model can know it, and
+no seeded run is changed by it. A batch with a user who is not finite proves nothing, and the next one is looked at.
 """
 
 from __future__ import annotations

@@ -61,11 +61,12 @@ def in_turn(random: SecureRandom, step: int, counts: Iterable[int]) -> Iterator[
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a sum: `sums` gets the numbers from `at` on."""
+    """Part of a sum: `sums`, of `count` numbers, gets those from `at` on."""
 
     sums: Tensor
     numbers: Numbers
     at: int
+    count: int  # known, since to ask a tensor for its length takes a while, and models have many
 
     @property
     def start(self) -> int:
@@ -77,7 +78,7 @@ class Run:
     """Pieces whose numbers follow each other in one stream."""
 
     def __init__(self, first: Piece) -> None:
-        self.pieces, self.count = [first], len(first.sums)
+        self.pieces, self.count = [first], first.count
         self.group, self.before = divmod(first.start, GROUP)  # numbers before these in their first group
         self.end = first.start + self.count
 
@@ -94,8 +95,8 @@ class Run:
 
     def add(self, piece: Piece) -> None:
         self.pieces.append(piece)
-        self.count += len(piece.sums)
-        self.end += len(piece.sums)
+        self.count += piece.count
+        self.end += piece.count
 
     def read(self, out: Tensor, factor: float) -> None:
         """out (count,) ← the sums times a factor."""
@@ -110,7 +111,7 @@ class Run:
         if len(self.pieces) == 1:
             torch.div(numbers, divisor, out=self.pieces[0].sums)
             return
-        parts = numbers.div_(divisor).split([len(piece.sums) for piece in self.pieces])
+        parts = numbers.div_(divisor).split([piece.count for piece in self.pieces])
         for piece, part in zip(self.pieces, parts, strict=True):
             piece.sums.copy_(part)
 
@@ -128,7 +129,7 @@ def release_sums(pairs: Iterable[tuple[Tensor, Numbers]], deviation: float, divi
     """
     release = Release(deviation, divisor)
     pairs = list(pairs)
-    total = sum(len(sums) for sums, _ in pairs)
+    total = sum(numbers.count for _, numbers in pairs)
     threads = torch.get_num_threads() if all(sums.device.type == "cpu" for sums, _ in pairs) else 1
     each = min(PIECE, max(WIDE, -(-total // (threads * GROUP)) * GROUP))  # a piece for every thread, if large enough
     if threads <= 1 or total <= each:
@@ -145,12 +146,13 @@ def _pieces(pairs: Iterable[tuple[Tensor, Numbers]], size: int) -> Iterator[list
     filled = 0
     for sums, numbers in pairs:
         each = size if sums.device.type in ("cpu", "mps") else DEVICE_PIECE
-        for at in range(0, len(sums), each):
-            piece = Piece(sums if len(sums) <= each else sums[at : at + each], numbers, at)
+        for at in range(0, numbers.count, each):
+            count = min(each, numbers.count - at)
+            piece = Piece(sums if numbers.count <= each else sums[at : at + count], numbers, at, count)
             if not _is_narrow(piece):
                 yield [Run(piece)]
                 continue
-            if together and filled + len(piece.sums) + GROUP > size:
+            if together and filled + piece.count + GROUP > size:
                 yield together
                 together, filled = [], 0
             if together and together[-1].goes_on(piece):
@@ -208,7 +210,7 @@ class Release:
         place = torch.device("cpu") if piece.sums.device.type == "mps" else piece.sums.device
         divisor = self.narrow_divisor if piece.sums.dtype == torch.float32 else self.divisor
         each = WIDE if place.type == "cpu" else DEVICE_PIECE
-        for at in range(0, len(piece.sums), each):
+        for at in range(0, piece.count, each):
             sums = piece.sums[at : at + each]
             noisy, total = _room(len(sums), place)
             piece.numbers.fill(noisy, piece.at + at)
