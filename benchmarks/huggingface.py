@@ -2,9 +2,9 @@
 
     python -m benchmarks.huggingface            # the table "huggingface" of docs/results/speed.md
 
-Width 128, 4 layers, 16 users of 64 tokens, 5,000 tokens in the vocabulary. CPU time, the best of many turns. A step is
-everything: forward and backward pass, clipping, noise (ours; Opacus adds none here), AdamW. Peak memory is of a process
-of its own for each contender, above what was there before the first step.
+Width 128, 4 layers, 16 users of 64 or 128 tokens, 5,000 tokens in the vocabulary. CPU time, the best of many turns. A
+step is everything: forward and backward pass, clipping, noise (ours; Opacus adds none here), AdamW. Peak memory is of a
+process of its own for each contender, above what was there before the first step.
 """
 
 import argparse
@@ -16,13 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from rich.progress import track
 from torch import Tensor, nn
 
 import dpformer as dp
 from benchmarks.page import RESULTS, put
 from dpformer.training.allocator import keep_freed_memory
 
-USERS, LENGTH, TOKENS, WIDTH, LAYERS = 16, 64, 5_000, 128, 4
+USERS, TOKENS, WIDTH, LAYERS = 16, 5_000, 128, 4
+LENGTHS = (64, 128)
 AIMS = {"gpt2": 0.80, "bert": 0.75, "lora": 0.95, "lora-attention": 0.95}
 TITLES = {
     "gpt2": "GPT-2, tied",
@@ -34,13 +36,13 @@ ADAPTED = {"lora": ["c_attn", "c_proj", "c_fc"], "lora-attention": ["c_attn"]}  
 Step = Callable[[], None]
 
 
-def build(row: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+def build(row: str, length: int) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     """A model, and what gives each user one loss."""
     from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    ids = torch.randint(0, TOKENS, (USERS, LENGTH))
-    places = torch.arange(LENGTH).repeat(USERS, 1)  # one row a user: Opacus needs that
+    ids = torch.randint(0, TOKENS, (USERS, length))
+    places = torch.arange(length).repeat(USERS, 1)  # one row a user: Opacus needs that
     if row == "bert":
         sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "vocab_size": TOKENS}
         model: nn.Module = BertForSequenceClassification(BertConfig(intermediate_size=4 * WIDTH, **sizes))
@@ -51,7 +53,7 @@ def build(row: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
             return nn.functional.cross_entropy(logits, labels, reduction="none")
 
         return model.train(), classified
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=TOKENS, n_positions=LENGTH, n_embd=WIDTH, n_layer=LAYERS, n_head=4))
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=TOKENS, n_positions=length, n_embd=WIDTH, n_layer=LAYERS, n_head=4))
     if row in ADAPTED:
         from peft import LoraConfig, get_peft_model
 
@@ -69,8 +71,8 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
 
-def plain(row: str) -> Step:
-    model, losses = build(row)
+def plain(row: str, length: int) -> Step:
+    model, losses = build(row, length)
     optimizer = adam(model)
 
     def step() -> None:
@@ -81,8 +83,8 @@ def plain(row: str) -> Step:
     return step
 
 
-def private(row: str, noise_multiplier: float = 1.0) -> Step:
-    model, losses = build(row)
+def private(row: str, length: int, noise_multiplier: float = 1.0) -> Step:
+    model, losses = build(row, length)
     clipping = dp.PhantomClipping(model)
     optimizer = dp.PrivateOptimizer(
         adam(model), noise_multiplier=noise_multiplier, clip_norm=1.0, expected_batch_size=float(USERS)
@@ -98,11 +100,11 @@ def private(row: str, noise_multiplier: float = 1.0) -> Step:
     return step
 
 
-def opacus(row: str) -> Step:
+def opacus(row: str, length: int) -> Step:
     """Per-sample gradients by hooks, clipped and added up as its DPOptimizer does; no noise."""
     from opacus import GradSampleModule
 
-    model, losses = build(row)
+    model, losses = build(row, length)
     wrapped = GradSampleModule(model, strict=False)
     optimizer, trainable = adam(model), [p for p in model.parameters() if p.requires_grad]
 
@@ -119,21 +121,21 @@ def opacus(row: str) -> Step:
     return step
 
 
-CONTENDERS: dict[str, Callable[[str], Step]] = {
+CONTENDERS: dict[str, Callable[[str, int], Step]] = {
     "plain": plain,
     "private": private,
-    "private, no noise": lambda row: private(row, 0.0),
+    "private, no noise": lambda row, length: private(row, length, 0.0),
     "opacus": opacus,
 }
 
 
-def measure(row: str, turns: int) -> dict[str, Any]:
+def measure(row: str, length: int, turns: int) -> dict[str, Any]:
     """Milliseconds of CPU time a step, in turns; what fails says why."""
     best: dict[str, Any] = {}
     steps: dict[str, Step] = {}
     for name, make in CONTENDERS.items():
         try:
-            steps[name] = make(row)
+            steps[name] = make(row, length)
             steps[name]()  # the first one proves, and warms up
         except Exception as error:
             steps.pop(name, None)
@@ -146,15 +148,15 @@ def measure(row: str, turns: int) -> dict[str, Any]:
     return best
 
 
-def peak(row: str, name: str) -> float | None:
+def peak(row: str, length: int, name: str) -> float | None:
     """MiB above what was there before the first step, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.huggingface", "--peak", row, name]
+    command = [sys.executable, "-m", "benchmarks.huggingface", "--peak", row, str(length), name]
     done = subprocess.run(command, capture_output=True, text=True)
     return float(done.stdout) if done.returncode == 0 else None
 
 
-def show_peak(row: str, name: str) -> None:
-    step = CONTENDERS[name](row)
+def show_peak(row: str, length: str, name: str) -> None:
+    step = CONTENDERS[name](row, int(length))
     before = most_memory()
     for _ in range(3):
         step()
@@ -167,25 +169,28 @@ def most_memory() -> float:
         return next(float(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
-def table(found: dict[str, dict[str, Any]], peaks: dict[str, dict[str, float | None]]) -> str:
-    lines = [
-        "| plain / private, time (aim) | without noise | plain / Opacus | memory, private / plain | Opacus / plain |"
-    ]
-    lines = [f"| {lines[0]}", "| --- | --- | --- | --- | --- | --- |"]
-    for row, times in found.items():
+Case = tuple[str, int]  # a row, and the tokens of a user
+
+
+def table(found: dict[Case, dict[str, Any]], peaks: dict[Case, dict[str, float | None]]) -> str:
+    heads = "plain / private, time (aim) | without noise | plain / Opacus | memory, private / plain | Opacus / plain"
+    lines = [f"| | tokens | {heads} |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    for (row, length), times in found.items():
 
         def ratio(name: str, times: dict[str, Any] = times) -> str:
             return f"{times['plain'] / times[name]:.2f}" if isinstance(times.get(name), float) else "fails"
 
-        def memory(name: str, row: str = row) -> str:
-            used, base = peaks[row].get(name), peaks[row].get("plain")
+        def memory(name: str, case: Case = (row, length)) -> str:
+            used, base = peaks[case].get(name), peaks[case].get("plain")
             return f"{used / base:.2f}" if used and base else "fails"
 
         cells = [f"{ratio('private')} (≥ {AIMS[row]:.2f})", ratio("private, no noise"), ratio("opacus")]
-        lines.append(f"| {TITLES[row]} | " + " | ".join([*cells, memory("private"), memory("opacus")]) + " |")
+        lines.append(
+            f"| {TITLES[row]} | {length} | " + " | ".join([*cells, memory("private"), memory("opacus")]) + " |"
+        )
     failed = [
-        f"- {TITLES[row]}, {name}: `{why}`"
-        for row, times in found.items()
+        f"- {TITLES[row]}, {length} tokens, {name}: `{why}`"
+        for (row, length), times in found.items()
         for name, why in times.items()
         if isinstance(why, str)
     ]
@@ -195,18 +200,23 @@ def table(found: dict[str, dict[str, Any]], peaks: dict[str, dict[str, float | N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=list(AIMS), default=list(AIMS))
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--peak", nargs=2, metavar=("ROW", "CONTENDER"), help="only this peak, in this process")
+    parser.add_argument(
+        "--peak", nargs=3, metavar=("ROW", "LENGTH", "CONTENDER"), help="only this peak, in this process"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     if given.peak:
         show_peak(*given.peak)
         return
-    found = {row: measure(row, given.turns) for row in given.rows}
-    print(json.dumps(found, indent=2))
-    peaks = {row: {name: peak(row, name) for name in ("plain", "private", "opacus")} for row in given.rows}
-    print(json.dumps(peaks, indent=2))
+    cases = [(row, length) for row in given.rows for length in given.lengths]
+    found = {case: measure(*case, given.turns) for case in track(cases, "time")}
+    contenders = ("plain", "private", "opacus")
+    peaks = {case: {name: peak(*case, name) for name in contenders} for case in track(cases, "memory")}
+    for case in cases:
+        print(*case, json.dumps({"ms": found[case], "MiB": peaks[case]}))
     text = table(found, peaks)
     print(text)
     put("huggingface", text, RESULTS / "speed.md")
