@@ -105,7 +105,7 @@ def test_a_poisoned_batch_proves_nothing() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             each = self.linear(x).sum((1, 2))
-            return each + 0.5 * each.flip(0)
+            return each + 0.5 * each.mean()
 
     model = Mixing()
     clipping = dp.PhantomClipping(model)

@@ -18,13 +18,14 @@ from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.norms import ParameterUses
 from dpformer.clipping.per_user_norms import PerUserNorms
+from dpformer.clipping.picked import picked
 from dpformer.clipping.proof import PATIENCE, due, prove
 from dpformer.clipping.recorded_call import RecordedCall
 from dpformer.clipping.registered import registered
 from dpformer.clipping.rounding import full_precision
 from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
-from dpformer.clipping.user_rows import Packed
+from dpformer.clipping.user_rows import Packed, UserRows
 
 ENOUGH = 16  # users of a layout that are proven before it counts: two may be in order by chance
 # What is saved for the backward pass must be what was there: hooks may run layers again, without the gate.
@@ -76,6 +77,7 @@ class PhantomClipping:
         self._checkpointing = passed_over()
         self._checkpointing.__enter__()
         self._gate.context += 1
+        self._gate.written.clear()
         self._gate.__enter__()
         return self
 
@@ -121,6 +123,7 @@ class PhantomClipping:
             return norms
         finally:
             self._gate.calls[:] = later
+            self._gate.doubts &= {call.context for call in later}
 
     def _backward(self, losses: Tensor, clip: ClipFunction) -> tuple[Tensor, list[RecordedCall]]:
         """The norms, and the calls of contexts after those that the losses were computed in."""
@@ -134,9 +137,10 @@ class PhantomClipping:
         if users == 0:
             return torch.zeros(0, dtype=losses.dtype, device=losses.device), []
         self._refuse_frozen()
+        self._look_at_order(losses)
         layout = frozenset(call.layout(users) for call in self._gate.calls)
         possible = self.proof and losses.requires_grad
-        doubtful = self._gate.doubtful or any(call.doubtful(users) for call in self._gate.calls)
+        doubtful = bool(self._gate.doubts) or any(call.doubtful(users) for call in self._gate.calls)
         new = possible and (self._proven.get(layout, 0) < self._enough or doubtful)
         proving = new or (possible and self._due())
         collected = PerUserNorms(self._gate.calls, set(self._gate.names), losses, forget=not proving)
@@ -145,11 +149,27 @@ class PhantomClipping:
         finite = torch.isfinite(norms) & torch.isfinite(losses.detach()) & torch.isfinite(upper)
         factors = self._factors(torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
         if proving:
-            self._prove(losses, norms, factors, collected.groups, layout if new else None)
+            self._prove(losses, norms, factors, collected.groups, layout if new else None, doubtful)
         with full_precision(norms.device.type):
             self._add_clipped_sum(collected, finite, torch.where(finite, factors, 0), clip)
         last = max(collected.contexts, default=self._gate.context)
         return norms, [call for call in self._gate.calls if call.context > last]
+
+    def _look_at_order(self, losses: Tensor) -> None:
+        """Refuses losses that are in another order than the rows: one that was made in a way that is not followed, and
+        then taken back in one that is, shows here; so does one that was never taken back."""
+        how = picked(losses)
+        if how is None:
+            return
+        if how.index is None or how.total % len(losses):
+            self._gate.doubt()
+            return
+        user = how.user_of_row(UserRows(len(losses), how.packed, "a loss"))
+        if not torch.equal(user, torch.arange(len(losses), device=user.device)):
+            raise UnsupportedUse(
+                "the losses are not in the order of the batch: users' rows were put in another order and not back (or "
+                "put back, and were in it already when they were given to the model)"
+            )
 
     def _refuse_frozen(self) -> None:
         """Rules ask again what is trained when they look back: it must be what was trained in the forward pass."""
@@ -161,14 +181,25 @@ class PhantomClipping:
                     )
 
     def _prove(
-        self, losses: Tensor, norms: Tensor, factors: Tensor, groups: list[ParameterUses], layout: object
+        self,
+        losses: Tensor,
+        norms: Tensor,
+        factors: Tensor,
+        groups: list[ParameterUses],
+        layout: object,
+        doubtful: bool,
     ) -> None:
         """Raises if the engine and autograd disagree, or if too many batches in a row could not be compared."""
         calls = [call for call in self._gate.calls if call.grad is not None]
         if prove(losses, norms, factors, calls, groups, self._gate.sink):
             seen = len(losses) if len(losses) > 1 else self._enough  # one user alone is nobody else
             self._proven[layout] = self._proven.get(layout, 0) + seen
-            self._put_off, self._gate.doubtful = 0, False
+            self._put_off = 0
+        elif doubtful:
+            raise UnsupportedUse(
+                "a user's loss or gradient is not finite in a batch whose rows may have changed places, so that "
+                "nothing can be proven about it; leave users' rows in the order of the batch, or keep losses finite"
+            )
         elif layout is not None:
             self._put_off += 1
             if self._put_off == PATIENCE:

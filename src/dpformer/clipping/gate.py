@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._C._functorch import peek_interpreter_stack
 from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -74,7 +75,8 @@ class Gate(TorchFunctionMode):
         self.constants: dict[int, tuple[Tensor, int]] = {}  # with their count of writes
         self.calls: list[RecordedCall] = []
         self.context = 0  # counts the contexts that were entered
-        self.doubtful = False  # whether numbers went from row to row since the last proof: this batch is to be proven
+        self.doubts: set[int] = set()  # contexts in which rows may have changed places unseen: they are to be proven
+        self.written: dict[int, Tensor] = {}  # by storage: made of constants, and users' data was written into it
         self.sink: list[Callable[[RecordedCall, Tensor], None]] = []
         self.packed: Packed | None = None
         self.token = torch.zeros((), requires_grad=True)
@@ -95,9 +97,11 @@ class Gate(TorchFunctionMode):
     # -- what sort of tensor ------------------------------------------------------------------------------------------
 
     def is_public(self, t: Tensor) -> bool:
-        if id(t) in self.own or getattr(t, "_phantom_public", False):
+        if id(t) in self.own:
             return True
-        return id(t) in self.constants and self.constants[id(t)][1] == t._version
+        if not getattr(t, "_phantom_public", False):
+            return id(t) in self.constants and self.constants[id(t)][1] == t._version
+        return not self.written or _storage(t) not in self.written  # views of it share what was written
 
     def _is_of_model(self, t: Tensor) -> bool:
         return id(t) in self.own
@@ -120,6 +124,8 @@ class Gate(TorchFunctionMode):
         if func in _SIZES and type(args[0]) is Tensor:
             return func(*args, **kwargs)
         tensors = tensors_of(*args, *kwargs.values()) if kwargs else tensors_of(*args)
+        if peek_interpreter_stack() is not None and any(t.is_floating_point() for t in tensors):  # vmap: no marks
+            self.doubt()
         if _is_ordinary(func) and "out" not in kwargs and self._is_of_users(tensors):
             self._look(func, args, kwargs)
             return _computed(func(*args, **kwargs), tensors)
@@ -155,9 +161,14 @@ class Gate(TorchFunctionMode):
 
     def _look(self, func: Any, args: Any, kwargs: Any) -> None:
         """Where rows may change places unseen, this batch is to be proven."""
-        if func in MOVES and not self.doubtful:
+        if func in MOVES and self.context not in self.doubts:
             user_of_row = None if self.packed is None else self.packed.user
-            self.doubtful = may_move(func, args, kwargs, self._is_computed_of_users, user_of_row)
+            if may_move(func, args, kwargs, self._is_computed_of_users, user_of_row):
+                self.doubt()
+
+    def doubt(self) -> None:
+        """Only the proof of this very batch can tell whose its rows are."""
+        self.doubts.add(self.context)
 
     def _is_computed_of_users(self, t: Tensor) -> bool:
         return picked.is_computed(t) and not self.is_public(t)
@@ -179,8 +190,14 @@ class Gate(TorchFunctionMode):
         return out
 
     def _use(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        out = self._run(func, args, kwargs, any(is_turned(t) for t in tensors))
+        self._look(func, args, kwargs)
+        turned = any(is_turned(t) for t in tensors)
         sources = [t for t in tensors if picked.picked(t) is not None and not self.is_public(t)]
+        if sources and (
+            turned or func in _LOSE_PICKS or picked.disagree(sources[0], tensors, self._is_computed_of_users)
+        ):
+            self.doubt()
+        out = self._run(func, args, kwargs, turned)
         if sources:
             picked.follow(func, args, kwargs, sources, out, self.packed, lambda _: True)
         return out
@@ -198,10 +215,16 @@ class Gate(TorchFunctionMode):
     def _use_turned(self, rule: Rule, func: Any, args: Any, kwargs: Any) -> Any:
         """The model has turned its data time first: turn it back, use the parameter, turn the result again."""
 
-        def back(value: Any) -> Any:
-            return value.transpose(0, 1) if isinstance(value, Tensor) and is_turned(value) else value
-
         data = next(t for t in tensors_of(args, kwargs) if is_turned(t))
+
+        def back(value: Any) -> Any:
+            if isinstance(value, Tensor) and is_turned(value):
+                return value.transpose(0, 1)
+            if self.is_managed(value) and value.ndim == data.ndim and func in ELEMENTWISE:  # positions (T, 1, D)
+                with self:
+                    return value.transpose(0, 1)
+            return value
+
         if writes_in_place(func) or any(t.ndim != data.ndim for t in tensors_of(args, kwargs) if is_turned(t)):
             raise self.refusal(next(t for t in tensors_of(args, kwargs) if self.is_managed(t)), func, _BATCH_FIRST)
         out = rule(self, func, tuple(map(back, args)), {name: back(value) for name, value in kwargs.items()})
@@ -227,9 +250,15 @@ class Gate(TorchFunctionMode):
             self._no_longer_public(func, args, kwargs)
         out = func(*args, **kwargs)
         picked.follow_raw(func, tensors, [out] if isinstance(out, Tensor) else tensors_of(out))
-        _follow_batch(func, args, kwargs, tensors, out)
-        if not in_place and picked.follow(func, args, kwargs, tensors, out, self.packed, self.is_public):
-            self.doubtful = True
+        lost = _follow_batch(func, args, kwargs, tensors, out)
+        if in_place or "out" in kwargs:
+            lost |= func in picked.PICKS or picked.written_among(
+                func, args, kwargs, tensors, self._is_computed_of_users
+            )
+        else:
+            lost |= picked.follow(func, args, kwargs, tensors, out, self.packed, self.is_public)
+        if lost:
+            self.doubt()
         return out
 
     def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -245,6 +274,7 @@ class Gate(TorchFunctionMode):
                 )
             if self.is_public(t):  # made for it inside the context
                 picked.mark_computed(t)
+                self.written[_storage(t)] = t
             t._phantom_public = False  # type: ignore[attr-defined]
 
     def _refuse_strangers(self, func: Any, tensors: Iterable[Tensor]) -> None:
@@ -298,6 +328,9 @@ class Gate(TorchFunctionMode):
         for parameter in managed:
             if not parameter.numel():
                 raise self.refusal(parameter, func, "it has no numbers, so nothing can be trained: leave its layer out")
+            if parameter.grad_fn is not None and any(id(leaf) not in self.names for leaf in leaves(parameter)):
+                fix = "users' data was written into it in a way that is not seen: build a new tensor instead"
+                raise self.refusal(parameter, func, fix)
         how = picked.picked(rows)
         if how is not None:
             if how.index is None:
@@ -339,7 +372,7 @@ def _under_autocast(paired: Paired, device: str) -> Paired:
     return within
 
 
-TRANSPOSES = _named("t transpose permute swapaxes swapdims adjoint", Tensor, torch) | {
+TRANSPOSES = _named("t transpose permute swapaxes swapdims movedim moveaxis adjoint", Tensor, torch) | {
     getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")
 }
 
@@ -348,10 +381,19 @@ TRANSPOSES = _named("t transpose permute swapaxes swapdims adjoint", Tensor, tor
 KNOW_THEIR_BATCH = {
     F.multi_head_attention_forward, torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu, torch.einsum
 }  # fmt: skip
+# Their rules work on states that are not picked.
+_LOSE_PICKS = (KNOW_THEIR_BATCH - {torch.einsum}) | {
+    torch.gru_cell, torch.lstm_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell, Tensor.__getitem__
+}  # fmt: skip
+ELEMENTWISE: set[Any] = set()  # functions that never let two places meet (rules/broadcast.py)
 _BATCH_FIRST = "turn the data batch first before this call"
 
 
 _SPECIAL = _BATCH_NORMS | TRANSPOSES | picked.PICKS
+
+
+def _storage(t: Tensor) -> int:
+    return t.untyped_storage()._cdata if t.layout == torch.strided else id(t)
 
 
 def _is_ordinary(func: Any) -> bool:
@@ -380,28 +422,41 @@ def is_turned(t: Tensor) -> bool:
     return getattr(t, "_phantom_turned", False)
 
 
-def _follow_batch(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Any) -> None:
-    """Keeps track of `transpose(0, 1)`: many models turn their data time first and back again."""
+def _follow_batch(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Any) -> bool:
+    """Keeps track of `transpose(0, 1)`: many models turn their data time first and back again.
+
+    Returns whether the batch has become another dimension than the first two.
+    """
     if func in TRANSPOSES:
         data = tensors[0]
-        if data.ndim > 1 and _second_dimension(func, data.ndim, args, kwargs) == (1 if is_turned(data) else 0):
+        if data.ndim < 2:
+            return False
+        place = _order(func, data.ndim, args, kwargs).index(1 if is_turned(data) else 0)
+        if place == 1:
             out._phantom_turned = True
-        return
+        return place > 1 and picked.is_computed(data)
     for data in tensors:
         if is_turned(data):
             for t in tensors_of(out):
-                if (t.ndim == data.ndim or func in picked.RESHAPES) and t.shape[:2] == data.shape[:2]:
+                same = t.shape[:2] == data.shape[:2] if func in picked.RESHAPES else _has_batch_second(t, data)
+                if same:
                     t._phantom_turned = True  # type: ignore[attr-defined]
+    return False
 
 
-def _second_dimension(func: Any, dims: int, args: Any, kwargs: Any) -> int:
-    """Which dimension of its argument is dimension 1 of a transpose."""
+def _has_batch_second(t: Tensor, data: Tensor) -> bool:
+    return t.ndim == data.ndim > 1 and t.shape[1] == data.shape[1]
+
+
+def _order(func: Any, dims: int, args: Any, kwargs: Any) -> list[int]:
+    """Which dimension of its argument each dimension of a transpose is."""
     if func is Tensor.transpose and len(args) == 3 and isinstance(args[1], int) and isinstance(args[2], int):
-        first, second = args[1] % dims, args[2] % dims
-        return first if second == 1 else second if first == 1 else 1
+        order, (first, second) = list(range(dims)), (args[1] % dims, args[2] % dims)
+        order[first], order[second] = second, first
+        return order
     sizes = torch.empty(tuple(range(dims)), device="meta")  # sizes that name the dimensions
     out: Tensor = func(*map_tensors(lambda _: sizes, args), **map_tensors(lambda _: sizes, kwargs))
-    return out.shape[1]
+    return list(out.shape)
 
 
 def label(func: Any) -> str:

@@ -8,11 +8,13 @@ Functions along other dimensions than the batch's leave rows where they are: tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Told = Callable[[Tensor], bool]
@@ -25,6 +27,7 @@ def _named(names: str) -> list[Any]:
 # Where a function is told along which dimension it works: the place of that argument, and what holds without it.
 _ALONG: dict[Any, tuple[int, Any]] = {
     **dict.fromkeys(_named("unbind"), (1, 0)),
+    **dict.fromkeys(_named("unsqueeze"), (1, None)),  # the batch is then another dimension
     **dict.fromkeys(_named("split split_with_sizes chunk tensor_split unsafe_chunk unsafe_split"), (2, 0)),
     **dict.fromkeys(_named("select_scatter slice_scatter"), (2, 0)),
     **dict.fromkeys(_named("select narrow narrow_copy unfold flip as_strided"), (1, None)),
@@ -39,10 +42,14 @@ _REPEATS = _named("repeat_interleave")
 _INTO = _named("index_add index_copy index_fill index_reduce scatter scatter_add scatter_reduce")
 _INTO_ANYWHERE = _named("index_put masked_scatter put")
 _WRITES = {getattr(Tensor, f"{f.__name__}_"): f for f in _INTO + _INTO_ANYWHERE if hasattr(Tensor, f"{f.__name__}_")}
-_PRODUCTS = _named("matmul mm mv dot inner addmm addmv __matmul__")
+_PRODUCTS = [
+    *_named("matmul mm mv dot inner bmm addmm addmv baddbmm addmm_ addmv_ baddbmm_ __matmul__"),
+    torch.linalg.matmul, torch.sparse.mm,
+]  # fmt: skip
 MOVES = {
-    *_ALONG, *_INTO, *_INTO_ANYWHERE, *_WRITES, *_PRODUCTS,
-    Tensor.__setitem__, Tensor.__rmatmul__, torch.einsum, torch.tensordot, torch.linalg.multi_dot,
+    *_ALONG, *_INTO, *_INTO_ANYWHERE, *_WRITES, *_PRODUCTS, Tensor.__setitem__, Tensor.__rmatmul__, torch.einsum,
+    torch.tensordot, torch.linalg.multi_dot, torch.chain_matmul, torch.sparse.addmm, F.linear, F.embedding_bag,
+    torch.addbmm, Tensor.addbmm, Tensor.addbmm_,
 }  # fmt: skip
 
 
@@ -56,42 +63,92 @@ def may_move(
         of_users: whether a tensor was computed from users' data.
         user_of_row: of packed rows.
     """
-    if func in _PRODUCTS:  # a second factor's first dimension is summed over, unless it has three
-        factors = [*args, *kwargs.values()]
-        return any(isinstance(t, Tensor) and t.ndim <= 2 and of_users(t) for t in factors[1:][-2:])
+    if func in _PRODUCTS:
+        return _sums_batch(args, kwargs, of_users)
+    if func in (F.linear, F.embedding_bag):  # users' rows as a weight, or as a table
+        return _any_of_users([*args[1:2], kwargs.get("weight")], of_users)
     if func in _ALONG:
         return _moves_along(func, args, kwargs, of_users)
     if func is torch.einsum:
         return not _keeps_batch(args, of_users)
     if func is Tensor.__setitem__:
-        return _any_of_users((args[0], args[2]), of_users) and cuts_batch(args[0], args[1])
+        target, key, value = args
+        if not isinstance(value, Tensor) or not _any_of_users((target, value), of_users):
+            return False  # a number moves no rows
+        return cuts_batch(target, key) and not _goes_back(target, key, value)
     if _WRITES.get(func, func) in _INTO:
         return _moves_into(args, kwargs, of_users, user_of_row)
-    return _any_of_users([*args, *kwargs.values()], of_users)
+    nested = [one for one in [*args, *kwargs.values()] if isinstance(one, (list, tuple))]  # multi_dot
+    return _any_of_users([*args, *kwargs.values(), *chain(*nested)], of_users)
 
 
-def cuts_batch(source: Tensor, key: Any, is_public: Told = lambda _: False) -> bool:
-    """Whether a key takes some of the rows of a batch, or all in an order of its own that is not public."""
+def cuts_batch(source: Tensor, key: Any) -> bool:
+    """Whether a key takes some of the rows of a batch, or all in an order of its own."""
+    if key is None or (isinstance(key, tuple) and None in [one for one in key[:1] if not isinstance(one, Tensor)]):
+        return True  # the batch is then another dimension
+    own, size = _keys(source, key)[_batch_of(source) :][:1], source.shape[_batch_of(source)]
+    if not own:
+        return False
+    if isinstance(own[0], slice):
+        return own[0].indices(size) != (0, size, 1)
+    if isinstance(own[0], Tensor) and own[0].shape == (size, *[1] * (own[0].ndim - 1)) and _batch_of(source) == 0:
+        return not torch.equal(own[0].flatten(), torch.arange(size, dtype=own[0].dtype, device=own[0].device))
+    return isinstance(own[0], (int, np.integer, list, tuple, range, np.ndarray, Tensor))
+
+
+def reorders(source: Tensor, key: Any, is_public: Told) -> bool:
+    """Whether a key puts another dimension in an order of users' data: it may be the batch after all."""
+    for size, own in zip(source.shape, _keys(source, key), strict=False):
+        if isinstance(own, Tensor) and own.ndim and own.dtype != torch.bool and not is_public(own):
+            return True
+        if isinstance(own, (list, tuple, range, np.ndarray)) and len(own) == size > 1:
+            return True
+    return False
+
+
+def writes_along_batch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether this is one of the functions that put rows into a batch, at places that they are told."""
+    if func is Tensor.__setitem__:
+        return cuts_batch(args[0], args[1])
+    if _WRITES.get(func, func) not in _INTO:
+        return func in _WRITES or func in _INTO_ANYWHERE
+    target, source = args[0] if args else kwargs.get("input"), args[3] if len(args) > 3 else kwargs.get("source")
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return any(isinstance(t, Tensor) and _meets_batch(t, dim) for t in (target, source))
+
+
+def _keys(source: Tensor, key: Any) -> list[Any]:
+    """One for each dimension, of the first ones at least."""
     keys = key if isinstance(key, tuple) else (key,)
     dots = next((place for place, one in enumerate(keys) if one is Ellipsis), None)
     if dots is not None:  # keys behind dots belong to the last dimensions
         behind = keys[dots + 1 :]
         keys = (*keys[:dots], *[slice(None)] * (source.ndim - dots - len(behind)), *behind)
-    batch = _batch_of(source)
-    rows = [one for one in keys if one is not None][batch : batch + 1]
-    if not rows:
+    return [one for one in keys if one is not None]
+
+
+def _goes_back(target: Tensor, key: Any, value: Tensor) -> bool:
+    """`out[mask] = expert(h[mask])`: rows stay whose they are."""
+    if not isinstance(key, Tensor) or key.ndim != 1:
         return False
-    if isinstance(rows[0], slice):
-        return rows[0].indices(source.shape[batch]) != (0, source.shape[batch], 1)
-    if isinstance(rows[0], Tensor):
-        return not is_public(rows[0])
-    return isinstance(rows[0], (int, np.integer, list, tuple, range, np.ndarray))
+    index = key.nonzero()[:, 0] if key.dtype == torch.bool else key
+    return _stays(target, index, value, None)
+
+
+def _sums_batch(args: tuple[Any, ...], kwargs: dict[str, Any], of_users: Told) -> bool:
+    """Whether a product sums over the dimension of the batch: the last of the first factor, the one but last of the
+    second one."""
+    named = [kwargs[name] for name in ("input", "mat1", "batch1", "other", "mat2", "batch2", "vec") if name in kwargs]
+    first, second = [t for t in [*args, *named] if isinstance(t, Tensor)][-2:]
+    return (of_users(first) and first.ndim - 1 == _batch_of(first)) or (
+        of_users(second) and max(0, second.ndim - 2) == _batch_of(second)
+    )
 
 
 def _moves_along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], of_users: Told) -> bool:
     place, dims = _ALONG[func]
-    source = args[0] if args else kwargs["input"]
-    if not of_users(source):
+    source = args[0] if args else kwargs.get("input")
+    if not isinstance(source, Tensor) or not of_users(source):
         return False
     if func in _REPEATS and not isinstance(args[1] if len(args) > 1 else kwargs.get("repeats"), Tensor):
         return False  # each row as often as any other
@@ -108,20 +165,31 @@ def _moves_into(args: tuple[Any, ...], kwargs: dict[str, Any], of_users: Told, u
     target, index, source = given.get("input"), given.get("index"), given.get("source", given.get("src"))
     if not isinstance(target, Tensor) or not _any_of_users((target, source), of_users):
         return False
-    if not _meets_batch(target, given.get("dim")):
+    if not any(isinstance(t, Tensor) and _meets_batch(t, given.get("dim")) for t in (target, source)):
         return False
     if not isinstance(index, Tensor) or not isinstance(source, Tensor):
         return True
-    return not any(torch.equal(known, index) for known in _places(source, len(target), user_of_row))
+    return not _stays(target, index, source, user_of_row)
 
 
-def _places(source: Tensor, rows: int, user_of_row: Tensor | None) -> Iterator[Tensor]:
-    """Where rows may be put and stay whose they are: where they were picked, and at the place of their user."""
-    if user_of_row is not None:
-        yield user_of_row
+def _stays(target: Tensor, index: Tensor, source: Tensor, user_of_row: Tensor | None) -> bool:
+    """Whether rows are put where they were picked, or at the place of their user, and so stay whose they are."""
     how = getattr(source, "_phantom_picked", None)
-    if how is not None and how.index is not None and how.packed is None and rows and how.total % rows == 0:
-        yield how.index // (how.total // rows)
+    if getattr(target, "_phantom_picked", None) is not None:
+        return False
+    if how is None:
+        return user_of_row is not None and torch.equal(user_of_row, index)
+    if how.index is None:
+        return False
+    if user_of_row is not None and how.total == len(user_of_row) and torch.equal(user_of_row[how.index], index):
+        return True
+    rows = len(target)
+    return (
+        how.packed is None
+        and rows > 0
+        and how.total % rows == 0
+        and torch.equal(how.index // (how.total // rows), index)
+    )
 
 
 def _keeps_batch(args: tuple[Any, ...], of_users: Told) -> bool:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.moves import cuts_batch
+from dpformer.clipping.moves import cuts_batch, reorders, writes_along_batch
 from dpformer.clipping.user_rows import Packed, UserRows
 
 
@@ -49,6 +49,14 @@ class Picked:
         if index is None or len(index) != self.total:
             return False
         return bool((index == torch.arange(self.total, device=index.device)).all())
+
+    def same(self, other: Picked | None) -> bool:
+        """The same rows in the same order."""
+        if other is None or (other.total, other.packed) != (self.total, self.packed):
+            return False
+        if self.index is None or other.index is None:
+            return self.index is other.index
+        return self.index is other.index or torch.equal(self.index, other.index)
 
 
 def picked(t: Any) -> Picked | None:
@@ -123,13 +131,50 @@ def follow(
             _mark_picked(source, out, index, packed)
             return False
     sources = [t for t in tensors if picked(t) is not None]
-    if sources and func in _JOINS and out.shape[0] == sum(len(t) for t in args[0]):
-        mark(out, _joined(args[0]))
-    elif sources:
-        if func in _INTO_FIRST:
-            sources = [t for t in args[:1] if picked(t) is not None]
-        _carry(func, args, sources, out)
+    if not sources:
+        return doubtful
+
+    def of_users(t: Tensor) -> bool:
+        return is_computed(t) and not is_public(t)
+
+    joins = (args[0] if args else kwargs["tensors"]) if func in _JOINS else None
+    if joins is not None and out.shape[0] == sum(len(t) for t in joins):
+        mark(out, _joined(joins))
+        return doubtful
+    if func in _INTO_FIRST:
+        doubtful |= written_among(func, args, kwargs, tensors, of_users)
+        sources = [t for t in args[:1] if picked(t) is not None]
+    else:
+        doubtful |= disagree(sources[0], tensors, of_users)
+    _carry(func, args, sources, out)
     return doubtful
+
+
+def disagree(one: Tensor, tensors: Sequence[Tensor], of_users: Callable[[Tensor], bool]) -> bool:
+    """Whether rows of users meet as many other ones that were picked otherwise, or not at all."""
+    how = picked(one)
+    return how is not None and any(
+        t is not one and t.ndim and t.shape[0] == one.shape[0] and of_users(t) and not how.same(picked(t))
+        for t in tensors
+    )
+
+
+def written_among(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    tensors: Sequence[Tensor],
+    of_users: Callable[[Tensor], bool],
+) -> bool:
+    """Whether rows of users are written among rows that were picked otherwise; along the batch, moves.py decides."""
+    target = kwargs.get("out", args[0] if args else kwargs.get("input"))
+    if not isinstance(target, Tensor) or writes_along_batch(func, args, kwargs):
+        return False
+    how = picked(target)
+    others = [t for t in tensors if t is not target and of_users(t) and t.ndim]
+    return any(not other.same(how) for other in map(picked, others) if other is not None) or (
+        how is not None and disagree(target, others, of_users)
+    )
 
 
 def _picks_batch(source: Tensor, index: Tensor) -> bool:
@@ -177,15 +222,19 @@ def _may_mix(
 ) -> bool:
     """Whether users change places in a way that is not followed: one at a time, a few in a slice, along the second
     dimension of data that is turned time first, or by a key of several dimensions, of `None` or of dots."""
+    if func in _TABLES:
+        return True
     if func in _SELECTS:
         turned = getattr(source, "_phantom_turned", False)
-        return turned and (args[1] if len(args) > 1 else kwargs.get("dim")) in (1, 1 - source.ndim)
+        index = args[2] if len(args) > 2 else kwargs.get("index")
+        along = (args[1] if len(args) > 1 else kwargs.get("dim")) in (1, 1 - source.ndim)
+        return (turned and along) or (isinstance(index, Tensor) and not is_public(index))
     if func is not Tensor.__getitem__:
         return False
     first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
     if picked(source) is not None and isinstance(first, slice):  # followed
         return False
-    return cuts_batch(source, args[1], is_public)
+    return cuts_batch(source, args[1]) or reorders(source, args[1], is_public)
 
 
 def _element_index(func: Any, source: Tensor, given: Callable[[int, str], Any]) -> Tensor | None:
@@ -193,9 +242,8 @@ def _element_index(func: Any, source: Tensor, given: Callable[[int, str], Any]) 
     if func in _TAKES:
         return given(1, "index")
     place, dim = (2, given(1, "dim")) if func in _GATHERS else (1, given(2, "dim"))
-    if dim in (0, -source.ndim) and getattr(source, "_phantom_turned", False):  # steps of time, each of its own user
-        return None
-    return given(place, "index" if place == 2 else "indices") if dim in (None, 0, -source.ndim) else None
+    batch = 1 if getattr(source, "_phantom_turned", False) else 0  # steps of time are each of their own user
+    return given(place, "index" if place == 2 else "indices") if dim in (None, batch, batch - source.ndim) else None
 
 
 def _mark_picked(source: Tensor, out: Tensor, index: Tensor, packed: Packed | None) -> None:

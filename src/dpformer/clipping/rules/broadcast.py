@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.gate import Gate, tensors_of
+from dpformer.clipping.gate import ELEMENTWISE, Gate, tensors_of
 from dpformer.clipping.recorded_call import paired
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.user_rows import UserRows
@@ -85,6 +85,9 @@ _ELEMENTWISE = _IN_PLACE | _all(
     "masked_fill float_power __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ "
     "__rpow__"
 )
+
+
+ELEMENTWISE |= _ELEMENTWISE
 
 
 @rule(*_ELEMENTWISE, takes_complex=True)

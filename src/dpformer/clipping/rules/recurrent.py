@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpformer.clipping import picked
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rules.registry import rule
 
@@ -88,7 +89,10 @@ def recurrent(
             for direction in range(directions):
                 n = layer * directions + direction
                 own = params[n * each : (n + 1) * each]
-                out, state = _layer(x, tuple(s[n] for s in first), own, _CELLS[func], backwards=direction == 1)
+                state = tuple(s[n] for s in first)
+                for rows in state:
+                    picked.mark(rows, picked.picked(x))
+                out, state = _layer(x, state, own, _CELLS[func], backwards=direction == 1)
                 outputs.append(out)
                 for kept, value in zip(last, state, strict=True):
                     kept.append(value)
