@@ -26,6 +26,8 @@ from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.moves import MOVES, may_move
 from dpformer.clipping.recorded_call import Build, Paired, RecordedCall
 from dpformer.clipping.registered import Registered
+from dpformer.clipping.trees import tensors_of
+from dpformer.clipping.turned import TRANSPOSES, follow_batch, is_turned, mark_turned
 from dpformer.clipping.user_rows import Packed, UserRows
 
 
@@ -231,13 +233,8 @@ class Gate(TorchFunctionMode):
         if not isinstance(out, Tensor) or out.shape[:2] != data.shape[:2][::-1]:
             raise self.refusal(next(t for t in tensors_of(args, kwargs) if self.is_managed(t)), func, _BATCH_FIRST)
         out = out.transpose(0, 1).contiguous()  # as the model would have it, which may view it in another shape
-        self.mark_turned(out)
+        mark_turned(out)
         return out
-
-    @staticmethod
-    def mark_turned(t: Tensor) -> None:
-        """Time is the first dimension of this tensor, the batch the second."""
-        t._phantom_turned = True  # type: ignore[attr-defined]
 
     def _without_parameters(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], public: bool) -> Any:
         if func in _BATCH_NORMS and _uses_batch_statistics(args, kwargs):
@@ -250,7 +247,7 @@ class Gate(TorchFunctionMode):
             self._no_longer_public(func, args, kwargs)
         out = func(*args, **kwargs)
         picked.follow_raw(func, tensors, [out] if isinstance(out, Tensor) else tensors_of(out))
-        lost = _follow_batch(func, args, kwargs, tensors, out)
+        lost = follow_batch(func, args, kwargs, tensors, out) and picked.is_computed(tensors[0])
         if in_place or "out" in kwargs:
             lost |= func in picked.PICKS or picked.written_among(
                 func, args, kwargs, tensors, self._is_computed_of_users
@@ -372,11 +369,6 @@ def _under_autocast(paired: Paired, device: str) -> Paired:
     return within
 
 
-TRANSPOSES = _named("t transpose permute swapaxes swapdims movedim moveaxis adjoint", Tensor, torch) | {
-    getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")
-}
-
-
 # torch itself, or the rule, says which dimension of their input is the batch.
 KNOW_THEIR_BATCH = {
     F.multi_head_attention_forward, torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu, torch.einsum
@@ -417,77 +409,8 @@ def _computed(out: Any, given: list[Tensor]) -> Any:
     return out
 
 
-def is_turned(t: Tensor) -> bool:
-    """Whether the model has turned users' data so that time is the first dimension and the batch the second."""
-    return getattr(t, "_phantom_turned", False)
-
-
-def _follow_batch(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Any) -> bool:
-    """Keeps track of `transpose(0, 1)`: many models turn their data time first and back again.
-
-    Returns whether the batch has become another dimension than the first two.
-    """
-    if func in TRANSPOSES:
-        data = tensors[0]
-        if data.ndim < 2:
-            return False
-        place = _order(func, data.ndim, args, kwargs).index(1 if is_turned(data) else 0)
-        if place == 1:
-            out._phantom_turned = True
-        return place > 1 and picked.is_computed(data)
-    for data in tensors:
-        if is_turned(data):
-            for t in tensors_of(out):
-                same = t.shape[:2] == data.shape[:2] if func in picked.RESHAPES else _has_batch_second(t, data)
-                if same:
-                    t._phantom_turned = True  # type: ignore[attr-defined]
-    return False
-
-
-def _has_batch_second(t: Tensor, data: Tensor) -> bool:
-    return t.ndim == data.ndim > 1 and t.shape[1] == data.shape[1]
-
-
-def _order(func: Any, dims: int, args: Any, kwargs: Any) -> list[int]:
-    """Which dimension of its argument each dimension of a transpose is."""
-    if func is Tensor.transpose and len(args) == 3 and isinstance(args[1], int) and isinstance(args[2], int):
-        order, (first, second) = list(range(dims)), (args[1] % dims, args[2] % dims)
-        order[first], order[second] = second, first
-        return order
-    sizes = torch.empty(tuple(range(dims)), device="meta")  # sizes that name the dimensions
-    out: Tensor = func(*map_tensors(lambda _: sizes, args), **map_tensors(lambda _: sizes, kwargs))
-    return list(out.shape)
-
-
 def label(func: Any) -> str:
     return resolve_name(func) or getattr(func, "__qualname__", str(func))
-
-
-def tensors_of(*trees: Any) -> list[Tensor]:
-    """All tensors in nested tuples, lists and dicts. Every torch call passes here: plain loops, no generators."""
-    found: list[Tensor] = []
-    for tree in trees:
-        if tree is None:
-            continue
-        if isinstance(tree, Tensor):
-            found.append(tree)
-        elif isinstance(tree, (tuple, list)):
-            if tree:
-                found += tensors_of(*tree)
-        elif isinstance(tree, dict) and tree:
-            found += tensors_of(*tree.values())
-    return found
-
-
-def map_tensors(change: Callable[[Tensor], Any], tree: Any) -> Any:
-    """The same nested tuples, lists and dicts with every tensor changed."""
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(map_tensors(change, value) for value in tree)
-    if isinstance(tree, dict):
-        return {name: map_tensors(change, value) for name, value in tree.items()}
-    return tree
 
 
 def leaves(t: Tensor) -> list[Tensor]:

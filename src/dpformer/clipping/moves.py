@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpformer.clipping.turned import batch_of
+
 Told = Callable[[Tensor], bool]
 
 
@@ -49,7 +51,7 @@ _PRODUCTS = [
 MOVES = {
     *_ALONG, *_INTO, *_INTO_ANYWHERE, *_WRITES, *_PRODUCTS, Tensor.__setitem__, Tensor.__rmatmul__, torch.einsum,
     torch.tensordot, torch.linalg.multi_dot, torch.chain_matmul, torch.sparse.addmm, F.linear, F.embedding_bag,
-    torch.addbmm, Tensor.addbmm, Tensor.addbmm_,
+    torch.addbmm, Tensor.addbmm, Tensor.addbmm_, *_named("transpose_ t_ swapaxes_ swapdims_ as_strided_ set_ resize_"),
 }  # fmt: skip
 
 
@@ -86,12 +88,12 @@ def cuts_batch(source: Tensor, key: Any) -> bool:
     """Whether a key takes some of the rows of a batch, or all in an order of its own."""
     if key is None or (isinstance(key, tuple) and None in [one for one in key[:1] if not isinstance(one, Tensor)]):
         return True  # the batch is then another dimension
-    own, size = _keys(source, key)[_batch_of(source) :][:1], source.shape[_batch_of(source)]
+    own, size = _keys(source, key)[batch_of(source) :][:1], source.shape[batch_of(source)]
     if not own:
         return False
     if isinstance(own[0], slice):
         return own[0].indices(size) != (0, size, 1)
-    if isinstance(own[0], Tensor) and own[0].shape == (size, *[1] * (own[0].ndim - 1)) and _batch_of(source) == 0:
+    if isinstance(own[0], Tensor) and own[0].shape == (size, *[1] * (own[0].ndim - 1)) and batch_of(source) == 0:
         return not torch.equal(own[0].flatten(), torch.arange(size, dtype=own[0].dtype, device=own[0].device))
     return isinstance(own[0], (int, np.integer, list, tuple, range, np.ndarray, Tensor))
 
@@ -140,8 +142,8 @@ def _sums_batch(args: tuple[Any, ...], kwargs: dict[str, Any], of_users: Told) -
     second one."""
     named = [kwargs[name] for name in ("input", "mat1", "batch1", "other", "mat2", "batch2", "vec") if name in kwargs]
     first, second = [t for t in [*args, *named] if isinstance(t, Tensor)][-2:]
-    return (of_users(first) and first.ndim - 1 == _batch_of(first)) or (
-        of_users(second) and max(0, second.ndim - 2) == _batch_of(second)
+    return (of_users(first) and first.ndim - 1 == batch_of(first)) or (
+        of_users(second) and max(0, second.ndim - 2) == batch_of(second)
     )
 
 
@@ -199,15 +201,10 @@ def _keeps_batch(args: tuple[Any, ...], of_users: Told) -> bool:
     inputs, result = args[0].replace(" ", "").split("->")
     operands = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
     return all(
-        letters[_batch_of(t) :][:1] in (result[:1], result[_batch_of(t) :][:1])
+        letters[batch_of(t) :][:1] in (result[:1], result[batch_of(t) :][:1])
         for letters, t in zip(inputs.split(","), operands, strict=False)
         if of_users(t)
     )
-
-
-def _batch_of(source: Tensor) -> int:
-    """The dimension of the batch: the second one of data that was turned time first."""
-    return 1 if getattr(source, "_phantom_turned", False) else 0
 
 
 def _meets_batch(source: Tensor, dims: Any) -> bool:
@@ -215,7 +212,7 @@ def _meets_batch(source: Tensor, dims: Any) -> bool:
     some = dims if isinstance(dims, (tuple, list)) else (dims,)
     if len(some) == 1 and isinstance(some[0], (tuple, list)):
         (some,) = some
-    away = [isinstance(d, int) and d % max(1, source.ndim) != _batch_of(source) for d in some]
+    away = [isinstance(d, int) and d % max(1, source.ndim) != batch_of(source) for d in some]
     return not away or not all(away)
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.moves import cuts_batch, reorders, writes_along_batch
+from dpformer.clipping.turned import RESHAPES, batch_of, is_turned
 from dpformer.clipping.user_rows import Packed, UserRows
 
 
@@ -100,7 +101,6 @@ _ELEMENTS = _GATHERS | _ALONG | _TAKES  # along the first dimension each number 
 _STAY_RAW = _SELECTS | _named("__getitem__ to cpu cuda pin_memory clone contiguous")
 PICKS = _STAY_RAW | _MASKED | _TABLES | _ELEMENTS  # pick rows, or leave raw samples raw
 _JOINS = _named("cat concat concatenate")
-RESHAPES = _named("view reshape flatten unflatten squeeze unsqueeze")
 # Functions that write rows into their first argument, whose rows stay whose they are.
 _INTO_FIRST = _named("index_add index_copy index_put index_fill scatter scatter_add scatter_reduce masked_scatter")
 
@@ -225,10 +225,9 @@ def _may_mix(
     if func in _TABLES:
         return True
     if func in _SELECTS:
-        turned = getattr(source, "_phantom_turned", False)
         index = args[2] if len(args) > 2 else kwargs.get("index")
         along = (args[1] if len(args) > 1 else kwargs.get("dim")) in (1, 1 - source.ndim)
-        return (turned and along) or (isinstance(index, Tensor) and not is_public(index))
+        return (is_turned(source) and along) or (isinstance(index, Tensor) and not is_public(index))
     if func is not Tensor.__getitem__:
         return False
     first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
@@ -242,7 +241,7 @@ def _element_index(func: Any, source: Tensor, given: Callable[[int, str], Any]) 
     if func in _TAKES:
         return given(1, "index")
     place, dim = (2, given(1, "dim")) if func in _GATHERS else (1, given(2, "dim"))
-    batch = 1 if getattr(source, "_phantom_turned", False) else 0  # steps of time are each of their own user
+    batch = batch_of(source)  # steps of time are each of their own user
     return given(place, "index" if place == 2 else "indices") if dim in (None, batch, batch - source.ndim) else None
 
 

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.gate import Gate, is_turned, map_tensors, tensors_of, writes_in_place
+from dpformer.clipping.gate import Gate, writes_in_place
 from dpformer.clipping.recorded_call import own, paired
+from dpformer.clipping.trees import map_tensors, tensors_of
+from dpformer.clipping.turned import is_turned, mark_turned
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense
 
@@ -71,7 +73,7 @@ def _watch(
     shown = by_rows.detach().transpose(0, 1) if call.batch else by_rows
     watched = gate.record(call.func, distinct, paired(replay), build, own(out), rows=shown, reads=data)
     if call.batch:
-        gate.mark_turned(watched)
+        mark_turned(watched)
     return watched
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.gate import ELEMENTWISE, Gate, tensors_of
+from dpformer.clipping.gate import ELEMENTWISE, Gate
 from dpformer.clipping.recorded_call import paired
 from dpformer.clipping.rules.registry import rule
+from dpformer.clipping.trees import tensors_of
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.gate import Gate, is_turned
+from dpformer.clipping.gate import Gate
 from dpformer.clipping.recorded_call import own, paired
 from dpformer.clipping.rules.any_function import any_function
 from dpformer.clipping.rules.registry import rule
+from dpformer.clipping.turned import is_turned
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Outer
 

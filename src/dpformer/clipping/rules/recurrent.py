@@ -17,6 +17,7 @@ from torch import Tensor
 from dpformer.clipping import picked
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.rules.registry import rule
+from dpformer.clipping.turned import mark_turned
 
 State = tuple[Tensor, ...]  # (h,) or (h, c), each (B, H)
 Cell = Callable[[Tensor, Tensor, State], State]  # input gates, hidden gates, state → state
@@ -102,7 +103,7 @@ def recurrent(
         out = x if batch_first else x.transpose(0, 1)
         ends = [torch.stack(kept) for kept in last]
     for end in ends:  # (layers, B, H)
-        gate.mark_turned(end)
+        mark_turned(end)
     return out, *ends
 
 

@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dpformer.clipping.gate import Gate, Rule, tensors_of
+from dpformer.clipping.gate import Gate, Rule
+from dpformer.clipping.trees import tensors_of
 
 RULES: dict[Any, Rule] = {}
 SIGNATURES: dict[Any, inspect.Signature] = {}  # of the rules, without gate and function; the tests hold them to torch's
