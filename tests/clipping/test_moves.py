@@ -307,3 +307,20 @@ def test_positions_time_first() -> None:
         clipping, model, lambda: per_user(model(x.tanh().transpose(0, 1) + model.positions).transpose(0, 1))
     )
     step(clipping, lambda: per_user(model(x.tanh().transpose(0, 1) + model.positions).transpose(0, 1)))
+
+
+def test_steps_of_a_cell_stacked_time_first() -> None:
+    """The usual loop: one state a step, stacked, turned back."""
+    model, x = nn.ModuleList([nn.GRUCell(D, D), nn.Linear(D, D)]), torch.randn(4, 3, D)
+
+    def losses_of() -> Tensor:
+        state, states = torch.zeros(4, D), []
+        for t in range(3):
+            state = model[0](x[:, t], state)
+            states.append(state)
+        whole = torch.stack(states)
+        return per_user(torch.tanh(model[1](whole)).transpose(0, 1)) + per_user(model[1](whole.transpose(0, 1) * 2))
+
+    clipping = dp.PhantomClipping(model)
+    step(clipping, losses_of)
+    right_or_refused(clipping, model, losses_of)

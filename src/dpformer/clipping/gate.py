@@ -256,7 +256,17 @@ class Gate(TorchFunctionMode):
             lost |= picked.follow(func, args, kwargs, tensors, out, self.packed, self.is_public)
         if lost:
             self.doubt()
+        if func is torch.stack and self.context not in self.doubts:  # of steps, not of single users' rows
+            self._stacked(args, kwargs, out)
         return out
+
+    def _stacked(self, args: Any, kwargs: Any, out: Tensor) -> None:
+        """Steps of time (or layers) one behind the other: the batch is the second dimension."""
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        parts = [t for t in (args[0] if args else kwargs["tensors"]) if not self.is_public(t)]
+        plain = all(picked.is_computed(t) and picked.picked(t) is None and not is_turned(t) for t in parts)
+        if dim in (0, -out.ndim) and out.ndim > 1 and parts and plain:
+            mark_turned(out)
 
     def _no_longer_public(self, func: Any, args: Any, kwargs: Any) -> None:
         """A tensor that users' data is written into holds users' data from then on."""
@@ -381,7 +391,7 @@ ELEMENTWISE: set[Any] = set()  # functions that never let two places meet (rules
 _BATCH_FIRST = "turn the data batch first before this call"
 
 
-_SPECIAL = _BATCH_NORMS | TRANSPOSES | picked.PICKS
+_SPECIAL = _BATCH_NORMS | TRANSPOSES | picked.PICKS | {torch.stack}
 
 
 def _storage(t: Tensor) -> int:

@@ -44,10 +44,10 @@ _REPEATS = _named("repeat_interleave")
 _INTO = _named("index_add index_copy index_fill index_reduce scatter scatter_add scatter_reduce")
 _INTO_ANYWHERE = _named("index_put masked_scatter put")
 _WRITES = {getattr(Tensor, f"{f.__name__}_"): f for f in _INTO + _INTO_ANYWHERE if hasattr(Tensor, f"{f.__name__}_")}
-_PRODUCTS = [
+_PRODUCTS = {
     *_named("matmul mm mv dot inner bmm addmm addmv baddbmm addmm_ addmv_ baddbmm_ __matmul__"),
     torch.linalg.matmul, torch.sparse.mm,
-]  # fmt: skip
+}  # fmt: skip
 MOVES = {
     *_ALONG, *_INTO, *_INTO_ANYWHERE, *_WRITES, *_PRODUCTS, Tensor.__setitem__, Tensor.__rmatmul__, torch.einsum,
     torch.tensordot, torch.linalg.multi_dot, torch.chain_matmul, torch.sparse.addmm, F.linear, F.embedding_bag,
