@@ -324,3 +324,19 @@ def test_steps_of_a_cell_stacked_time_first() -> None:
     clipping = dp.PhantomClipping(model)
     step(clipping, losses_of)
     right_or_refused(clipping, model, losses_of)
+
+
+def test_a_mask_that_writes_a_parameter() -> None:
+    """As masked language models do it: some positions of some users become the mask token."""
+    model, x = nn.Linear(D, D), torch.randn(4, 3, D)
+    model.token = nn.Parameter(torch.randn(D))
+    mask = torch.tensor([True, False, True, False])
+
+    def losses_of() -> Tensor:
+        hidden = torch.tanh(model(x)).clone()
+        hidden[mask] = 0.5 * hidden[mask]
+        hidden[~mask] = 0.0
+        return per_user(hidden + model.token)
+
+    right_or_refused(dp.PhantomClipping(model), model, losses_of)
+    step(dp.PhantomClipping(model), losses_of)

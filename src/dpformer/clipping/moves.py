@@ -93,9 +93,16 @@ def cuts_batch(source: Tensor, key: Any) -> bool:
         return False
     if isinstance(own[0], slice):
         return own[0].indices(size) != (0, size, 1)
-    if isinstance(own[0], Tensor) and own[0].shape == (size, *[1] * (own[0].ndim - 1)) and batch_of(source) == 0:
-        return not torch.equal(own[0].flatten(), torch.arange(size, dtype=own[0].dtype, device=own[0].device))
+    if isinstance(own[0], Tensor) and batch_of(source) == 0 and _is_range(own[0], size):
+        return False
     return isinstance(own[0], (int, np.integer, list, tuple, range, np.ndarray, Tensor))
+
+
+def _is_range(key: Tensor, size: int) -> bool:
+    """0, 1, 2, … along the first dimension: each row takes of itself."""
+    if key.dtype == torch.bool or key.shape != (size, *[1] * (key.ndim - 1)):
+        return False
+    return torch.equal(key.flatten(), torch.arange(size, dtype=key.dtype, device=key.device))
 
 
 def reorders(source: Tensor, key: Any, is_public: Told) -> bool:
