@@ -340,3 +340,103 @@ def test_a_mask_that_writes_a_parameter() -> None:
 
     right_or_refused(dp.PhantomClipping(model), model, losses_of)
     step(dp.PhantomClipping(model), losses_of)
+
+
+WRITTEN = {
+    "added": lambda y, e: y.add_(e),
+    "relu": lambda y, e: F.relu(y, inplace=True),
+    "masked": lambda y, e: y.masked_fill_(e > 0.5, 0.0),
+    "key": lambda y, e: y.__setitem__((slice(None), 0), 0.0),
+    "divided": lambda y, e: y.div_(2.0),
+    "through a view": lambda y, e: y.view(len(y), -1).mul_(3.0),
+}
+LAYERS = {
+    "linear": lambda: nn.Linear(D, D),
+    "no bias": lambda: nn.Linear(D, D, bias=False),
+    "attention": lambda: nn.MultiheadAttention(D, 2, batch_first=True),
+    "norm": lambda: nn.LayerNorm(D),
+    "instance norm": lambda: nn.InstanceNorm1d(3, affine=True),
+    "convolution": lambda: nn.Conv1d(3, 3, 1),
+}
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["inner", "first"])
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("write", WRITTEN.values(), ids=WRITTEN)
+def test_a_result_that_the_model_writes_into(write, layer, first: bool) -> None:
+    """F.linear of three dimensions gives a view: what was written there took the gradient past the engine, unseen."""
+    torch.manual_seed(0)
+    model, x = nn.ModuleList([nn.Linear(D, D), layer()]), torch.randn(4, 3, D)
+
+    def losses_of() -> Tensor:
+        e = x if first else torch.tanh(model[0](x))
+        y = model[1](e, e, e)[0] if isinstance(model[1], nn.MultiheadAttention) else model[1](e)
+        if isinstance(model[1], nn.MultiheadAttention) and "view" in write.__code__.co_names:
+            y = y.contiguous()  # batch first it is a view that torch itself cannot view
+        write(y, e)
+        return per_user(torch.sin(y)) + (0 * per_user(model[0](x)) if first else 0)
+
+    right_or_refused(dp.PhantomClipping(model), model, losses_of)
+    step(dp.PhantomClipping(model), losses_of)
+
+
+STRAIGHT = {
+    "linear": (nn.Linear(D, D), torch.randn(20, 3, D)),
+    "embedding": (nn.Embedding(9, D), torch.randint(0, 9, (20, 3))),
+    "norm": (nn.LayerNorm(D), torch.randn(20, 3, D)),
+}
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_rows_moved_straight_after_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There and back by hand: nothing but the proof of that batch sees it."""
+    layer, x = STRAIGHT[name]
+    model = nn.ModuleList([layer, nn.Linear(D, D)])
+    clipping = dp.PhantomClipping(model)
+    monkeypatch.setattr(clipping, "_due", lambda: False)
+
+    def losses_of(order: Tensor) -> Tensor:
+        h = model[0](x)
+        y = model[1](torch.stack([h[i] for i in order.tolist()]))
+        return per_user(torch.sin(torch.stack([y[i] for i in order.argsort().tolist()])))
+
+    for order in (torch.arange(20), torch.arange(20).flip(0)):
+        right_or_refused(clipping, model, lambda order=order: losses_of(order))
+
+
+def test_rows_moved_between_two_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, clipping, x = two_layers(20, monkeypatch)
+    for order in (torch.arange(20), torch.arange(20).flip(0)):
+
+        def run(order: Tensor = order) -> Tensor:
+            with clipping:
+                hidden = torch.tanh(model[0](x))
+            hidden = hidden[order]
+            with clipping:
+                losses = per_user(torch.tanh(model[1](hidden)))
+            return clipping.backward(losses[order.argsort()], dp.clip(0.5))
+
+        if order[0] == 0:
+            run()
+        else:
+            with pytest.raises(dp.UnsupportedUse):
+                run()
+
+
+def test_losses_of_another_engine() -> None:
+    model, x = nn.Linear(D, D), torch.randn(4, 3, D)
+    one, other = dp.PhantomClipping(model), dp.PhantomClipping(model)
+    with one:
+        losses = per_user(model(x))
+    with pytest.raises(dp.UnsupportedUse, match="anything that this engine has recorded"):
+        other.backward(losses, dp.clip(0.5))
+
+
+def test_raw_data_time_first() -> None:
+    """It is refused in a sentence, not by an error of torch."""
+    model, x = nn.ModuleList([nn.Linear(D, D), nn.Linear(3, D)]), torch.randn(3, 20, D)
+    with pytest.raises(dp.UnsupportedUse):
+        step(
+            dp.PhantomClipping(model),
+            lambda: per_user(model[1](torch.tanh(model[0](x.transpose(0, 1))).transpose(0, 1).sum(-1).t())),
+        )

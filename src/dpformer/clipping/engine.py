@@ -145,6 +145,11 @@ class PhantomClipping:
         proving = new or (possible and self._due())
         collected = PerUserNorms(self._gate.calls, set(self._gate.names), losses, forget=not proving)
         self._collect(losses, collected, retain_graph=proving)
+        if losses.requires_grad and self._gate.names and not collected.contexts:
+            raise UnsupportedUse(
+                "the losses do not depend on anything that this engine has recorded: compute them inside its own "
+                "`with clipping:`, and call `backward` once for each"
+            )
         norms, upper = collected.norms()
         finite = torch.isfinite(norms) & torch.isfinite(losses.detach()) & torch.isfinite(upper)
         factors = self._factors(torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)

@@ -18,13 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._C._functorch import peek_interpreter_stack
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dpformer.clipping import picked
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.moves import MOVES, may_move
-from dpformer.clipping.recorded_call import Build, Paired, RecordedCall
+from dpformer.clipping.recorded_call import Build, Paired, RecordedCall, own
 from dpformer.clipping.registered import Registered
 from dpformer.clipping.trees import tensors_of
 from dpformer.clipping.turned import TRANSPOSES, follow_batch, is_turned, mark_turned
@@ -200,6 +201,8 @@ class Gate(TorchFunctionMode):
         ):
             self.doubt()
         out = self._run(func, args, kwargs, turned)
+        for t in (out,) if isinstance(out, Tensor) else tensors_of(out):
+            picked.mark_computed(t)
         if sources:
             picked.follow(func, args, kwargs, sources, out, self.packed, lambda _: True)
         return out
@@ -221,7 +224,7 @@ class Gate(TorchFunctionMode):
 
         def back(value: Any) -> Any:
             if isinstance(value, Tensor) and is_turned(value):
-                return value.transpose(0, 1)
+                return picked.mark_computed(value.transpose(0, 1))
             if self.is_managed(value) and value.ndim == data.ndim and func in ELEMENTWISE:  # positions (T, 1, D)
                 with self:
                     return value.transpose(0, 1)
@@ -229,7 +232,15 @@ class Gate(TorchFunctionMode):
 
         if writes_in_place(func) or any(t.ndim != data.ndim for t in tensors_of(args, kwargs) if is_turned(t)):
             raise self.refusal(next(t for t in tensors_of(args, kwargs) if self.is_managed(t)), func, _BATCH_FIRST)
-        out = rule(self, func, tuple(map(back, args)), {name: back(value) for name, value in kwargs.items()})
+        given, named = tuple(map(back, args)), {name: back(value) for name, value in kwargs.items()}
+        try:
+            out = rule(self, func, given, named)
+        except RuntimeError as error:  # raw data came time first, and what was turned is batch first
+            if isinstance(error, UnsupportedUse):
+                raise
+            raise self.refusal(
+                next(t for t in tensors_of(args, kwargs) if self.is_managed(t)), func, _BATCH_FIRST
+            ) from error
         if not isinstance(out, Tensor) or out.shape[:2] != data.shape[:2][::-1]:
             raise self.refusal(next(t for t in tensors_of(args, kwargs) if self.is_managed(t)), func, _BATCH_FIRST)
         out = out.transpose(0, 1).contiguous()  # as the model would have it, which may view it in another shape
@@ -247,7 +258,8 @@ class Gate(TorchFunctionMode):
             self._no_longer_public(func, args, kwargs)
         out = func(*args, **kwargs)
         picked.follow_raw(func, tensors, [out] if isinstance(out, Tensor) else tensors_of(out))
-        lost = follow_batch(func, args, kwargs, tensors, out) and picked.is_computed(tensors[0])
+        lost = follow_batch(func, args, kwargs, tensors, out) and any(map(self._is_computed_of_users, tensors))
+        lost |= isinstance(func, (OpOverload, OpOverloadPacket))  # torch.ops: no names that are known here
         if in_place or "out" in kwargs:
             lost |= func in picked.PICKS or picked.written_among(
                 func, args, kwargs, tensors, self._is_computed_of_users
@@ -325,13 +337,18 @@ class Gate(TorchFunctionMode):
         out: Tensor,
         rows: Tensor,
         reads: Sequence[Tensor] = (),
+        inside: bool = False,
     ) -> Tensor:
         """Records a call with its output `out`.
 
         Args:
             rows: the tensor whose first dimension counts the rows.
             reads: what `build` reads in the backward pass: it must not be written to until then.
+            inside: whether the output stays inside the rule, so that the model cannot write into it.
         """
+        out = out if inside else own(out)
+        if rows.grad_fn is not None and not picked.is_computed(rows):  # computed outside, where nobody follows rows
+            self.doubt()
         for parameter in managed:
             if not parameter.numel():
                 raise self.refusal(parameter, func, "it has no numbers, so nothing can be trained: leave its layer out")
@@ -388,7 +405,7 @@ _LOSE_PICKS = (KNOW_THEIR_BATCH - {torch.einsum}) | {
     torch.gru_cell, torch.lstm_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell, Tensor.__getitem__
 }  # fmt: skip
 ELEMENTWISE: set[Any] = set()  # functions that never let two places meet (rules/broadcast.py)
-_BATCH_FIRST = "turn the data batch first before this call"
+_BATCH_FIRST = "give the model its data batch first, or turn it batch first before this call"
 
 
 _SPECIAL = _BATCH_NORMS | TRANSPOSES | picked.PICKS | {torch.stack}
@@ -400,7 +417,7 @@ def _storage(t: Tensor) -> int:
 
 def _is_ordinary(func: Any) -> bool:
     """Whether a function of users' rows in order gives such rows, and nothing else is to be remembered of it."""
-    return func not in _SPECIAL and not writes_in_place(func)
+    return func not in _SPECIAL and not writes_in_place(func) and not isinstance(func, (OpOverload, OpOverloadPacket))
 
 
 def _is_marked(t: Tensor) -> bool:

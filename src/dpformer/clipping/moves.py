@@ -28,11 +28,11 @@ def _named(names: str) -> list[Any]:
 
 # Where a function is told along which dimension it works: the place of that argument, and what holds without it.
 _ALONG: dict[Any, tuple[int, Any]] = {
-    **dict.fromkeys(_named("unbind"), (1, 0)),
-    **dict.fromkeys(_named("unsqueeze"), (1, None)),  # the batch is then another dimension
-    **dict.fromkeys(_named("split split_with_sizes chunk tensor_split unsafe_chunk unsafe_split"), (2, 0)),
+    **dict.fromkeys(_named("unbind unbind_copy slice_copy"), (1, 0)),
+    **dict.fromkeys(_named("unsqueeze unsqueeze_"), (1, None)),  # the batch is then another dimension
+    **dict.fromkeys(_named("split split_copy split_with_sizes chunk tensor_split unsafe_chunk unsafe_split"), (2, 0)),
     **dict.fromkeys(_named("select_scatter slice_scatter"), (2, 0)),
-    **dict.fromkeys(_named("select narrow narrow_copy unfold flip as_strided"), (1, None)),
+    **dict.fromkeys(_named("select narrow narrow_copy select_copy unfold flip"), (1, None)),
     **dict.fromkeys(_named("sort argsort"), (1, -1)),
     **dict.fromkeys(_named("topk kthvalue"), (2, -1)),
     **dict.fromkeys(_named("roll repeat_interleave"), (2, None)),
@@ -41,6 +41,7 @@ _ALONG: dict[Any, tuple[int, Any]] = {
     **dict.fromkeys(_named("fliplr hsplit"), (99, 1)),
 }
 _REPEATS = _named("repeat_interleave")
+_SHAPES = _named("view reshape")
 _INTO = _named("index_add index_copy index_fill index_reduce scatter scatter_add scatter_reduce")
 _INTO_ANYWHERE = _named("index_put masked_scatter put")
 _WRITES = {getattr(Tensor, f"{f.__name__}_"): f for f in _INTO + _INTO_ANYWHERE if hasattr(Tensor, f"{f.__name__}_")}
@@ -51,7 +52,8 @@ _PRODUCTS = {
 MOVES = {
     *_ALONG, *_INTO, *_INTO_ANYWHERE, *_WRITES, *_PRODUCTS, Tensor.__setitem__, Tensor.__rmatmul__, torch.einsum,
     torch.tensordot, torch.linalg.multi_dot, torch.chain_matmul, torch.sparse.addmm, F.linear, F.embedding_bag,
-    torch.addbmm, Tensor.addbmm, Tensor.addbmm_, *_named("transpose_ t_ swapaxes_ swapdims_ as_strided_ set_ resize_"),
+    torch.addbmm, Tensor.addbmm, Tensor.addbmm_, *_SHAPES,
+    *_named("transpose_ t_ swapaxes_ swapdims_ as_strided as_strided_ set_ resize_"),
 }  # fmt: skip
 
 
@@ -71,6 +73,10 @@ def may_move(
         return _any_of_users([*args[1:2], kwargs.get("weight")], of_users)
     if func in _ALONG:
         return _moves_along(func, args, kwargs, of_users)
+    if func in _SHAPES:  # (B, …) → (1, B, …)
+        source, sizes = args[0], args[1] if len(args) == 2 else args[1:]
+        first = sizes[0] if isinstance(sizes, (tuple, list)) and sizes else None
+        return first == 1 and source.ndim > 0 and source.shape[0] != 1 and of_users(source)
     if func is torch.einsum:
         return not _keeps_batch(args, of_users)
     if func is Tensor.__setitem__:
@@ -86,14 +92,15 @@ def may_move(
 
 def cuts_batch(source: Tensor, key: Any) -> bool:
     """Whether a key takes some of the rows of a batch, or all in an order of its own."""
-    if key is None or (isinstance(key, tuple) and None in [one for one in key[:1] if not isinstance(one, Tensor)]):
+    keys, batch = _keys(source, key), batch_of(source)
+    if any(one is None for one in keys[: batch + 1]):
         return True  # the batch is then another dimension
-    own, size = _keys(source, key)[batch_of(source) :][:1], source.shape[batch_of(source)]
+    own, size = keys[batch : batch + 1], source.shape[batch]
     if not own:
         return False
     if isinstance(own[0], slice):
         return own[0].indices(size) != (0, size, 1)
-    if isinstance(own[0], Tensor) and batch_of(source) == 0 and _is_range(own[0], size):
+    if isinstance(own[0], Tensor) and batch == 0 and _is_range(own[0], size):
         return False
     return isinstance(own[0], (int, np.integer, list, tuple, range, np.ndarray, Tensor))
 
@@ -107,7 +114,7 @@ def _is_range(key: Tensor, size: int) -> bool:
 
 def reorders(source: Tensor, key: Any, is_public: Told) -> bool:
     """Whether a key puts another dimension in an order of users' data: it may be the batch after all."""
-    for size, own in zip(source.shape, _keys(source, key), strict=False):
+    for size, own in zip(source.shape, [one for one in _keys(source, key) if one is not None], strict=False):
         if isinstance(own, Tensor) and own.ndim and own.dtype != torch.bool and not is_public(own):
             return True
         if isinstance(own, (list, tuple, range, np.ndarray)) and len(own) == size > 1:
@@ -127,13 +134,13 @@ def writes_along_batch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _keys(source: Tensor, key: Any) -> list[Any]:
-    """One for each dimension, of the first ones at least."""
-    keys = key if isinstance(key, tuple) else (key,)
+    """One for each dimension, of the first ones at least, and None for new ones."""
+    keys = list(key) if isinstance(key, tuple) else [key]
     dots = next((place for place, one in enumerate(keys) if one is Ellipsis), None)
     if dots is not None:  # keys behind dots belong to the last dimensions
-        behind = keys[dots + 1 :]
-        keys = (*keys[:dots], *[slice(None)] * (source.ndim - dots - len(behind)), *behind)
-    return [one for one in keys if one is not None]
+        given = sum(one is not None for one in keys) - 1
+        keys[dots : dots + 1] = [slice(None)] * (source.ndim - given)
+    return keys
 
 
 def _goes_back(target: Tensor, key: Any, value: Tensor) -> bool:
@@ -209,6 +216,7 @@ def _keeps_batch(args: tuple[Any, ...], of_users: Told) -> bool:
     operands = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
     return all(
         letters[batch_of(t) :][:1] in (result[:1], result[batch_of(t) :][:1])
+        and not (letters.startswith("...") and t.ndim <= len(letters) - 3)  # dots that stand for nothing
         for letters, t in zip(inputs.split(","), operands, strict=False)
         if of_users(t)
     )

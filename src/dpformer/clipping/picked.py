@@ -75,8 +75,9 @@ def is_computed(t: Tensor) -> bool:
     return getattr(t, "_phantom_computed", False)
 
 
-def mark_computed(t: Tensor) -> None:
+def mark_computed(t: Tensor) -> Tensor:
     t._phantom_computed = True  # type: ignore[attr-defined]
+    return t
 
 
 def follow_raw(func: Any, tensors: Sequence[Tensor], out: Sequence[Tensor]) -> None:

@@ -45,8 +45,16 @@ def paired(function: Callable[..., Tensor]) -> Paired:
 
 def own(out: Tensor) -> Tensor:
     """A view (einsum permutes a product) is copied: were the model to write into it, autograd would lead its gradient
-    past the hook, to what it is a view of."""
+    past the hook, to what it is a view of, and neither the engine nor the proof would know."""
     return out.clone() if out._is_view() else out
+
+
+def fresh(out: Tensor) -> Tensor:
+    """The same without a copy, for a result that is a view of what nobody else holds: F.linear of three dimensions."""
+    if not out._is_view() or not out.is_contiguous() or out._base is None or out._base.numel() != out.numel():
+        return own(out)
+    whole: Tensor = torch.ops.aten._unsafe_view(out, out.shape)
+    return whole
 
 
 @dataclass

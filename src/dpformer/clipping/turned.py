@@ -40,7 +40,7 @@ def batch_of(t: Tensor) -> int:
 def follow_batch(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Any) -> bool:
     """Keeps track of `transpose(0, 1)`: many models turn their data time first and back again.
 
-    Returns whether the batch has become another dimension than the first two.
+    Returns whether the batch may have become another dimension.
     """
     if func in TRANSPOSES:
         data = tensors[0]
@@ -50,17 +50,23 @@ def follow_batch(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: 
         if place == 1:
             mark_turned(out)
         return place > 1
+    doubtful = False
     for data in tensors:
         if is_turned(data):
             for t in tensors_of(out):
-                same = t.shape[:2] == data.shape[:2] if func in RESHAPES else _has_batch_second(t, data)
-                if same:
+                if _has_batch_second(func, t, data):
                     mark_turned(t)
-    return False
+                    doubtful |= t.ndim != data.ndim and data.shape[0] == data.shape[1]
+    return doubtful
 
 
-def _has_batch_second(t: Tensor, data: Tensor) -> bool:
-    return t.ndim == data.ndim > 1 and t.shape[1] == data.shape[1]
+def _has_batch_second(func: Any, t: Tensor, data: Tensor) -> bool:
+    """Whether the second dimension of what was made of turned data is the batch still, by its size."""
+    if t.ndim < 2:
+        return False
+    if t.ndim == data.ndim and func not in RESHAPES:
+        return t.shape[1] == data.shape[1]
+    return t.shape[:2] == data.shape[:2]
 
 
 def _order(func: Any, dims: int, args: Any, kwargs: Any) -> list[int]:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate
+from dpformer.clipping.picked import mark_computed
 from dpformer.clipping.rules.broadcast import per_row
 from dpformer.clipping.rules.registry import rule
 
@@ -62,8 +63,9 @@ def multi_head_attention(gate: Gate, func: Any, *args: Any, **kwargs: Any) -> tu
         raise gate.refusal(given["out_proj_weight"], func, fix)
     same = given["query"] is given["key"] is given["value"]
     # Turned outside the gate: here the batch is known, whatever the gate may think of it.
-    query = given["query"].transpose(0, 1)
-    key, value = (query, query) if same else (given["key"].transpose(0, 1), given["value"].transpose(0, 1))
+    query, key, value = (mark_computed(given[name].transpose(0, 1)) for name in ("query", "key", "value"))
+    if same:
+        key = value = query
     with gate:
         return _attention(given | {"query": query, "key": key, "value": value})
 
@@ -83,7 +85,7 @@ def _attention(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop, is_causal=causal)
         maps = None
     joined = mixed.transpose(1, 2).flatten(2)  # (B, L, E)
-    out = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"]).transpose(0, 1)
+    out = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"]).transpose(0, 1).contiguous()
     if maps is not None and given["average_attn_weights"]:
         maps = maps.mean(1)
     return out, maps

@@ -73,7 +73,7 @@ def per_row(gate: Gate, func: Any, parameter: Tensor, shape: Sequence[int], data
     def copies(p: Tensor) -> Tensor:
         return p.reshape(padded.shape).expand(target)
 
-    return gate.record(func, [parameter], paired(copies), build, padded.expand(target), rows=data)
+    return gate.record(func, [parameter], paired(copies), build, padded.expand(target), rows=data, inside=True)
 
 
 def _all(names: str) -> set[Any]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.gate import Gate
-from dpformer.clipping.recorded_call import paired
+from dpformer.clipping.recorded_call import fresh, paired
 from dpformer.clipping.rules.any_function import any_function
 from dpformer.clipping.rules.broadcast import per_row
 from dpformer.clipping.rules.registry import rule
@@ -56,7 +56,7 @@ def linear(gate: Gate, func: Any, input: Tensor, weight: Tensor, bias: Tensor | 
             uses.append((bias, Dense(delta.sum(1))))
         return uses
 
-    out = F.linear(x, gate.cut(weight), gate.cut(bias))
+    out = fresh(F.linear(x, gate.cut(weight), gate.cut(bias)))
     return gate.record(func, managed, paired(replay), build, out, rows=x, reads=[source])
 
 
@@ -74,7 +74,7 @@ def matmul(gate: Gate, func: Any, input: Tensor, other: Tensor, *, out: Tensor |
     x = b if weight is a else a
     if weight.ndim == 2 and x.ndim >= 3:  # W @ x = (xᵀ @ Wᵀ)ᵀ
         with gate:
-            return torch.matmul(x.mT, weight.mT).mT
+            return torch.matmul(x.mT, weight.mT).mT.contiguous()  # as torch gives it, for the model may view it
     if weight is b and weight.ndim == 1 and a.ndim >= 2:
         with gate:
             return (a * weight).sum(-1)
@@ -97,7 +97,7 @@ def _times_weight(gate: Gate, func: Any, x: Tensor, weight: Tensor) -> Tensor:
     def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         return [outer(weight, flat(rows, source.to(grad.dtype)), flat(rows, grad))]
 
-    out = torch.matmul(x, weight.detach())
+    out = fresh(torch.matmul(x, weight.detach()))
     return gate.record(func, [weight], paired(lambda w: torch.matmul(source, w)), build, out, rows=x, reads=[source])
 
 
@@ -132,7 +132,7 @@ def _affine(gate: Gate, func: Any, bias: Tensor, x: Tensor, weight: Tensor) -> T
             uses.append((bias, Dense(delta.sum(1))))
         return uses
 
-    out = torch.addmm(gate.cut(bias), x, gate.cut(weight))
+    out = fresh(torch.addmm(gate.cut(bias), x, gate.cut(weight)))
     return gate.record(func, managed, paired(replay), build, out, rows=x, reads=[source])
 
 

@@ -80,9 +80,11 @@ def recurrent(
     directions, each = 2 if bidirectional else 1, 4 if has_biases else 2
     if len(params) != num_layers * directions * each or input.ndim != 3:
         raise gate.refusal(params[0], func, "use it without proj_size, on batched input")
-    x = input if batch_first else input.transpose(0, 1)
+    x = input if batch_first else picked.mark_computed(input.transpose(0, 1))
     # The first state is the same for all users; a clone makes it rows of users, like all later states.
     first = [s.clone() for s in (hx if isinstance(hx, (tuple, list)) else (hx,))]
+    for s in first:  # (layers, B, H)
+        mark_turned(picked.mark_computed(s))
     last: list[list[Tensor]] = [[] for _ in first]
     with gate:
         for layer in range(num_layers):
@@ -100,7 +102,7 @@ def recurrent(
             x = torch.cat(outputs, -1) if bidirectional else outputs[0]
             if dropout and train and layer < num_layers - 1:
                 x = F.dropout(x, dropout)
-        out = x if batch_first else x.transpose(0, 1)
+        out = x if batch_first else x.transpose(0, 1).contiguous()  # as torch gives it, for the model may view it
         ends = [torch.stack(kept) for kept in last]
     for end in ends:  # (layers, B, H)
         mark_turned(end)
@@ -119,7 +121,7 @@ def recurrent_cell(
     b_hh: Tensor | None = None,
 ) -> Any:
     """One step."""
-    state = tuple(s.clone() for s in hx) if isinstance(hx, (tuple, list)) else (hx.clone(),)
+    state = tuple(picked.mark_computed(s.clone()) for s in (hx if isinstance(hx, (tuple, list)) else (hx,)))
     with gate:
         after = _CELLS[func](F.linear(input, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
     return after if len(after) > 1 else after[0]
