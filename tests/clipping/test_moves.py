@@ -440,3 +440,24 @@ def test_raw_data_time_first() -> None:
             dp.PhantomClipping(model),
             lambda: per_user(model[1](torch.tanh(model[0](x.transpose(0, 1))).transpose(0, 1).sum(-1).t())),
         )
+
+
+SPELLED = {
+    "dots": lambda h: h.sum()[...] * 0 + h,
+    "no key": lambda h: h.sum()[()] * 0 + h,
+    "reshape by name": lambda h: torch.reshape(input=h, shape=(4, 3, D)),
+    "shape by name": lambda h: h.reshape(shape=(4, 3, D)),
+    "another dtype": lambda h: h + 0 * h.detach().view(torch.int32).view(torch.float32),
+    "dot by name": lambda h: torch.dot(input=h.flatten(), tensor=torch.zeros(h.numel())) * 0 + h,
+    "matmul by name": lambda h: torch.matmul(other=torch.eye(D), input=h),
+    "cat by name": lambda h: torch.cat(tensors=[h[:, :1], h[:, 1:]], dim=1),
+    "repeats by name": lambda h: h + 0 * torch.repeat_interleave(repeats=torch.ones(3, dtype=torch.long))[:, None],
+    "written": lambda h: torch.zeros(()).__setitem__(Ellipsis, h.detach().sum()) or h,
+}
+
+
+@pytest.mark.parametrize("spell", SPELLED.values(), ids=SPELLED)
+def test_ways_to_write_what_moves_nothing(spell) -> None:
+    model, x = nn.Linear(D, D), torch.randn(4, 3, D)
+    clipping = dp.PhantomClipping(model)
+    step(clipping, lambda: per_user(model(spell(torch.tanh(model(x))))))

@@ -74,7 +74,8 @@ def may_move(
     if func in _ALONG:
         return _moves_along(func, args, kwargs, of_users)
     if func in _SHAPES:  # (B, …) → (1, B, …)
-        source, sizes = args[0], args[1] if len(args) == 2 else args[1:]
+        source = args[0] if args else kwargs["input"]
+        sizes = kwargs.get("shape", args[1] if len(args) == 2 else args[1:])
         first = sizes[0] if isinstance(sizes, (tuple, list)) and sizes else None
         return first == 1 and source.ndim > 0 and source.shape[0] != 1 and of_users(source)
     if func is torch.einsum:
@@ -95,9 +96,10 @@ def cuts_batch(source: Tensor, key: Any) -> bool:
     keys, batch = _keys(source, key), batch_of(source)
     if any(one is None for one in keys[: batch + 1]):
         return True  # the batch is then another dimension
-    own, size = keys[batch : batch + 1], source.shape[batch]
+    own = keys[batch : batch + 1]
     if not own:
         return False
+    size = source.shape[batch]
     if isinstance(own[0], slice):
         return own[0].indices(size) != (0, size, 1)
     if isinstance(own[0], Tensor) and batch == 0 and _is_range(own[0], size):
@@ -155,7 +157,10 @@ def _sums_batch(args: tuple[Any, ...], kwargs: dict[str, Any], of_users: Told) -
     """Whether a product sums over the dimension of the batch: the last of the first factor, the one but last of the
     second one."""
     named = [kwargs[name] for name in ("input", "mat1", "batch1", "other", "mat2", "batch2", "vec") if name in kwargs]
-    first, second = [t for t in [*args, *named] if isinstance(t, Tensor)][-2:]
+    factors = [t for t in [*args, *named] if isinstance(t, Tensor)][-2:]
+    if len(factors) < 2:  # by a name that is not known here
+        return _any_of_users([*args, *kwargs.values()], of_users)
+    first, second = factors
     return (of_users(first) and first.ndim - 1 == batch_of(first)) or (
         of_users(second) and max(0, second.ndim - 2) == batch_of(second)
     )
