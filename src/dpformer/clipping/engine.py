@@ -172,8 +172,9 @@ class PhantomClipping:
         user = how.user_of_row(UserRows(len(losses), how.packed, "a loss"))
         if not torch.equal(user, torch.arange(len(losses), device=user.device)):
             raise UnsupportedUse(
-                "the losses are not in the order of the batch: users' rows were put in another order and not back (or "
-                "put back, and were in it already when they were given to the model)"
+                "the losses are not in the order of the batch: users' rows were put in another order, and the losses "
+                "not back in the first one; or samples were reordered inside the context, and only the losses put back: "
+                "reorder samples before `with clipping:`"
             )
 
     def _refuse_frozen(self) -> None:
