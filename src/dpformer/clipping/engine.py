@@ -173,8 +173,8 @@ class PhantomClipping:
         if not torch.equal(user, torch.arange(len(losses), device=user.device)):
             raise UnsupportedUse(
                 "the losses are not in the order of the batch: users' rows were put in another order, and the losses "
-                "not back in the first one; or samples were reordered inside the context, and only the losses put back: "
-                "reorder samples before `with clipping:`"
+                "not back in the first one; or samples were reordered inside the context, and only the losses put "
+                "back: reorder samples before `with clipping:`"
             )
 
     def _refuse_frozen(self) -> None:
