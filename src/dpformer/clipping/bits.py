@@ -6,6 +6,7 @@ looked at in every step, and most of their tensors are small, so small ones are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -14,37 +15,62 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors as flattened
 
+from dpformer import native
+
 Bits = int | Tensor  # a tensor, () int64, where it was computed on another device
 SMALL = 1 << 12  # numbers
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits_of(t: Tensor) -> Bits:
-    """The sum of words of eight bytes; of four for a small tensor of float32 on the CPU."""
-    t = t.detach()
-    if t.dtype == torch.float32 and t.is_cpu:
-        words = t.numpy().reshape(-1).view(np.int32)
-        if len(words) < SMALL:
-            return int(np.add.reduce(words, dtype=np.int64))
-        if len(words) % 2 == 0:
-            return int(np.add.reduce(words.view(np.int64)))
-    flat = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).reshape(-1)
-    total = _sum(flat)
-    return int(total) if total.device.type == "cpu" else total
+    """Of one tensor."""
+    return bits_of_all([t])[0]
 
 
 def bits_of_all(tensors: Sequence[Tensor]) -> list[Bits]:
-    """The same of many tensors."""
-    small = [place for place, t in enumerate(tensors) if is_small(t)]
-    found: dict[int, Bits] = {}
-    if len(small) > 1:
-        together = [tensors[place] for place in small]
-        with torch.no_grad():
-            words = flattened(together).numpy().view(np.int32)
-        starts = [0, *accumulate(t.numel() for t in together[:-1])]
-        sums = np.add.reduceat(words, starts, dtype=np.int64).tolist()
-        found = dict(zip(small, sums, strict=True))
-    return [found[place] if place in found else bits_of(t) for place, t in enumerate(tensors)]
+    """The sum of words of each; how long a word is depends on the tensor, and on what there is to read it."""
+    quick = [place for place, t in enumerate(tensors) if is_quick(t)]
+    arrays = [tensors[place].detach().numpy() for place in quick]
+    sums = _sums(arrays) if native.kernels is None else native.kernels.sums_of_words(arrays)[0]
+    found: dict[int, Bits] = dict(zip(quick, sums, strict=True))
+    return [found[place] if place in found else _bits(t) for place, t in enumerate(tensors)]
+
+
+def is_quick(t: Tensor) -> bool:
+    """Whether its words lie one behind the other in memory that NumPy can read."""
+    return t.dtype == torch.float32 and t.is_cpu and t.is_contiguous()
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all numbers are, of real tensors."""
+    if native.kernels is not None and all(map(is_quick, tensors)):
+        return native.kernels.sums_of_words([t.detach().numpy() for t in tensors])[1]
+    small = [t for t in tensors if is_small(t)]
+    every = [*([flattened(small)] if small else []), *(t for t in tensors if not is_small(t))]
+    return all(math.isfinite(float(end)) for t in every if t.numel() for end in t.aminmax())
+
+
+def _sums(arrays: Sequence[np.ndarray]) -> list[int]:
+    """Small arrays are read together, others eight bytes at once."""
+    small = [place for place, array in enumerate(arrays) if 0 < array.size < SMALL]
+    sums = [0 if place in small else int(np.add.reduce(_words(a), dtype=np.int64)) for place, a in enumerate(arrays)]
+    if small:
+        together = [_words(arrays[place]) for place in small]
+        starts = [0, *accumulate(len(words) for words in together[:-1])]
+        for place, total in zip(small, np.add.reduceat(np.concatenate(together), starts, dtype=np.int64), strict=True):
+            sums[place] = int(total)
+    return sums
+
+
+def _words(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.int32 if array.size < SMALL or array.size % 2 else np.int64)
+
+
+def _bits(t: Tensor) -> Bits:
+    t = t.detach()
+    flat = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).reshape(-1)
+    total = _sum(flat)
+    return int(total) if total.device.type == "cpu" else total
 
 
 def is_small(t: Tensor) -> bool:

@@ -18,7 +18,7 @@ from dpformer.clipping.expressions import Expression
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.recorded_call import Source
 from dpformer.clipping.rounding import CANCEL, LOOSE, Rows, Squares, square_error, sums_of_squares
-from dpformer.clipping.row_lengths import RowLengths, row_lengths, some_of, without_zeros
+from dpformer.clipping.row_lengths import RowLengths, is_plain, row_lengths, some_of, without_zeros
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, by_rows, inner, reach, squared
 
 KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
@@ -186,12 +186,22 @@ def ways_of(many: Sequence[list[Use]]) -> list[Ways]:
     """Of many parameters, used by the same users."""
     if not many:
         return []
+    if len(many) == 1 and is_plain(many[0]):
+        return [_ways(many[0])]
     lengths = row_lengths(many)
     rows = torch.stack([_counted(uses, own) for uses, own in zip(many, lengths, strict=True)])
     few = rows < torch.tensor([[reach(uses)] for uses in many], dtype=torch.float64).to(rows.device, rows.dtype)
     flags = torch.stack([few.all(1), few.any(1)], 1).tolist()
     each = zip(many, lengths, few, flags, strict=True)
     return [Ways(uses, own, some, all_few, any_few) for uses, own, some, (all_few, any_few) in each]
+
+
+def _ways(uses: list[Use]) -> Ways:
+    """Of one parameter, in few small operations."""
+    (lengths,) = row_lengths([uses])
+    rows, most = _counted(uses, lengths), reach(uses)
+    counts = rows.numpy()
+    return Ways(uses, lengths, rows < most, bool(counts.max() < most), bool(counts.min() < most))
 
 
 def _counted(uses: Sequence[Use], lengths: RowLengths) -> Tensor:
@@ -207,10 +217,13 @@ def measure_all(groups: Sequence[ParameterUses], users: int, room: int, *, again
     """‖g_b‖² of each parameter; written-out gradients are kept (or made `again`) while `room` is enough."""
     for group in groups:
         group.again = again and group.made_each == 0 and not group.computes_anew
-    at_once = [n for n, group in enumerate(groups) if group.made_each == 0]
-    whole: dict[int, Ways] = dict(zip(at_once, ways_of([groups[n].uses(0, users) for n in at_once]), strict=True))
+    at_once = {n: group.uses(0, users) for n, group in enumerate(groups) if group.made_each == 0}
+    together = [n for n, uses in at_once.items() if not is_plain(uses)]
+    whole = dict(zip(together, ways_of([at_once[n] for n in together]), strict=True))
     found = []
     for n, group in enumerate(groups):
+        if n in at_once and n not in whole:  # compiled code reads the rows just before they are multiplied
+            whole[n] = _ways(at_once[n])
         found.append(group.measured(users, room, whole.get(n)))
         room -= group.room
     return found

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.row_lengths import RowLengths
+from dpformer.clipping.squares import can_square, squares_of_rows
 from dpformer.clipping.uses import Use, wide
 
 Squares = tuple[Tensor, Tensor]  # ‖g_b‖² as computed, and what it is at most, in `wide` precision
@@ -116,6 +117,8 @@ def squared_lengths(rows: Tensor) -> Squares:
 
 def sums_of_squares(rows: Tensor) -> Tensor:
     """(B, n) → (B,) in `wide` precision: long rows are added up piece by piece."""
+    if can_square([rows]):
+        return squares_of_rows([rows])
     users, numbers = rows.shape
     whole = numbers - numbers % _PIECE
     if whole == 0:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dpformer import native
+from dpformer.clipping.squares import can_square, squares_of_rows
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, wide
 
 LEAST, MOST = 1e-12, 1e12  # lengths whose squares float32 has room for
@@ -24,15 +27,56 @@ LEAST, MOST = 1e-12, 1e12  # lengths whose squares float32 has room for
 class RowLengths:
     """Of the uses of one parameter, before any of them are added up, in `wide` precision."""
 
-    each: list[Tensor]  # of a use: (B, T), or (N,) where it is ragged, ‖g_bt‖
-    counts: list[Tensor]  # of a use: (B,) n_b, rows that are not zero
+    uses: Sequence[Use]
+    counts: Sequence[Tensor]  # of a use: (B,) n_b, rows that are not zero
     total: Tensor  # (B,) K_b of all uses
     count: Tensor  # (B,) n_b of all uses
     large: Tensor | None = None  # (B,) whether a side of one of the rows, zero or not, is longer than `MOST`
+    known: Sequence[Tensor] | None = None  # what `each` gives
+
+    def each(self, place: int) -> Tensor:
+        """‖g_bt‖ of a use: (B, T), or (N,) where it is ragged. Few ask."""
+        return self.known[place] if self.known is not None else _in_torch([[self.uses[place]]])[0].each(0)
 
 
 def row_lengths(many: Sequence[Sequence[Use]]) -> list[RowLengths]:
-    """Of the uses of each of many parameters: whatever is small is computed for all of them at once."""
+    """Of the uses of each of many parameters, with as many users."""
+    return [_compiled(uses) for uses in many] if all(map(is_plain, many)) else _in_torch(many)
+
+
+def is_plain(uses: Sequence[Use]) -> bool:
+    """Whether compiled code is there, and can read them."""
+    return native.kernels is not None and all(map(_is_plain, uses))
+
+
+def _compiled(uses: Sequence[Use]) -> RowLengths:
+    assert native.kernels is not None
+    sides = [_sides(use) for use in uses]
+    lefts, rights = [_array(side[0]) for side in sides], [_array(side[1]) if side[1:] else None for side in sides]
+    told = np.empty((len(uses), 3, len(lefts[0])))
+    native.kernels.measure_rows(lefts, rights, told)
+    longest, sums = told[:, 2], torch.from_numpy(told)
+    large = torch.from_numpy((longest > MOST).any(0)) if not longest.max(initial=0) <= MOST else None
+    if len(uses) == 1:
+        return RowLengths(uses, [sums[0, 1]], sums[0, 0], sums[0, 1], large)
+    whole = sums.sum(0)
+    return RowLengths(uses, list(sums[:, 1]), whole[0], whole[1], large)
+
+
+def _is_plain(use: Use) -> bool:
+    """Whether compiled code can read it."""
+    sides = (use.left, use.right) if isinstance(use, Outer) else (use.grad,) if not isinstance(use, Ragged) else ()
+    return bool(sides) and all(t.dtype == torch.float32 and t.is_cpu for t in sides)
+
+
+def _array(side: Tensor) -> np.ndarray:
+    """(B, T, n) whose rows have no gaps."""
+    side = side if side.ndim == 3 else side[:, None]
+    return (side if side.stride(-1) == 1 else side.contiguous()).numpy()
+
+
+def _in_torch(many: Sequence[Sequence[Use]]) -> list[RowLengths]:
+    """Whatever is small is computed for all of them at once."""
     uses = [(use, _sides(use)) for some in many for use in some]
     uses.sort(key=lambda pair: len(pair[1]), reverse=True)  # those with two sides come first
     rows = [_count(sides[0]) for _, sides in uses]
@@ -47,15 +91,16 @@ def row_lengths(many: Sequence[Sequence[Use]]) -> list[RowLengths]:
     told[1] = (each != 0).to(each.dtype)  # what is not a number counts too
     every = torch.stack(told)
     found = {id(use): _by_user(use, part) for (use, _), part in zip(uses, every.split(rows, 1), strict=True)}
-    return [_of_one([found[id(use)] for use in some]) for some in many]
+    return [_of_one(some, [found[id(u)][1] for u in some], [found[id(u)][0] for u in some]) for some in many]
 
 
-def _of_one(uses: Sequence[tuple[Tensor, Tensor]]) -> RowLengths:
-    each, sums = (list(part) for part in zip(*uses, strict=True))
+def _of_one(uses: Sequence[Use], sums: Sequence[Tensor], known: Sequence[Tensor]) -> RowLengths:
+    """Of one parameter: K_b, n_b and perhaps a third row of each of its uses."""
     whole = sums[0]
     for some in sums[1:]:
         whole = whole + some
-    return RowLengths(each, [some[1] for some in sums], whole[0], whole[1], whole[2] > 0 if len(whole) > 2 else None)
+    large = whole[2] > 0 if len(whole) > 2 else None
+    return RowLengths(uses, [some[1] for some in sums], whole[0], whole[1], large, known)
 
 
 def _sides(use: Use) -> list[Tensor]:
@@ -85,6 +130,8 @@ def _by_user(use: Use, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _lengths(sides: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """The lengths of the rows of all sides in `wide` precision, and whether some may be above `MOST`."""
+    if can_square([side for side in sides if side.ndim > 1]):
+        return _quick_lengths(sides)
     each = [side if side.ndim == 1 else torch.linalg.vector_norm(side, dim=-1).view(-1) for side in sides]
     short = torch.cat(each)
     lengths = short.to(wide(short.device), copy=True)
@@ -94,6 +141,15 @@ def _lengths(sides: Sequence[Tensor]) -> tuple[Tensor, bool]:
     if not (float(least) > LEAST and float(most) < MOST):
         _correct(sides, ~((short > LEAST) & (short < MOST)), lengths)
     return lengths, not float(most) < MOST
+
+
+def _quick_lengths(sides: Sequence[Tensor]) -> tuple[Tensor, bool]:
+    to_square = [side for side in sides if side.ndim > 1]
+    lengths = squares_of_rows(to_square).sqrt_()
+    if len(to_square) < len(sides):  # lengths that are known
+        parts = iter(lengths.split([_count(side) for side in to_square]))
+        lengths = torch.cat([side.to(lengths.dtype) if side.ndim == 1 else next(parts) for side in sides])
+    return lengths, not (lengths.numel() == 0 or float(lengths.max()) < MOST)
 
 
 def _correct(sides: Sequence[Tensor], odd: Tensor, lengths: Tensor) -> None:
@@ -120,11 +176,12 @@ def some_of(use: Use, users: Tensor) -> Use:
 def without_zeros(uses: Sequence[Use], lengths: RowLengths, users: Tensor | None = None) -> list[Use]:
     """The uses of these users (all, unless said), without rows that are zero where most are."""
     out = []
-    for use, each, counts in zip(uses, lengths.each, lengths.counts, strict=True):
+    for place, (use, counts) in enumerate(zip(uses, lengths.counts, strict=True)):
         if users is not None:
             use = some_of(use, users)
-            each, counts = (each, counts) if isinstance(use, Ragged) else (each[users], counts[users])
+            counts = counts if isinstance(use, Ragged) else counts[users]
         if isinstance(use, Outer) and 2 * (most := max(1, int(counts.max()))) <= use.left.shape[1]:
+            each = lengths.each(place) if users is None else lengths.each(place)[users]
             first = (each != 0).to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most, None]
             use = Outer(use.left.take_along_dim(first, 1), use.right.take_along_dim(first, 1), use.shape)
         out.append(use)

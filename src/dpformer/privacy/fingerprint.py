@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpformer import native
+
 if TYPE_CHECKING:
     from dpformer.privacy.randomness import SecureRandom
 
@@ -46,17 +48,30 @@ class Fingerprint:
             together.setdefault(place if len(some) > ROWS * ROW else some.device, []).append(place)
         for places in together.values():
             digest.update(repr(places).encode())
-            digest.update(self._hashes(torch.cat([words[n] for n in places]) if len(places) > 1 else words[places[0]]))
+            digest.update(self._hashes([words[n] for n in places]))
         return digest.hexdigest()
 
-    def _hashes(self, words: Tensor) -> bytes:
-        """The hashes of each row, the last one filled up with zeros."""
+    def _hashes(self, parts: list[Tensor]) -> bytes:
+        """The hashes of each row of words one behind the other, the last one filled up with zeros."""
+        if native.kernels is not None and parts[0].is_cpu:
+            return self._compiled([part.numpy() for part in parts])
+        words = torch.cat(parts) if len(parts) > 1 else parts[0]
         whole = len(words) - len(words) % ROW
         found = self._of_rows(words[:whole].view(-1, ROW)).cpu().numpy().tobytes()
         if whole < len(words):
             last = torch.cat([words[whole:], words.new_zeros(len(words) % 2)])  # words are multiplied in pairs
             found += self._of_rows(last[None]).cpu().numpy().tobytes()
         return found
+
+    def _compiled(self, parts: list[np.ndarray]) -> bytes:
+        """The same without putting the words one behind the other."""
+        assert native.kernels is not None
+        count = sum(map(len, parts))
+        hashes = np.empty((-(-count // ROW), HASHES), dtype=np.int64)
+        native.kernels.hash_arrays(parts, self._keys.numpy(), hashes, ROW)
+        if count % ROW:
+            hashes[-1] += self._after[:, (count % ROW + 1) // 2].numpy()
+        return hashes.tobytes()
 
     def _of_rows(self, words: Tensor) -> Tensor:
         """(rows, 2) int64 of (rows, ≤ 4096) int32: of rows that are zero where no word is given."""

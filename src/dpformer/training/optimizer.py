@@ -1,14 +1,13 @@
 """The noisy step: noise on the sum, once; divide by the expected batch size; then any torch optimizer."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpformer.clipping.bits import flattened, is_small
+from dpformer.clipping.bits import all_finite
 from dpformer.clipping.bounded import joint_bound, sum_of
 from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, whole
 from dpformer.privacy.events import ASSUMED, PoissonGaussian
@@ -125,9 +124,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
                     f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; noise is on all of it: "
                     "sparse=False"
                 )
-        if all_finite([gradient for _, gradient in having]):
+        if all_finite([real(gradient) for _, gradient in having]):
             return
-        parameter = next(parameter for parameter, gradient in having if not all_finite([gradient]))
+        parameter = next(parameter for parameter, gradient in having if not all_finite([real(gradient)]))
         raise ValueError(
             f"the gradient of a parameter of shape {tuple(parameter.shape)} is not finite; a user who is not finite "
             "must be left out of the sum (PhantomClipping does so)"
@@ -300,13 +299,6 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.inner.load_state_dict(state["inner"])
         self._past = past
         self.steps, self._random, self._fingerprint = steps, random, Fingerprint(random)
-
-
-def all_finite(gradients: Sequence[Tensor]) -> bool:
-    """Whether all numbers are; small tensors are read together."""
-    small = [g for g in gradients if is_small(g)]
-    every = [*([flattened(small)] if small else []), *(real(g) for g in gradients if not is_small(g))]
-    return all(math.isfinite(float(end)) for g in every if g.numel() for end in g.aminmax())
 
 
 def real(t: Tensor) -> Tensor:

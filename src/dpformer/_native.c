@@ -1,0 +1,590 @@
+/* Passes over memory that NumPy and torch take several for: noise, hashes, sums of bits, squares of rows.
+
+Every function here has a twin in Python that gives the same (privacy/rounded.py, privacy/fingerprint.py,
+clipping/bits.py) or as exact numbers (clipping/rounding.py), and dpformer/native.py says whether this one is there. Where
+no compiler is, the twins do the work. Nothing secret is kept here, and nothing is drawn: random words come from OpenSSL.
+
+Loops are plain, so that compilers turn them into vector instructions; each is compiled for three kinds of x86
+processors and chosen when the module is loaded. Elsewhere there is one.
+*/
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define TARGETS 1
+#define V4 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,prefer-vector-width=512")))
+#define V3 __attribute__((target("avx2,fma,bmi,bmi2")))
+#else
+#define TARGETS 0
+#endif
+
+/* Defines NAME, which calls the body compiled for this processor. */
+#if TARGETS
+static int level = 0; /* 2: AVX-512, 1: AVX2, 0: neither */
+#define COMPILED(NAME, PARAMETERS, ARGUMENTS)                                                                          \
+    V4 static void NAME##_v4 PARAMETERS { NAME##_body ARGUMENTS; }                                                     \
+    V3 static void NAME##_v3 PARAMETERS { NAME##_body ARGUMENTS; }                                                     \
+    static void NAME##_v1 PARAMETERS { NAME##_body ARGUMENTS; }                                                        \
+    static void NAME PARAMETERS                                                                                        \
+    {                                                                                                                  \
+        if (level == 2)                                                                                                \
+            NAME##_v4 ARGUMENTS;                                                                                       \
+        else if (level == 1)                                                                                           \
+            NAME##_v3 ARGUMENTS;                                                                                       \
+        else                                                                                                           \
+            NAME##_v1 ARGUMENTS;                                                                                       \
+    }
+#else
+#define COMPILED(NAME, PARAMETERS, ARGUMENTS)                                                                          \
+    static void NAME PARAMETERS { NAME##_body ARGUMENTS; }
+#endif
+
+/* -- noise ------------------------------------------------------------------------------------------------------ */
+
+#define HALF 256
+#define GROUP 512
+#define UNIT 5.9604644775390625e-08f /* e = 2^-24 */
+
+INLINE float bits_to_float(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+INLINE uint32_t float_to_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+
+/* -ln q for 0 < q <= 1, to one unit in the last place (the series of FreeBSD's e_logf.c). */
+INLINE float minus_log(float q)
+{
+    uint32_t bits = float_to_bits(q) - 0x3f3504f3u;
+    float k = (float)((int32_t)bits >> 23);
+    float f = bits_to_float((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
+    float s = f / (2.0f + f), z = s * s, w = z * z;
+    float r = z * (0.66666662693f + w * 0.28498786688f) + w * (0.40000972152f + w * 0.24279078841f);
+    float half = 0.5f * f * f;
+    return -(s * (half + r) + k * 9.0580006145e-06f - half + f + k * 0.69313812256f);
+}
+
+/* What is the same for all numbers: a = sqrt(2)*sigma/grid, the radii and sums for which the bound on the error of
+float32 holds, and how sums are turned into units of the grid and back. */
+typedef struct {
+    float a, least, most, most_sum, per_grid, divisor;
+} Scale;
+
+/* One group: 256 words for radii, 256 for angles, 512 sums -> round(sum/grid + a*z)/divisor in their place. Marks those
+that float32 does not decide: the error of x is at most e*(a*(1/R + 16 R) + |x|), see privacy/rounded.py. */
+INLINE void release_group_body(const int64_t *words, float *sums, uint8_t *again, const Scale *scale)
+{
+    float radius[HALF], tolerance[HALF], x[GROUP];
+    for (int k = 0; k < HALF; k++) {
+        int32_t high = (int32_t)(words[k] >> 32);
+        float low = (float)((int32_t)((uint32_t)words[k] >> 1));
+        float q = fabsf((float)high * 0x1p-31f + low * 0x1p-62f);
+        q = q > 0x1p-40f ? q : 0x1p-40f; /* so rare a radius is computed again */
+        float r = sqrtf(minus_log(q));
+        int odd = !((r >= scale->least) & (r <= scale->most));
+        radius[k] = scale->a * r;
+        tolerance[k] = odd ? 1.0f : 1.05f * UNIT * scale->a * (1.0f / r + 16.0f * r); /* one: never decided */
+    }
+    for (int k = 0; k < HALF; k++) {
+        uint32_t phase = (uint32_t)(words[HALF + k] >> 32);
+        uint32_t quarter = (phase + 0x20000000u) >> 30;
+        float t = (float)(int32_t)(phase - (quarter << 30)) * 1.46291807926715968e-09f; /* 2 pi / 2^32 */
+        float z = t * t;
+        float sine = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * t + t;
+        float cosine = ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z -
+                       0.5f * z + 1.0f;
+        float c = quarter & 1 ? sine : cosine, s = quarter & 1 ? cosine : sine;
+        x[k] = radius[k] * ((quarter + 1) & 2 ? -c : c);
+        x[HALF + k] = radius[k] * (quarter & 2 ? -s : s);
+    }
+    for (int half = 0; half < GROUP; half += HALF)
+        for (int k = 0; k < HALF; k++) {
+            float sum = sums[half + k] * scale->per_grid, y = x[half + k] + sum;
+            float whole = rintf(y), away = fabsf(y - whole);
+            float sure = 0.5f - tolerance[k] - 1.05f * UNIT * fabsf(y);
+            uint8_t undecided = !((away < sure) & (fabsf(sum) <= scale->most_sum));
+            again[half + k] = undecided;
+            sums[half + k] = undecided ? sums[half + k] : whole / scale->divisor; /* as it was, to be computed again */
+        }
+}
+
+/* Sums that get the numbers from `first` on of these words, whole groups; the places that are left as they were, and
+the words of their radii and angles. */
+INLINE void release_body(const int64_t *words, int64_t first, float *sums, int64_t count, const Scale *scale,
+                         int64_t *places, int64_t *radii, int64_t *angles, int64_t *found)
+{
+    int64_t n = 0;
+    uint8_t again[GROUP];
+    float room[GROUP];
+    for (int64_t done = 0; done < count;) {
+        int64_t skip = (first + done) % GROUP, some = GROUP - skip < count - done ? GROUP - skip : count - done;
+        const int64_t *group = words + (first + done - skip);
+        if (some == GROUP)
+            release_group_body(group, sums + done, again, scale);
+        else { /* a part of a group: the other numbers are made, and left */
+            memset(room, 0, sizeof room);
+            memcpy(room + skip, sums + done, some * sizeof(float));
+            release_group_body(group, room, again, scale);
+            memcpy(sums + done, room + skip, some * sizeof(float));
+            memset(again, 0, skip);
+            memset(again + skip + some, 0, GROUP - skip - some);
+        }
+        for (int k = 0; k < GROUP; k += 8) {
+            uint64_t eight;
+            memcpy(&eight, again + k, 8);
+            if (eight)
+                for (int i = k; i < k + 8; i++)
+                    if (again[i]) {
+                        places[n] = done + i - skip;
+                        radii[n] = group[i % HALF];
+                        angles[n++] = group[HALF + i % HALF];
+                    }
+        }
+        done += some;
+    }
+    *found = n;
+}
+
+COMPILED(release,
+         (const int64_t *words, int64_t first, float *sums, int64_t count, const Scale *scale, int64_t *places,
+          int64_t *radii, int64_t *angles, int64_t *found),
+         (words, first, sums, count, scale, places, radii, angles, found))
+
+/* -- hashes ----------------------------------------------------------------------------------------------------- */
+
+/* NH of one row under one key: the sum of products of two keyed words each, the upper one signed, modulo 2^64. */
+INLINE void hash_row_body(const uint32_t *words, const uint32_t *keys, int64_t count, uint64_t *hash)
+{
+    uint64_t total = 0;
+    for (int64_t j = 0; j < count; j += 2) {
+        uint64_t low = (uint32_t)(words[j] + keys[j]), high = (uint32_t)(words[j + 1] + keys[j + 1]);
+        total += low * high - ((high >> 31) * low << 32);
+    }
+    *hash = total;
+}
+
+COMPILED(hash_row, (const uint32_t *words, const uint32_t *keys, int64_t count, uint64_t *hash),
+         (words, keys, count, hash))
+
+/* -- sums of bits ----------------------------------------------------------------------------------------------- */
+
+INLINE void sum_words_body(const int32_t *words, int64_t count, int64_t *total, int *finite)
+{
+    int64_t sum = 0;
+    uint32_t infinite = 0;
+    for (int64_t j = 0; j < count; j++) {
+        sum += words[j];
+        infinite |= (uint32_t)((words[j] & 0x7f800000) == 0x7f800000);
+    }
+    *total = sum;
+    *finite = !infinite;
+}
+
+COMPILED(sum_words, (const int32_t *words, int64_t count, int64_t *total, int *finite), (words, count, total, finite))
+
+/* -- squares of rows -------------------------------------------------------------------------------------------- */
+
+/* The sum of squares of one row in float64, in which nothing of float32 overflows or vanishes. */
+INLINE double square_of_row(const float *row, int64_t width)
+{
+    double part[8] = {0}, total = 0;
+    int64_t j = 0;
+    if (width >= 32) {
+        double wide[32] = {0};
+        for (; j + 32 <= width; j += 32)
+            for (int i = 0; i < 32; i++)
+                wide[i] += (double)row[j + i] * row[j + i];
+        for (int i = 0; i < 8; i++)
+            part[i] = (wide[i] + wide[8 + i]) + (wide[16 + i] + wide[24 + i]);
+    }
+    for (; j + 8 <= width; j += 8)
+        for (int i = 0; i < 8; i++)
+            part[i] += (double)row[j + i] * row[j + i];
+    for (; j < width; j++)
+        total += (double)row[j] * row[j];
+    return total + (((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7])));
+}
+
+/* Rows in two dimensions, with strides in bytes. */
+typedef struct {
+    const char *base;
+    int64_t many, stride, rows, row_stride, width;
+} Rows;
+
+INLINE const float *row_of(const Rows *rows, int64_t m, int64_t n)
+{
+    return (const float *)(rows->base + m * rows->stride + n * rows->row_stride);
+}
+
+INLINE void square_rows_body(const Rows *rows, double *squares)
+{
+    for (int64_t m = 0; m < rows->many; m++)
+        for (int64_t n = 0; n < rows->rows; n++)
+            *squares++ = square_of_row(row_of(rows, m, n), rows->width);
+}
+
+COMPILED(square_rows, (const Rows *rows, double *squares), (rows, squares))
+
+/* What the rows of each user say: the sum of |left|*|right| (or |left|), how many are not zero, the longest side. */
+INLINE void measure_rows_body(const Rows *left, const Rows *right, double *totals, double *counts, double *longest)
+{
+    for (int64_t m = 0; m < left->many; m++) {
+        double total = 0, count = 0, most = 0;
+        for (int64_t n = 0; n < left->rows; n++) {
+            double one = square_of_row(row_of(left, m, n), left->width);
+            double other = right ? square_of_row(row_of(right, m, n), right->width) : 1.0;
+            double length = sqrt(one) * sqrt(other);
+            total += length;
+            count += length != 0; /* what is not a number counts too */
+            most = one > most ? one : most;
+            most = right && other > most ? other : most;
+        }
+        totals[m] = total;
+        counts[m] = count;
+        longest[m] = sqrt(most);
+    }
+}
+
+COMPILED(measure_rows, (const Rows *left, const Rows *right, double *totals, double *counts, double *longest),
+         (left, right, totals, counts, longest))
+
+/* -- for Python -------------------------------------------------------------------------------------------------- */
+
+/* The memory of an array, whose items must have this size and lie one behind the other. */
+static int open_array(PyObject *array, Py_buffer *view, Py_ssize_t size, int writes)
+{
+    if (PyObject_GetBuffer(array, view, writes ? PyBUF_CONTIG : PyBUF_CONTIG_RO) < 0)
+        return -1;
+    if (view->itemsize == size)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "items have %zd bytes, expected %zd", view->itemsize, size);
+    PyBuffer_Release(view);
+    return -1;
+}
+
+static int open_arrays(PyObject *const *arrays, Py_buffer *views, const Py_ssize_t *sizes, const char *writes, int count)
+{
+    for (int n = 0; n < count; n++)
+        if (open_array(arrays[n], views + n, sizes[n], writes[n] == 'w') < 0) {
+            while (n--)
+                PyBuffer_Release(views + n);
+            return -1;
+        }
+    return 0;
+}
+
+static void close_arrays(Py_buffer *views, int count)
+{
+    for (int n = 0; n < count; n++)
+        PyBuffer_Release(views + n);
+}
+
+static int expect(Py_ssize_t given, Py_ssize_t expected, const char *what)
+{
+    if (given == expected)
+        return 1;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", what, expected, given);
+    return 0;
+}
+
+static PyObject *py_release(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 10, "release"))
+        return NULL;
+    double number[6];
+    for (int n = 0; n < 6; n++) {
+        number[n] = PyFloat_AsDouble(args[4 + n]);
+        if (number[n] == -1.0 && PyErr_Occurred())
+            return NULL;
+    }
+    Py_ssize_t first = PyLong_AsSsize_t(args[3]);
+    if (first == -1 && PyErr_Occurred())
+        return NULL;
+    Py_buffer view[3];
+    if (open_arrays(args, view, (Py_ssize_t[]){8, 4, 8}, "rww", 3) < 0)
+        return NULL;
+    int64_t words = view[0].len / 8, numbers = view[1].len / 4, room = view[2].len / 24, found = 0;
+    if (first < 0 || words % GROUP || first + numbers > words || room < numbers) {
+        PyErr_SetString(PyExc_ValueError, "not as many words, in whole groups, and places as sums");
+        close_arrays(view, 3);
+        return NULL;
+    }
+    Scale scale = {(float)number[0], (float)number[1], (float)number[2],
+                   (float)number[3], (float)number[4], (float)number[5]};
+    int64_t *places = view[2].buf;
+    Py_BEGIN_ALLOW_THREADS
+    release(view[0].buf, first, view[1].buf, numbers, &scale, places, places + room, places + 2 * room, &found);
+    Py_END_ALLOW_THREADS
+    close_arrays(view, 3);
+    return PyLong_FromLongLong(found);
+}
+
+/* Words of several arrays, one behind the other, in rows; a row that lies in one array is hashed where it lies. */
+typedef struct {
+    const uint32_t *keys;
+    int64_t width, number; /* of a row, and of keys */
+    uint64_t *hashes;
+    uint32_t *row; /* the row that is being filled, and how far */
+    int64_t filled;
+} Hashing;
+
+static void hash_one(Hashing *to, const uint32_t *row, int64_t words)
+{
+    for (int64_t key = 0; key < to->number; key++)
+        hash_row(row, to->keys + key * to->width, words, to->hashes++);
+}
+
+static void hash_words(Hashing *to, const uint32_t *words, int64_t count)
+{
+    while (count > 0) {
+        int64_t some = to->width - to->filled < count ? to->width - to->filled : count;
+        if (some == to->width)
+            hash_one(to, words, some);
+        else {
+            memcpy(to->row + to->filled, words, some * sizeof(uint32_t));
+            to->filled += some;
+            if (to->filled == to->width) {
+                hash_one(to, to->row, to->width);
+                to->filled = 0;
+            }
+        }
+        words += some;
+        count -= some;
+    }
+}
+
+static PyObject *py_hash_arrays(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 4, "hash_arrays"))
+        return NULL;
+    Py_ssize_t width = PyLong_AsSsize_t(args[3]);
+    if (width == -1 && PyErr_Occurred())
+        return NULL;
+    if (!PyList_Check(args[0]) || width <= 0 || width % 2)
+        return PyErr_Format(PyExc_ValueError, "expected a list of arrays, and rows of pairs of words");
+    Py_buffer view[2];
+    if (open_arrays(args + 1, view, (Py_ssize_t[]){4, 8}, "rw", 2) < 0)
+        return NULL;
+    int64_t number = view[0].len / 4 / width, room = number ? view[1].len / 8 / number : 0, total = 0;
+    uint32_t *row = PyMem_Malloc(width * sizeof(uint32_t));
+    Hashing to = {view[0].buf, width, number, view[1].buf, row, 0};
+    int failed = row == NULL;
+    if (failed)
+        PyErr_NoMemory();
+    for (Py_ssize_t n = 0; !failed && n < PyList_GET_SIZE(args[0]); n++) {
+        Py_buffer words;
+        if (open_array(PyList_GET_ITEM(args[0], n), &words, 4, 0) < 0) {
+            failed = 1;
+            break;
+        }
+        total += words.len / 4;
+        if (total > room * width) {
+            PyErr_SetString(PyExc_ValueError, "more words than there is room for hashes");
+            failed = 1;
+        }
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            hash_words(&to, words.buf, words.len / 4);
+            Py_END_ALLOW_THREADS
+        }
+        PyBuffer_Release(&words);
+    }
+    if (!failed && to.filled) { /* the zeros after the last words are added where their products are known */
+        if (to.filled % 2)
+            row[to.filled++] = 0;
+        hash_one(&to, row, to.filled);
+    }
+    PyMem_Free(row);
+    close_arrays(view, 2);
+    return failed ? NULL : PyLong_FromLongLong(total);
+}
+
+static PyObject *py_sums_of_words(PyObject *self, PyObject *arrays)
+{
+    (void)self;
+    if (!PyList_Check(arrays))
+        return PyErr_Format(PyExc_TypeError, "expected a list of arrays");
+    Py_ssize_t count = PyList_GET_SIZE(arrays);
+    PyObject *sums = PyList_New(count);
+    int all_finite = 1;
+    for (Py_ssize_t n = 0; sums != NULL && n < count; n++) {
+        Py_buffer view;
+        if (open_array(PyList_GET_ITEM(arrays, n), &view, 4, 0) < 0) {
+            Py_CLEAR(sums);
+            break;
+        }
+        int64_t total;
+        int finite;
+        Py_BEGIN_ALLOW_THREADS
+        sum_words(view.buf, view.len / 4, &total, &finite);
+        Py_END_ALLOW_THREADS
+        PyBuffer_Release(&view);
+        all_finite &= finite;
+        PyObject *sum = PyLong_FromLongLong(total);
+        if (sum == NULL)
+            Py_CLEAR(sums);
+        else
+            PyList_SET_ITEM(sums, n, sum);
+    }
+    return sums == NULL ? NULL : Py_BuildValue("(NO)", sums, all_finite ? Py_True : Py_False);
+}
+
+/* An array of float32 with two or three dimensions, the last one without gaps. */
+static int open_rows(PyObject *array, Py_buffer *view, Rows *rows)
+{
+    if (PyObject_GetBuffer(array, view, PyBUF_STRIDED_RO) < 0)
+        return -1;
+    int last = view->ndim - 1;
+    if (last < 1 || last > 2 || view->itemsize != 4 || (view->strides[last] != 4 && view->shape[last] > 1)) {
+        PyErr_SetString(PyExc_ValueError, "expected float32 in two or three dimensions, the last one without gaps");
+        PyBuffer_Release(view);
+        return -1;
+    }
+    rows->base = view->buf;
+    rows->many = last == 2 ? view->shape[0] : 1;
+    rows->stride = last == 2 ? view->strides[0] : 0;
+    rows->rows = view->shape[last - 1];
+    rows->row_stride = view->strides[last - 1];
+    rows->width = view->shape[last];
+    return 0;
+}
+
+static int64_t squares_of_array(PyObject *array, double *squares, int64_t room)
+{
+    Py_buffer view;
+    Rows rows;
+    if (open_rows(array, &view, &rows) < 0)
+        return -1;
+    int64_t count = rows.many * rows.rows;
+    if (count <= room) {
+        Py_BEGIN_ALLOW_THREADS
+        square_rows(&rows, squares);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&view);
+    if (count <= room)
+        return count;
+    PyErr_SetString(PyExc_ValueError, "more rows than there is room for");
+    return -1;
+}
+
+static PyObject *py_squares_of_rows(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 2, "squares_of_rows"))
+        return NULL;
+    if (!PyList_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "expected a list of arrays");
+    Py_buffer view;
+    if (open_array(args[1], &view, 8, 1) < 0)
+        return NULL;
+    int64_t done = 0, room = view.len / 8;
+    for (Py_ssize_t n = 0; n < PyList_GET_SIZE(args[0]); n++) {
+        int64_t rows = squares_of_array(PyList_GET_ITEM(args[0], n), (double *)view.buf + done, room - done);
+        if (rows < 0) {
+            PyBuffer_Release(&view);
+            return NULL;
+        }
+        done += rows;
+    }
+    PyBuffer_Release(&view);
+    if (done != room)
+        return PyErr_Format(PyExc_ValueError, "%lld rows, and room for %lld", (long long)done, (long long)room);
+    Py_RETURN_NONE;
+}
+
+/* Of one pair of sides, users first; the second may be None. */
+static int measure_pair(PyObject *one, PyObject *other, double *out, int64_t users)
+{
+    Py_buffer view[2];
+    Rows left, right;
+    int paired = other != Py_None, wrong;
+    if (open_rows(one, view, &left) < 0)
+        return -1;
+    if (paired && open_rows(other, view + 1, &right) < 0) {
+        PyBuffer_Release(view);
+        return -1;
+    }
+    wrong = view->ndim != 3 || left.many != users ||
+            (paired && (view[1].ndim != 3 || right.many != users || right.rows != left.rows));
+    if (wrong)
+        PyErr_SetString(PyExc_ValueError, "the sides are not of the same users and rows");
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        measure_rows(&left, paired ? &right : NULL, out, out + users, out + 2 * users);
+        Py_END_ALLOW_THREADS
+    }
+    close_arrays(view, 1 + paired);
+    return wrong ? -1 : 0;
+}
+
+static PyObject *py_measure_rows(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 3, "measure_rows"))
+        return NULL;
+    if (!PyList_Check(args[0]) || !PyList_Check(args[1]) || PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[1]))
+        return PyErr_Format(PyExc_TypeError, "expected two lists of as many arrays");
+    Py_ssize_t pairs = PyList_GET_SIZE(args[0]);
+    Py_buffer view;
+    if (open_array(args[2], &view, 8, 1) < 0)
+        return NULL;
+    int64_t users = pairs ? view.len / 24 / pairs : 0;
+    int failed = view.len != 24 * pairs * users;
+    if (failed)
+        PyErr_SetString(PyExc_ValueError, "expected room for three numbers of each user and pair");
+    for (Py_ssize_t n = 0; !failed && n < pairs; n++)
+        failed = measure_pair(PyList_GET_ITEM(args[0], n), PyList_GET_ITEM(args[1], n),
+                              (double *)view.buf + 3 * users * n, users) < 0;
+    PyBuffer_Release(&view);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"release", (PyCFunction)(void (*)(void))py_release, METH_FASTCALL,
+     "release(words, sums, again, first, a, least, most, most_sum, per_grid, divisor) -> how many are undecided"},
+    {"hash_arrays", (PyCFunction)(void (*)(void))py_hash_arrays, METH_FASTCALL,
+     "hash_arrays([arrays], keys, hashes, width) -> how many words"},
+    {"sums_of_words", py_sums_of_words, METH_O, "sums_of_words([arrays]) -> ([sums], whether all floats are finite)"},
+    {"squares_of_rows", (PyCFunction)(void (*)(void))py_squares_of_rows, METH_FASTCALL,
+     "squares_of_rows([arrays], squares)"},
+    {"measure_rows", (PyCFunction)(void (*)(void))py_measure_rows, METH_FASTCALL,
+     "measure_rows([lefts], [rights], out): out[n] = totals, counts and longest sides of each user"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+#if TARGETS
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        level = 1;
+    if (level && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        level = 2;
+#endif
+    return PyModule_Create(&module);
+}
