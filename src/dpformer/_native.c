@@ -242,28 +242,151 @@ INLINE void square_rows_body(const Rows *rows, double *squares)
 
 COMPILED(square_rows, (const Rows *rows, double *squares), (rows, squares))
 
-/* What the rows of each user say: the sum of |left|*|right| (or |left|), how many are not zero, the longest side. */
-INLINE void measure_rows_body(const Rows *left, const Rows *right, double *totals, double *counts, double *longest)
+/* What the rows of one user say: the sum of |left|*|right| (or |left|), how many are not zero, the longest side. */
+INLINE void measure_user_body(const Rows *left, const Rows *right, int64_t user, double *told)
 {
-    for (int64_t m = 0; m < left->many; m++) {
-        double total = 0, count = 0, most = 0;
-        for (int64_t n = 0; n < left->rows; n++) {
-            double one = square_of_row(row_of(left, m, n), left->width);
-            double other = right ? square_of_row(row_of(right, m, n), right->width) : 1.0;
-            double length = sqrt(one) * sqrt(other);
-            total += length;
-            count += length != 0; /* what is not a number counts too */
-            most = one > most ? one : most;
-            most = right && other > most ? other : most;
-        }
-        totals[m] = total;
-        counts[m] = count;
-        longest[m] = sqrt(most);
+    double total = 0, count = 0, most = 0;
+    for (int64_t n = 0; n < left->rows; n++) {
+        double one = square_of_row(row_of(left, user, n), left->width);
+        double other = right ? square_of_row(row_of(right, user, n), right->width) : 1.0;
+        double length = sqrt(one) * sqrt(other);
+        total += length;
+        count += length != 0; /* what is not a number counts too */
+        most = one > most ? one : most;
+        most = right && other > most ? other : most;
     }
+    told[0] = total;
+    told[1] = count;
+    told[2] = sqrt(most);
 }
 
-COMPILED(measure_rows, (const Rows *left, const Rows *right, double *totals, double *counts, double *longest),
-         (left, right, totals, counts, longest))
+COMPILED(measure_user, (const Rows *left, const Rows *right, int64_t user, double *told), (left, right, user, told))
+
+/* -- products of rows --------------------------------------------------------------------------------------------- */
+
+/* Per user: out = sum over rows t of left_t (x) right_t, each number one after the other in t, so that zeros after a
+user's last row change no bit, whoever else is in the batch; BLAS does not promise that. And its sum of squares.
+
+A tile of MOST x (PAIR vectors) stays in registers over all rows: one side gives its columns, the other the vectors. Where
+`right` is shorter than a vector the two change places, and the tile is written turned. */
+typedef struct {
+    Rows left, right; /* (users, rows, Q), (users, rows, P) */
+    float *out;       /* (users, Q, P) */
+    double *squares;  /* (users,) */
+    float *strip;     /* some columns of one side */
+    float *last;      /* the last columns of the other, filled up with zeros */
+} Product;
+
+/* Columns of many rows that are far apart, each on a page of its own, are put one behind the other first. */
+#define FAR(rows, stride) ((rows) > 96 && (stride) > 1024)
+
+#define PRODUCT(NAME, TARGET, BYTES, MOST, PAIR)                                                                       \
+    typedef float NAME##_vector __attribute__((vector_size(BYTES), aligned(4)));                                       \
+                                                                                                                       \
+    TARGET INLINE void NAME##_tile(const int mr, const int nr, const int turned, const float *strip,                   \
+                                   int64_t strip_stride, const float *vectors, int64_t stride, int64_t rows,           \
+                                   float *out, int64_t out_stride, int64_t columns, NAME##_vector *square)             \
+    {                                                                                                                  \
+        const int width = BYTES / 4;                                                                                   \
+        NAME##_vector sum[MOST][PAIR];                                                                                 \
+        for (int i = 0; i < mr; i++)                                                                                   \
+            for (int j = 0; j < nr; j++)                                                                               \
+                sum[i][j] = (NAME##_vector){0};                                                                        \
+        for (int64_t t = 0; t < rows; t++, strip += strip_stride, vectors += stride) {                                 \
+            NAME##_vector some[PAIR];                                                                                  \
+            for (int j = 0; j < nr; j++)                                                                               \
+                some[j] = *(const NAME##_vector *)(vectors + j * width);                                               \
+            for (int i = 0; i < mr; i++)                                                                               \
+                for (int j = 0; j < nr; j++)                                                                           \
+                    sum[i][j] += strip[i] * some[j];                                                                   \
+        }                                                                                                              \
+        NAME##_vector part[4] = {*square, {0}, {0}, {0}};                                                              \
+        for (int i = 0; i < mr; i++)                                                                                   \
+            for (int j = 0; j < nr; j++)                                                                               \
+                part[(i * nr + j) % 4] += sum[i][j] * sum[i][j];                                                       \
+        *square = (part[0] + part[1]) + (part[2] + part[3]);                                                           \
+        if (!turned && columns == nr * width) {                                                                        \
+            for (int i = 0; i < mr; i++)                                                                               \
+                for (int j = 0; j < nr; j++)                                                                           \
+                    *(NAME##_vector *)(out + i * out_stride + j * width) = sum[i][j];                                  \
+            return;                                                                                                    \
+        }                                                                                                              \
+        for (int j = 0; j < nr; j++)                                                                                   \
+            for (int k = 0; k < width && j * width + k < columns; k++)                                                 \
+                for (int i = 0; i < mr; i++)                                                                           \
+                    out[turned ? (j * width + k) * out_stride + i : i * out_stride + j * width + k] = sum[i][j][k];    \
+    }                                                                                                                  \
+                                                                                                                       \
+    /* mr columns of one side, from c on, times all of the other. */                                                   \
+    TARGET INLINE double NAME##_strip(const int mr, const int turned, const Product *product, int64_t user, int64_t c, \
+                                      const float *from, int64_t from_stride)                                          \
+    {                                                                                                                  \
+        const int width = BYTES / 4;                                                                                   \
+        const Rows *one = turned ? &product->right : &product->left, *other = turned ? &product->left : &product->right;\
+        const float *vectors = row_of(other, user, 0);                                                                 \
+        int64_t stride = other->row_stride / 4, wide = other->width, rows = one->rows, p = 0;                          \
+        int64_t out_stride = product->right.width, step = turned ? out_stride : 1;                                     \
+        float *out = product->out + user * one->width * wide + c * (turned ? 1 : out_stride);                          \
+        NAME##_vector square = {0};                                                                                    \
+        double total = 0;                                                                                              \
+        for (; p + PAIR * width <= wide; p += PAIR * width) {                                                          \
+            NAME##_tile(mr, PAIR, turned, from, from_stride, vectors + p, stride, rows, out + p * step, out_stride,    \
+                        PAIR * width, &square);                                                                        \
+            if (p % (64 * PAIR * width) == 0) { /* long sums are in float64 */                                         \
+                for (int k = 0; k < width; k++)                                                                        \
+                    total += square[k];                                                                                \
+                square = (NAME##_vector){0};                                                                           \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (; p + width <= wide; p += width)                                                                          \
+            NAME##_tile(mr, 1, turned, from, from_stride, vectors + p, stride, rows, out + p * step, out_stride, width,\
+                        &square);                                                                                      \
+        if (p < wide)                                                                                                  \
+            NAME##_tile(mr, 1, turned, from, from_stride, product->last, width, rows, out + p * step, out_stride,      \
+                        wide - p, &square);                                                                            \
+        for (int k = 0; k < width; k++)                                                                                \
+            total += square[k];                                                                                        \
+        return total;                                                                                                  \
+    }                                                                                                                  \
+                                                                                                                       \
+    TARGET INLINE double NAME##_sides(const int turned, const Product *product, int64_t user)                          \
+    {                                                                                                                  \
+        const int width = BYTES / 4;                                                                                   \
+        const Rows *one = turned ? &product->right : &product->left, *other = turned ? &product->left : &product->right;\
+        int64_t high = one->width, wide = other->width, c = 0, p = wide - wide % width;                                \
+        double total = 0;                                                                                              \
+        for (int64_t t = 0; p < wide && t < other->rows; t++)                                                          \
+            for (int k = 0; k < width; k++)                                                                            \
+                product->last[t * width + k] = p + k < wide ? row_of(other, user, t)[p + k] : 0.0f;                    \
+        const float *from = row_of(one, user, 0);                                                                      \
+        int64_t stride = one->row_stride / 4, rows = one->rows;                                                        \
+        for (; FAR(rows, stride) && c + MOST <= high; c += MOST) {                                                     \
+            for (int64_t t = 0; t < rows; t++)                                                                         \
+                for (int i = 0; i < MOST; i++)                                                                         \
+                    product->strip[t * MOST + i] = from[t * stride + c + i];                                           \
+            total += NAME##_strip(MOST, turned, product, user, c, product->strip, MOST);                               \
+        }                                                                                                              \
+        for (; c + MOST <= high; c += MOST)                                                                            \
+            total += NAME##_strip(MOST, turned, product, user, c, from + c, stride);                                   \
+        for (; MOST > 8 && c + 8 <= high; c += 8)                                                                      \
+            total += NAME##_strip(MOST > 8 ? 8 : 4, turned, product, user, c, from + c, stride);                       \
+        for (; c + 4 <= high; c += 4)                                                                                  \
+            total += NAME##_strip(4, turned, product, user, c, from + c, stride);                                      \
+        for (; c < high; c++)                                                                                          \
+            total += NAME##_strip(1, turned, product, user, c, from + c, stride);                                      \
+        return total;                                                                                                  \
+    }                                                                                                                  \
+                                                                                                                       \
+    TARGET static void NAME(const Product *product, int64_t user)                                                      \
+    {                                                                                                                  \
+        int turned = product->right.width < BYTES / 4 && product->left.width > product->right.width;                   \
+        product->squares[user] = turned ? NAME##_sides(1, product, user) : NAME##_sides(0, product, user);             \
+    }
+
+#if TARGETS
+PRODUCT(product_v4, V4, 64, 12, 2)
+PRODUCT(product_v3, V3, 32, 6, 2)
+#endif
 
 /* -- for Python -------------------------------------------------------------------------------------------------- */
 
@@ -530,7 +653,8 @@ static int measure_pair(PyObject *one, PyObject *other, double *out, int64_t use
         PyErr_SetString(PyExc_ValueError, "the sides are not of the same users and rows");
     else {
         Py_BEGIN_ALLOW_THREADS
-        measure_rows(&left, paired ? &right : NULL, out, out + users, out + 2 * users);
+        for (int64_t user = 0; user < users; user++)
+            measure_user(&left, paired ? &right : NULL, user, out + 3 * user);
         Py_END_ALLOW_THREADS
     }
     close_arrays(view, 1 + paired);
@@ -561,6 +685,83 @@ static PyObject *py_measure_rows(PyObject *self, PyObject *const *args, Py_ssize
     Py_RETURN_NONE;
 }
 
+#if TARGETS
+/* Rows and products of all users; a user's rows are multiplied while they are in the cache. Where everybody has fewer
+rows than `reach`, nothing is multiplied: 0. */
+static int measure_and_multiply(const Product *product, int64_t users, double *told, double reach)
+{
+    int64_t known = 0; /* users whose rows are measured */
+    while (told && known < users) {
+        measure_user(&product->left, &product->right, known, told + 3 * known);
+        if (told[3 * known++ + 1] >= reach)
+            break;
+        if (known == users)
+            return 0;
+    }
+    for (int64_t user = 0; user < users; user++) {
+        if (told && user >= known)
+            measure_user(&product->left, &product->right, user, told + 3 * user);
+        (level == 2 ? product_v4 : product_v3)(product, user);
+    }
+    return 1;
+}
+#endif
+
+/* write_products(left, right, out, squares) or with (told, reach) behind them. */
+static PyObject *py_write_products(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+#if !TARGETS
+    (void)args, (void)count;
+    return PyErr_Format(PyExc_RuntimeError, "not compiled for this processor");
+#else
+    int measures = count == 6, made = measures ? 3 : 2, wrong, written = 0;
+    if (!measures && !expect(count, 4, "write_products"))
+        return NULL;
+    if (level == 0)
+        return PyErr_Format(PyExc_RuntimeError, "not compiled for this processor");
+    double reach = measures ? PyFloat_AsDouble(args[5]) : 0;
+    if (reach == -1.0 && PyErr_Occurred())
+        return NULL;
+    Py_buffer sides[2], view[3];
+    Product product;
+    if (open_rows(args[0], sides, &product.left) < 0)
+        return NULL;
+    if (open_rows(args[1], sides + 1, &product.right) < 0) {
+        PyBuffer_Release(sides);
+        return NULL;
+    }
+    if (open_arrays(args + 2, view, (Py_ssize_t[]){4, 8, 8}, "www", made) < 0) {
+        close_arrays(sides, 2);
+        return NULL;
+    }
+    int64_t users = product.left.many, numbers = product.left.width * product.right.width;
+    product.out = view[0].buf;
+    product.squares = view[1].buf;
+    product.strip = NULL;
+    wrong = sides[0].ndim != 3 || sides[1].ndim != 3 || product.right.many != users ||
+            product.right.rows != product.left.rows || view[0].len != 4 * users * numbers ||
+            view[1].len != 8 * users || (measures && view[2].len != 24 * users) || product.left.row_stride % 4 ||
+            product.right.row_stride % 4;
+    if (wrong)
+        PyErr_SetString(PyExc_ValueError, "the sides, the products and their squares are not of the same users");
+    else if ((product.strip = PyMem_RawMalloc(64 * 2 * (product.left.rows + 1))) == NULL) {
+        PyErr_NoMemory();
+        wrong = 1;
+    }
+    else {
+        product.last = product.strip + 16 * (product.left.rows + 1);
+        Py_BEGIN_ALLOW_THREADS
+        written = measure_and_multiply(&product, users, measures ? view[2].buf : NULL, reach);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_RawFree(product.strip);
+    close_arrays(view, made);
+    close_arrays(sides, 2);
+    return wrong ? NULL : PyBool_FromLong(written);
+#endif
+}
+
 static PyMethodDef methods[] = {
     {"release", (PyCFunction)(void (*)(void))py_release, METH_FASTCALL,
      "release(words, sums, again, first, a, least, most, most_sum, per_grid, divisor) -> how many are undecided"},
@@ -570,7 +771,10 @@ static PyMethodDef methods[] = {
     {"squares_of_rows", (PyCFunction)(void (*)(void))py_squares_of_rows, METH_FASTCALL,
      "squares_of_rows([arrays], squares)"},
     {"measure_rows", (PyCFunction)(void (*)(void))py_measure_rows, METH_FASTCALL,
-     "measure_rows([lefts], [rights], out): out[n] = totals, counts and longest sides of each user"},
+     "measure_rows([lefts], [rights], out): out[n, b] = total, count and longest side of each user"},
+    {"write_products", (PyCFunction)(void (*)(void))py_write_products, METH_FASTCALL,
+     "write_products(left, right, out, squares[, told, reach]): out[b] = sum over t of left[b, t] (x) right[b, t], and\n"
+     "its squares; told as in measure_rows; False and nothing written if everybody has fewer rows than reach"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -586,5 +790,13 @@ PyMODINIT_FUNC PyInit__native(void)
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
         level = 2;
 #endif
-    return PyModule_Create(&module);
+    PyObject *made = PyModule_Create(&module);
+#if TARGETS
+    int multiplies = level > 0;
+#else
+    int multiplies = 0;
+#endif
+    if (made != NULL && PyModule_AddIntConstant(made, "multiplies", multiplies) < 0)
+        Py_CLEAR(made);
+    return made;
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from dpformer.clipping.expressions import Expression
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.recorded_call import Source
 from dpformer.clipping.rounding import CANCEL, LOOSE, Rows, Squares, square_error, sums_of_squares
-from dpformer.clipping.row_lengths import RowLengths, is_plain, row_lengths, some_of, without_zeros
+from dpformer.clipping.products import can_multiply, measured_products
+from dpformer.clipping.row_lengths import RowLengths, is_plain, lengths_of, row_lengths, some_of, without_zeros
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, by_rows, inner, reach, squared
 
 KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
@@ -90,10 +92,20 @@ class ParameterUses:
             return Measured(self, ways.uses, ways.lengths, squared_by_gram(without_zeros(ways.uses, ways.lengths)), a)
         return self._written(ways, a, kept)
 
-    def _written(self, ways: Ways, first: int, kept: bool) -> Measured:
+    def at_once(self, use: Outer, users: int, room: int) -> Measured | None:
+        """One outer product, by compiled code that looks at the rows and multiplies them; None if it cannot."""
+        if users * self.parameter.numel() > room or not can_multiply(use.left, use.right):
+            return None
+        most = reach([use])
+        told, made = measured_products(use.left, use.right, most)
+        lengths, counts = lengths_of([use], told[None]), told[:, 1]
+        ways = Ways([use], lengths, lengths.count < most, made is None, bool(counts.min(initial=inf) < most))
+        return self._by_rows(ways) if made is None else self._written(ways, 0, True, made)
+
+    def _written(self, ways: Ways, first: int, kept: bool, made: tuple[Tensor, Tensor] | None = None) -> Measured:
+        """Gradients written out here, or by others before (`made`, with their squares)."""
         uses, lengths, few, mixed = ways.uses, ways.lengths, ways.few, ways.any_few  # the way is everybody's own
-        written = written_out([some_of(use, ~few) for use in uses] if mixed and not kept else uses)
-        square = sums_of_squares(written.reshape(len(written), -1))
+        written, square = made or squared_gradients([some_of(use, ~few) for use in uses] if mixed and not kept else uses)
         if mixed:
             others, square = square, square.new_empty(len(few))
             square[~few] = others if len(others) < len(few) else others[~few]
@@ -101,7 +113,7 @@ class ParameterUses:
         if kept:
             self.room = written.numel()
             if not self.again:
-                self.written, self.sources = written, []
+                self.written, self.sources = written.view(len(written), *self.parameter.shape), []
         return Measured(self, uses, lengths, square, first)
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
@@ -222,9 +234,13 @@ def measure_all(groups: Sequence[ParameterUses], users: int, room: int, *, again
     whole = dict(zip(together, ways_of([at_once[n] for n in together]), strict=True))
     found = []
     for n, group in enumerate(groups):
+        one = None
         if n in at_once and n not in whole:  # compiled code reads the rows just before they are multiplied
-            whole[n] = _ways(at_once[n])
-        found.append(group.measured(users, room, whole.get(n)))
+            if len(at_once[n]) == 1 and isinstance(use := at_once[n][0], Outer):
+                one = group.at_once(use, users, room)
+            if one is None:
+                whole[n] = _ways(at_once[n])
+        found.append(group.measured(users, room, whole.get(n)) if one is None else [one])
         room -= group.room
     return found
 
@@ -271,6 +287,15 @@ def written_out(uses: Sequence[Use]) -> Tensor:
     for other in rest:
         other.add_to(total)
     return total
+
+
+def squared_gradients(uses: Sequence[Use]) -> tuple[Tensor, Tensor]:
+    """The same, and ‖g_b‖², (B,) in `wide` precision."""
+    if len(uses) == 1 and isinstance(uses[0], (Outer, Ragged)):
+        written, square = uses[0].squared_dense()
+    else:
+        written, square = written_out(uses), None
+    return written, sums_of_squares(written.reshape(len(written), -1)) if square is None else square
 
 
 def written_in_double(uses: Sequence[Use]) -> Tensor:

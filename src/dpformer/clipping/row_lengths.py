@@ -53,14 +53,19 @@ def _compiled(uses: Sequence[Use]) -> RowLengths:
     assert native.kernels is not None
     sides = [_sides(use) for use in uses]
     lefts, rights = [_array(side[0]) for side in sides], [_array(side[1]) if side[1:] else None for side in sides]
-    told = np.empty((len(uses), 3, len(lefts[0])))
+    told = np.empty((len(uses), len(lefts[0]), 3))
     native.kernels.measure_rows(lefts, rights, told)
-    longest, sums = told[:, 2], torch.from_numpy(told)
+    return lengths_of(uses, told)
+
+
+def lengths_of(uses: Sequence[Use], told: np.ndarray) -> RowLengths:
+    """(uses, B, 3): K_b, n_b and the longest side of each user's rows, as compiled code tells them."""
+    longest, sums = told[..., 2], torch.from_numpy(told)
     large = torch.from_numpy((longest > MOST).any(0)) if not longest.max(initial=0) <= MOST else None
     if len(uses) == 1:
-        return RowLengths(uses, [sums[0, 1]], sums[0, 0], sums[0, 1], large)
+        return RowLengths(uses, [sums[0, :, 1]], sums[0, :, 0], sums[0, :, 1], large)
     whole = sums.sum(0)
-    return RowLengths(uses, list(sums[:, 1]), whole[0], whole[1], large)
+    return RowLengths(uses, list(sums[..., 1]), whole[:, 0], whole[:, 1], large)
 
 
 def _is_plain(use: Use) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpformer.clipping.products import products
+
 
 @dataclass
 class Outer:
@@ -26,7 +28,12 @@ class Outer:
         return Outer(self.left[users], self.right[users], self.shape)
 
     def dense(self) -> Tensor:
-        return torch.bmm(self.left.mT, self.right).reshape(-1, *self.shape)
+        return self.squared_dense()[0]
+
+    def squared_dense(self) -> tuple[Tensor, Tensor | None]:
+        """And the squares of the users' norms, if they came with it."""
+        written, squares = products(self.left, self.right)
+        return written.reshape(-1, *self.shape), squares
 
     def add_to(self, out: Tensor) -> None:
         out.view(len(out), self.left.shape[2], -1).baddbmm_(self.left.mT, self.right)
