@@ -388,6 +388,45 @@ PRODUCT(product_v4, V4, 64, 12, 2)
 PRODUCT(product_v3, V3, 32, 6, 2)
 #endif
 
+/* -- layer normalisation ------------------------------------------------------------------------------------------- */
+
+/* Per user: sums over its rows of grad*(x - mean)/sqrt(variance + eps), and of grad. */
+INLINE void norm_sums_body(const Rows *x, const Rows *grad, int64_t user, double eps, float *scaled, float *summed)
+{
+    int64_t width = x->width;
+    memset(scaled, 0, width * sizeof(float));
+    memset(summed, 0, width * sizeof(float));
+    for (int64_t t = 0; t < x->rows; t++) {
+        const float *row = row_of(x, user, t), *g = row_of(grad, user, t);
+        double part[16] = {0}, total = 0, mean, square = 0;
+        int64_t j = 0;
+        for (; j + 16 <= width; j += 16)
+            for (int i = 0; i < 16; i++)
+                part[i] += row[j + i];
+        for (; j < width; j++)
+            total += row[j];
+        for (int i = 0; i < 16; i++)
+            total += part[i];
+        mean = total / width;
+        memset(part, 0, sizeof part);
+        for (j = 0; j + 16 <= width; j += 16)
+            for (int i = 0; i < 16; i++)
+                part[i] += (row[j + i] - mean) * (row[j + i] - mean);
+        for (; j < width; j++)
+            square += (row[j] - mean) * (row[j] - mean);
+        for (int i = 0; i < 16; i++)
+            square += part[i];
+        float middle = (float)mean, scale = (float)(1.0 / sqrt(square / width + eps));
+        for (j = 0; j < width; j++) {
+            scaled[j] += g[j] * ((row[j] - middle) * scale);
+            summed[j] += g[j];
+        }
+    }
+}
+
+COMPILED(norm_sums, (const Rows *x, const Rows *grad, int64_t user, double eps, float *scaled, float *summed),
+         (x, grad, user, eps, scaled, summed))
+
 /* -- for Python -------------------------------------------------------------------------------------------------- */
 
 /* The memory of an array, whose items must have this size and lie one behind the other. */
@@ -762,6 +801,44 @@ static PyObject *py_write_products(PyObject *self, PyObject *const *args, Py_ssi
 #endif
 }
 
+static PyObject *py_norm_sums(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 5, "norm_sums"))
+        return NULL;
+    double eps = PyFloat_AsDouble(args[4]);
+    if (eps == -1.0 && PyErr_Occurred())
+        return NULL;
+    Py_buffer sides[2], view[2];
+    Rows x, grad;
+    if (open_rows(args[0], sides, &x) < 0)
+        return NULL;
+    if (open_rows(args[1], sides + 1, &grad) < 0) {
+        PyBuffer_Release(sides);
+        return NULL;
+    }
+    if (open_arrays(args + 2, view, (Py_ssize_t[]){4, 4}, "ww", 2) < 0) {
+        close_arrays(sides, 2);
+        return NULL;
+    }
+    int wrong = sides[0].ndim != 3 || sides[1].ndim != 3 || x.many != grad.many || x.rows != grad.rows ||
+                x.width != grad.width || view[0].len != 4 * x.many * x.width || view[1].len != view[0].len;
+    if (wrong)
+        PyErr_SetString(PyExc_ValueError, "inputs, gradients and sums are not of the same users and rows");
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t user = 0; user < x.many; user++)
+            norm_sums(&x, &grad, user, eps, (float *)view[0].buf + user * x.width,
+                      (float *)view[1].buf + user * x.width);
+        Py_END_ALLOW_THREADS
+    }
+    close_arrays(view, 2);
+    close_arrays(sides, 2);
+    if (wrong)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"release", (PyCFunction)(void (*)(void))py_release, METH_FASTCALL,
      "release(words, sums, again, first, a, least, most, most_sum, per_grid, divisor) -> how many are undecided"},
@@ -775,6 +852,8 @@ static PyMethodDef methods[] = {
     {"write_products", (PyCFunction)(void (*)(void))py_write_products, METH_FASTCALL,
      "write_products(left, right, out, squares[, told, reach]): out[b] = sum over t of left[b, t] (x) right[b, t], and\n"
      "its squares; told as in measure_rows; False and nothing written if everybody has fewer rows than reach"},
+    {"norm_sums", (PyCFunction)(void (*)(void))py_norm_sums, METH_FASTCALL,
+     "norm_sums(x, grad, scaled, summed, eps): sums over t of grad*normalised x, and of grad"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -22,5 +22,6 @@ def measure_rows(lefts: list[Array], rights: list[Array | None], out: Array, /) 
 def write_products(
     left: Array, right: Array, out: Array, squares: Array, told: Array = ..., reach: float = ..., /
 ) -> bool: ...
+def norm_sums(x: Array, grad: Array, scaled: Array, summed: Array, eps: float, /) -> None: ...
 
 multiplies: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any
 
 import torch
@@ -98,8 +97,8 @@ class ParameterUses:
             return None
         most = reach([use])
         told, made = measured_products(use.left, use.right, most)
-        lengths, counts = lengths_of([use], told[None]), told[:, 1]
-        ways = Ways([use], lengths, lengths.count < most, made is None, bool(counts.min(initial=inf) < most))
+        few = told[:, 1] < most
+        ways = Ways([use], lengths_of([use], told[None]), torch.from_numpy(few), made is None, bool(few.any()))
         return self._by_rows(ways) if made is None else self._written(ways, 0, True, made)
 
     def _written(self, ways: Ways, first: int, kept: bool, made: tuple[Tensor, Tensor] | None = None) -> Measured:

@@ -60,12 +60,11 @@ def _compiled(uses: Sequence[Use]) -> RowLengths:
 
 def lengths_of(uses: Sequence[Use], told: np.ndarray) -> RowLengths:
     """(uses, B, 3): K_b, n_b and the longest side of each user's rows, as compiled code tells them."""
-    longest, sums = told[..., 2], torch.from_numpy(told)
+    longest, whole = told[..., 2], told[0] if len(uses) == 1 else told.sum(0)
     large = torch.from_numpy((longest > MOST).any(0)) if not longest.max(initial=0) <= MOST else None
-    if len(uses) == 1:
-        return RowLengths(uses, [sums[0, :, 1]], sums[0, :, 0], sums[0, :, 1], large)
-    whole = sums.sum(0)
-    return RowLengths(uses, list(sums[..., 1]), whole[:, 0], whole[:, 1], large)
+    total, count = torch.from_numpy(whole[:, 0]), torch.from_numpy(whole[:, 1])
+    counts = [count] if len(uses) == 1 else [torch.from_numpy(one[:, 1]) for one in told]
+    return RowLengths(uses, counts, total, count, large)
 
 
 def _is_plain(use: Use) -> bool:

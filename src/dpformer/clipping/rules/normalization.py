@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpformer import native
 from dpformer.clipping.gate import FREEZE_BATCH_NORM, Gate
 from dpformer.clipping.recorded_call import paired
+from dpformer.clipping.rules.linear import flat
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense
@@ -34,7 +37,7 @@ def layer_norm(
     def norm(source: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
         return F.layer_norm(source, normalized_shape, w, b, eps)
 
-    return _affine(gate, func, input, len(normalized_shape), weight, bias, norm)
+    return _affine(gate, func, input, len(normalized_shape), weight, bias, norm, eps=eps)
 
 
 @rule(F.rms_norm)
@@ -128,8 +131,9 @@ def _affine(
     bias: Tensor | None,
     norm: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
     channels: bool = False,
+    eps: float | None = None,
 ) -> Tensor:
-    """Weight and bias belong to the last dimensions or, with `channels`, to the second."""
+    """Weight and bias belong to the last dimensions or, with `channels`, to the second; `eps` of a layer norm."""
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
     if gate.is_managed(x) or x.ndim <= normalized_dims:  # normalising over the batch dimension would mix users
         raise gate.refusal(
@@ -149,6 +153,9 @@ def _affine(
             return Dense(rows.total(t.sum(between) if between else t))
 
         uses: list[tuple[Tensor, Any]] = []
+        if eps is not None and normalized_dims == 1 and _is_plain(source, grad):
+            sums = _layer_norm_sums(flat(rows, source), flat(rows, grad), eps)
+            return [(p, Dense(total)) for p, total in zip((weight, bias), sums, strict=True) if gate.is_managed(p)]
         if gate.is_managed(weight):
             uses.append((weight, total(grad * norm(source.to(grad.dtype), None, None))))
         if gate.is_managed(bias):
@@ -157,3 +164,16 @@ def _affine(
 
     out = norm(x, gate.cut(weight), gate.cut(bias))
     return gate.record(func, managed, paired(replay), build, out, rows=x, reads=[source])
+
+
+def _is_plain(source: Tensor, grad: Tensor) -> bool:
+    return native.kernels is not None and source.is_cpu and source.dtype == grad.dtype == torch.float32
+
+
+def _layer_norm_sums(x: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(B, T, d) → Σ_t δ_bt·x̂_bt and Σ_t δ_bt, (B, d), in one pass of compiled code."""
+    assert native.kernels is not None
+    scaled, summed = (x.new_empty(len(x), x.shape[2]) for _ in range(2))
+    rows = [(t if t.stride(-1) == 1 else t.contiguous()).numpy() for t in (x, grad)]
+    native.kernels.norm_sums(*rows, scaled.numpy(), summed.numpy(), eps)
+    return scaled, summed
