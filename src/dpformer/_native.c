@@ -262,6 +262,58 @@ INLINE void measure_user_body(const Rows *left, const Rows *right, int64_t user,
 
 COMPILED(measure_user, (const Rows *left, const Rows *right, int64_t user, double *told), (left, right, user, told))
 
+/* The rows of each user whose product is not zero, in their order, then zeros: at most `room` of each. */
+static int pack_rows(const Rows *left, const Rows *right, int64_t room, float *lefts, float *rights)
+{
+    for (int64_t user = 0; user < left->many; user++) {
+        int64_t kept = 0;
+        for (int64_t n = 0; n < left->rows; n++) {
+            const float *one = row_of(left, user, n), *other = row_of(right, user, n);
+            if (sqrt(square_of_row(one, left->width)) * sqrt(square_of_row(other, right->width)) == 0)
+                continue;
+            if (kept == room)
+                return 0;
+            memcpy(lefts + (user * room + kept) * left->width, one, left->width * sizeof(float));
+            memcpy(rights + (user * room + kept++) * right->width, other, right->width * sizeof(float));
+        }
+        memset(lefts + (user * room + kept) * left->width, 0, (room - kept) * left->width * sizeof(float));
+        memset(rights + (user * room + kept) * right->width, 0, (room - kept) * right->width * sizeof(float));
+    }
+    return 1;
+}
+
+/* Rows of a table, read by index: rows that read the same entry are added up in float64 first. */
+INLINE void square_lookups_body(const int64_t *ids, const Rows *grad, int64_t user, double *sum, double *square)
+{
+    int64_t rows = grad->rows, width = grad->width;
+    const int64_t *own = ids + user * rows;
+    double total = 0;
+    for (int64_t t = 0; t < rows; t++) {
+        int64_t before = 0, after = 0;
+        for (int64_t u = 0; u < t; u++)
+            before += own[u] == own[t];
+        if (before)
+            continue; /* it was added to the first one */
+        for (int64_t u = t + 1; u < rows; u++)
+            after += own[u] == own[t];
+        if (!after) {
+            total += square_of_row(row_of(grad, user, t), width);
+            continue;
+        }
+        for (int64_t j = 0; j < width; j++)
+            sum[j] = row_of(grad, user, t)[j];
+        for (int64_t u = t + 1; u < rows; u++)
+            for (int64_t j = 0; own[u] == own[t] && j < width; j++)
+                sum[j] += row_of(grad, user, u)[j];
+        for (int64_t j = 0; j < width; j++)
+            total += sum[j] * sum[j];
+    }
+    *square = total;
+}
+
+COMPILED(square_lookups, (const int64_t *ids, const Rows *grad, int64_t user, double *sum, double *square),
+         (ids, grad, user, sum, square))
+
 /* -- products of rows --------------------------------------------------------------------------------------------- */
 
 /* Per user: out = sum over rows t of left_t (x) right_t, each number one after the other in t, so that zeros after a
@@ -724,6 +776,22 @@ static PyObject *py_measure_rows(PyObject *self, PyObject *const *args, Py_ssize
     Py_RETURN_NONE;
 }
 
+/* Two arrays of rows of the same users, users first. */
+static int open_sides(PyObject *const *args, Py_buffer *views, Rows *left, Rows *right)
+{
+    if (open_rows(args[0], views, left) < 0)
+        return -1;
+    if (open_rows(args[1], views + 1, right) < 0) {
+        PyBuffer_Release(views);
+        return -1;
+    }
+    if (views[0].ndim == 3 && views[1].ndim == 3 && left->many == right->many && left->rows == right->rows)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "the sides are not of the same users and rows");
+    close_arrays(views, 2);
+    return -1;
+}
+
 #if TARGETS
 /* Rows and products of all users; a user's rows are multiplied while they are in the cache. Where everybody has fewer
 rows than `reach`, nothing is multiplied: 0. */
@@ -764,12 +832,8 @@ static PyObject *py_write_products(PyObject *self, PyObject *const *args, Py_ssi
         return NULL;
     Py_buffer sides[2], view[3];
     Product product;
-    if (open_rows(args[0], sides, &product.left) < 0)
+    if (open_sides(args, sides, &product.left, &product.right) < 0)
         return NULL;
-    if (open_rows(args[1], sides + 1, &product.right) < 0) {
-        PyBuffer_Release(sides);
-        return NULL;
-    }
     if (open_arrays(args + 2, view, (Py_ssize_t[]){4, 8, 8}, "www", made) < 0) {
         close_arrays(sides, 2);
         return NULL;
@@ -778,10 +842,8 @@ static PyObject *py_write_products(PyObject *self, PyObject *const *args, Py_ssi
     product.out = view[0].buf;
     product.squares = view[1].buf;
     product.strip = NULL;
-    wrong = sides[0].ndim != 3 || sides[1].ndim != 3 || product.right.many != users ||
-            product.right.rows != product.left.rows || view[0].len != 4 * users * numbers ||
-            view[1].len != 8 * users || (measures && view[2].len != 24 * users) || product.left.row_stride % 4 ||
-            product.right.row_stride % 4;
+    wrong = view[0].len != 4 * users * numbers || view[1].len != 8 * users || product.left.row_stride % 4 ||
+            product.right.row_stride % 4 || (measures && view[2].len != 24 * users);
     if (wrong)
         PyErr_SetString(PyExc_ValueError, "the sides, the products and their squares are not of the same users");
     else if ((product.strip = PyMem_RawMalloc(64 * 2 * (product.left.rows + 1))) == NULL) {
@@ -811,18 +873,13 @@ static PyObject *py_norm_sums(PyObject *self, PyObject *const *args, Py_ssize_t 
         return NULL;
     Py_buffer sides[2], view[2];
     Rows x, grad;
-    if (open_rows(args[0], sides, &x) < 0)
+    if (open_sides(args, sides, &x, &grad) < 0)
         return NULL;
-    if (open_rows(args[1], sides + 1, &grad) < 0) {
-        PyBuffer_Release(sides);
-        return NULL;
-    }
     if (open_arrays(args + 2, view, (Py_ssize_t[]){4, 4}, "ww", 2) < 0) {
         close_arrays(sides, 2);
         return NULL;
     }
-    int wrong = sides[0].ndim != 3 || sides[1].ndim != 3 || x.many != grad.many || x.rows != grad.rows ||
-                x.width != grad.width || view[0].len != 4 * x.many * x.width || view[1].len != view[0].len;
+    int wrong = x.width != grad.width || view[0].len != 4 * x.many * x.width || view[1].len != view[0].len;
     if (wrong)
         PyErr_SetString(PyExc_ValueError, "inputs, gradients and sums are not of the same users and rows");
     else {
@@ -834,6 +891,69 @@ static PyObject *py_norm_sums(PyObject *self, PyObject *const *args, Py_ssize_t 
     }
     close_arrays(view, 2);
     close_arrays(sides, 2);
+    if (wrong)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_pack_rows(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 4, "pack_rows"))
+        return NULL;
+    Py_buffer sides[2], view[2];
+    Rows left, right;
+    if (open_sides(args, sides, &left, &right) < 0)
+        return NULL;
+    if (open_arrays(args + 2, view, (Py_ssize_t[]){4, 4}, "ww", 2) < 0) {
+        close_arrays(sides, 2);
+        return NULL;
+    }
+    int64_t each = 4 * left.many * left.width, room = each ? view[0].len / each : 0;
+    int wrong = view[0].len != room * each || view[1].len != 4 * room * right.many * right.width;
+    if (!wrong) {
+        Py_BEGIN_ALLOW_THREADS
+        wrong = !pack_rows(&left, &right, room, view[0].buf, view[1].buf);
+        Py_END_ALLOW_THREADS
+    }
+    close_arrays(view, 2);
+    close_arrays(sides, 2);
+    if (wrong)
+        return PyErr_Format(PyExc_ValueError, "no room for the rows that are not zero");
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_square_lookups(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 3, "square_lookups"))
+        return NULL;
+    Py_buffer rows, view[2];
+    Rows grad;
+    if (open_rows(args[1], &rows, &grad) < 0)
+        return NULL;
+    PyObject *const others[] = {args[0], args[2]};
+    if (open_arrays(others, view, (Py_ssize_t[]){8, 8}, "rw", 2) < 0) {
+        PyBuffer_Release(&rows);
+        return NULL;
+    }
+    double *sum = NULL;
+    int wrong = rows.ndim != 3 || view[0].len != 8 * grad.many * grad.rows || view[1].len != 8 * grad.many;
+    if (wrong)
+        PyErr_SetString(PyExc_ValueError, "ids, gradients and squares are not of the same users and rows");
+    else if ((sum = PyMem_RawMalloc(8 * (grad.width + 1))) == NULL) {
+        PyErr_NoMemory();
+        wrong = 1;
+    }
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t user = 0; user < grad.many; user++)
+            square_lookups(view[0].buf, &grad, user, sum, (double *)view[1].buf + user);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_RawFree(sum);
+    close_arrays(view, 2);
+    PyBuffer_Release(&rows);
     if (wrong)
         return NULL;
     Py_RETURN_NONE;
@@ -854,6 +974,10 @@ static PyMethodDef methods[] = {
      "its squares; told as in measure_rows; False and nothing written if everybody has fewer rows than reach"},
     {"norm_sums", (PyCFunction)(void (*)(void))py_norm_sums, METH_FASTCALL,
      "norm_sums(x, grad, scaled, summed, eps): sums over t of grad*normalised x, and of grad"},
+    {"pack_rows", (PyCFunction)(void (*)(void))py_pack_rows, METH_FASTCALL,
+     "pack_rows(left, right, lefts, rights): rows whose product is not zero"},
+    {"square_lookups", (PyCFunction)(void (*)(void))py_square_lookups, METH_FASTCALL,
+     "square_lookups(ids, grad, squares)"},
     {NULL, NULL, 0, NULL},
 };
 

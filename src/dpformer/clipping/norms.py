@@ -98,7 +98,7 @@ class ParameterUses:
         most = reach([use])
         told, made = measured_products(use.left, use.right, most)
         few = told[:, 1] < most
-        ways = Ways([use], lengths_of([use], told[None]), torch.from_numpy(few), made is None, bool(few.any()))
+        ways = Ways([use], lengths_of(told[None]), torch.from_numpy(few), made is None, bool(few.any()))
         return self._by_rows(ways) if made is None else self._written(ways, 0, True, made)
 
     def _written(self, ways: Ways, first: int, kept: bool, made: tuple[Tensor, Tensor] | None = None) -> Measured:

@@ -27,16 +27,11 @@ LEAST, MOST = 1e-12, 1e12  # lengths whose squares float32 has room for
 class RowLengths:
     """Of the uses of one parameter, before any of them are added up, in `wide` precision."""
 
-    uses: Sequence[Use]
     counts: Sequence[Tensor]  # of a use: (B,) n_b, rows that are not zero
     total: Tensor  # (B,) K_b of all uses
     count: Tensor  # (B,) n_b of all uses
     large: Tensor | None = None  # (B,) whether a side of one of the rows, zero or not, is longer than `MOST`
-    known: Sequence[Tensor] | None = None  # what `each` gives
-
-    def each(self, place: int) -> Tensor:
-        """‖g_bt‖ of a use: (B, T), or (N,) where it is ragged. Few ask."""
-        return self.known[place] if self.known is not None else _in_torch([[self.uses[place]]])[0].each(0)
+    each: Sequence[Tensor] | None = None  # of a use: (B, T), or (N,) where it is ragged, ‖g_bt‖; None if all are plain
 
 
 def row_lengths(many: Sequence[Sequence[Use]]) -> list[RowLengths]:
@@ -55,16 +50,16 @@ def _compiled(uses: Sequence[Use]) -> RowLengths:
     lefts, rights = [_array(side[0]) for side in sides], [_array(side[1]) if side[1:] else None for side in sides]
     told = np.empty((len(uses), len(lefts[0]), 3))
     native.kernels.measure_rows(lefts, rights, told)
-    return lengths_of(uses, told)
+    return lengths_of(told)
 
 
-def lengths_of(uses: Sequence[Use], told: np.ndarray) -> RowLengths:
+def lengths_of(told: np.ndarray) -> RowLengths:
     """(uses, B, 3): K_b, n_b and the longest side of each user's rows, as compiled code tells them."""
-    longest, whole = told[..., 2], told[0] if len(uses) == 1 else told.sum(0)
+    longest, whole = told[..., 2], told[0] if len(told) == 1 else told.sum(0)
     large = torch.from_numpy((longest > MOST).any(0)) if not longest.max(initial=0) <= MOST else None
     total, count = torch.from_numpy(whole[:, 0]), torch.from_numpy(whole[:, 1])
-    counts = [count] if len(uses) == 1 else [torch.from_numpy(one[:, 1]) for one in told]
-    return RowLengths(uses, counts, total, count, large)
+    counts = [count] if len(told) == 1 else [torch.from_numpy(one[:, 1]) for one in told]
+    return RowLengths(counts, total, count, large)
 
 
 def _is_plain(use: Use) -> bool:
@@ -95,16 +90,16 @@ def _in_torch(many: Sequence[Sequence[Use]]) -> list[RowLengths]:
     told[1] = (each != 0).to(each.dtype)  # what is not a number counts too
     every = torch.stack(told)
     found = {id(use): _by_user(use, part) for (use, _), part in zip(uses, every.split(rows, 1), strict=True)}
-    return [_of_one(some, [found[id(u)][1] for u in some], [found[id(u)][0] for u in some]) for some in many]
+    return [_of_one([found[id(u)][1] for u in some], [found[id(u)][0] for u in some]) for some in many]
 
 
-def _of_one(uses: Sequence[Use], sums: Sequence[Tensor], known: Sequence[Tensor]) -> RowLengths:
+def _of_one(sums: Sequence[Tensor], each: Sequence[Tensor]) -> RowLengths:
     """Of one parameter: K_b, n_b and perhaps a third row of each of its uses."""
     whole = sums[0]
     for some in sums[1:]:
         whole = whole + some
     large = whole[2] > 0 if len(whole) > 2 else None
-    return RowLengths(uses, [some[1] for some in sums], whole[0], whole[1], large, known)
+    return RowLengths([some[1] for some in sums], whole[0], whole[1], large, each)
 
 
 def _sides(use: Use) -> list[Tensor]:
@@ -185,8 +180,19 @@ def without_zeros(uses: Sequence[Use], lengths: RowLengths, users: Tensor | None
             use = some_of(use, users)
             counts = counts if isinstance(use, Ragged) else counts[users]
         if isinstance(use, Outer) and 2 * (most := max(1, int(counts.max()))) <= use.left.shape[1]:
-            each = lengths.each(place) if users is None else lengths.each(place)[users]
-            first = (each != 0).to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most, None]
-            use = Outer(use.left.take_along_dim(first, 1), use.right.take_along_dim(first, 1), use.shape)
+            if lengths.each is None:
+                use = _packed(use, most)
+            else:
+                each = lengths.each[place] if users is None else lengths.each[place][users]
+                first = (each != 0).to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most, None]
+                use = Outer(use.left.take_along_dim(first, 1), use.right.take_along_dim(first, 1), use.shape)
         out.append(use)
     return out
+
+
+def _packed(use: Outer, most: int) -> Outer:
+    """Rows that are not zero, at most `most` of each user, by compiled code."""
+    assert native.kernels is not None
+    left, right = (side.new_empty(len(side), most, side.shape[2]) for side in (use.left, use.right))
+    native.kernels.pack_rows(_array(use.left), _array(use.right), left.numpy(), right.numpy())
+    return Outer(left, right, use.shape)
