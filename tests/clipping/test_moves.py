@@ -484,8 +484,8 @@ def test_rows_put_back_among_others_are_not_taken_for_their_own(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("factor", [10.0, -1.0])
-def test_a_hook_of_the_users_own_adds_to_nobody(factor: float) -> None:
-    """It changes what flows further down: norms and sums are of the same gradients, so the bound holds."""
+def test_a_hook_of_the_users_own_on_a_result(factor: float) -> None:
+    """It changes this layer's gradients and what flows further down, as it does without the engine; and the bound holds."""
     model, x = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)]), torch.randn(4, 3, D)
 
     def losses_of(x: Tensor) -> Tensor:
@@ -499,6 +499,13 @@ def test_a_hook_of_the_users_own_adds_to_nobody(factor: float) -> None:
         step(dp.PhantomClipping(model), losses_of, x)
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
+    def plain(x: Tensor) -> Tensor:
+        model.zero_grad()
+        losses_of(x).sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        return gradient * min(1.0, 0.5 / float(gradient.norm()))
+
     alone = torch.stack([added(one[None]) for one in x])
     assert alone.norm(dim=1).max() <= 0.5 * (1 + 1e-5)
+    torch.testing.assert_close(alone, torch.stack([plain(one[None]) for one in x]), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(added(x), alone.sum(0), rtol=1e-4, atol=1e-5)

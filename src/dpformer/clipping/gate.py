@@ -11,6 +11,7 @@ needs a rule (rules/). Anything without a rule is refused by name, so nothing ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, TypeGuard
 
 import torch
@@ -374,7 +375,7 @@ class Gate(TorchFunctionMode):
 
     def _unchanged(self, build: Build, reads: Sequence[Tensor], parameter: Tensor, func: Any) -> Build:
         """Autograd's own check does not see what only the recorded calls have kept."""
-        kept = [(t.detach(), t._version) for t in reads]  # it shares the count of writes
+        kept = [(t if t.grad_fn is None else t.detach(), t._version) for t in reads]  # it shares the count of writes
 
         def checked(grad: Tensor, rows: UserRows) -> Any:
             if any(t._version != version for t, version in kept):
@@ -415,6 +416,7 @@ def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata if t.layout == torch.strided else id(t)
 
 
+@lru_cache(maxsize=1 << 12)
 def _is_ordinary(func: Any) -> bool:
     """Whether a function of users' rows in order gives such rows, and nothing else is to be remembered of it."""
     return func not in _SPECIAL and not writes_in_place(func) and not isinstance(func, (OpOverload, OpOverloadPacket))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any, Protocol
 
@@ -111,6 +112,10 @@ class RecordedCall:
         """For messages."""
         return f"parameter '{self.names[0]}' in {getattr(self.func, '__name__', self.func)}"
 
+    def _received(self, place: int, grads: Sequence[Tensor | None]) -> None:
+        if (grad := grads[place]) is not None:
+            self.receive(grad)
+
     def receive(self, grad: Tensor) -> None:
         if torch.is_grad_enabled():  # so it is inside a backward pass with create_graph=True only
             raise UnsupportedUse(
@@ -128,8 +133,8 @@ class RecordedCall:
 
     def watch(self, out: Tensor, token: Tensor) -> Tensor:
         """Returns `out`, whose gradient will be brought here; it must not be a view (`own`)."""
-        if out.requires_grad:
-            out.register_hook(self.receive)
+        if out.grad_fn is not None:
+            out.grad_fn.register_prehook(partial(self._received, out.output_nr))  # after hooks of the user's own
             return out
         return _Begin.apply(token, self, [out])
 
