@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.clipping.bits import SMALL, bits_of, bits_of_all
-from dpformer.clipping.registered import registered
+from dpformer.clipping.registered import Walk, registered
 
 
 def tensors() -> list[Tensor]:
@@ -45,3 +45,27 @@ def test_the_walk_finds_what_torch_finds() -> None:
     assert list(found.buffers) == [name for name, _ in model.named_buffers()]
     assert all(found.parameters[name] is p for name, p in model.named_parameters())
     assert all(found.buffers[name] is b for name, b in model.named_buffers())
+
+
+def test_a_walk_is_taken_again_when_something_was_replaced_added_or_removed() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    walk = Walk(model)
+    found = walk()
+    assert walk() is found
+    changes = [
+        lambda: setattr(model[1][0], "weight", nn.Parameter(torch.zeros(3, 3))),
+        lambda: model[0].register_parameter("more", nn.Parameter(torch.zeros(1))),
+        lambda: delattr(model[0], "more"),
+        lambda: model[1][1].register_buffer("running_mean", torch.ones(3)),
+        lambda: model[1].append(nn.Linear(3, 3)),
+        lambda: model[0].__dict__.update(_parameters={"weight": nn.Parameter(torch.ones(3, 3)), "bias": None}),
+    ]
+    for change in changes:
+        change()
+        again = walk()
+        assert again is not found
+        assert list(again.parameters) == [name for name, _ in model.named_parameters()]
+        assert all(again.parameters[name] is p for name, p in model.named_parameters())
+        assert all(again.buffers[name] is b for name, b in model.named_buffers())
+        assert walk() is again
+        found = again

@@ -21,7 +21,7 @@ from dpformer.clipping.per_user_norms import PerUserNorms
 from dpformer.clipping.picked import picked
 from dpformer.clipping.proof import PATIENCE, due, prove
 from dpformer.clipping.recorded_call import RecordedCall
-from dpformer.clipping.registered import registered
+from dpformer.clipping.registered import Walk
 from dpformer.clipping.rounding import full_precision
 from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
@@ -60,7 +60,8 @@ class PhantomClipping:
         self.proof = proof
         self.skipped_users = 0
         self._gate = Gate(RULES, any_function)
-        self._gate.survey(registered(model))
+        self._walk = Walk(model)
+        self._gate.survey(self._walk())
         self._gate.remember_constants(model)
         self._proven: dict[object, int] = {}  # how many users, by layout
         self._enough = ENOUGH
@@ -69,7 +70,7 @@ class PhantomClipping:
         self._state: State | None = None
 
     def __enter__(self) -> PhantomClipping:
-        found = registered(self.model)
+        found = self._walk()
         self._gate.survey(found)
         self._state = State(found)
         self._no_hooks = torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTING)
@@ -97,7 +98,7 @@ class PhantomClipping:
 
     def _compare(self, state: State) -> None:
         try:
-            state.compare(self.model, self._gate.is_public)
+            state.compare(self._walk(), self._gate.is_public)
         except UnsupportedUse:
             self._gate.calls.clear()
             raise

@@ -195,8 +195,11 @@ class Gate(TorchFunctionMode):
 
     def _use(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         self._look(func, args, kwargs)
-        turned = any(is_turned(t) for t in tensors)
-        sources = [t for t in tensors if picked.picked(t) is not None and not self.is_public(t)]
+        turned, sources = False, []
+        for t in tensors:  # every use passes here: no generators
+            turned |= is_turned(t)
+            if picked.picked(t) is not None and not self.is_public(t):
+                sources.append(t)
         if sources and (
             turned or func in _LOSE_PICKS or picked.disagree(sources[0], tensors, self._is_computed_of_users)
         ):

@@ -76,7 +76,7 @@ class Check:
         with generators_kept():
             _Comparison(self.losses_of, users, count, self._random).run()
         for module, state in states:
-            state.compare(module, lambda _: False)
+            state.compare(registered(module), lambda _: False)
 
 
 class _Comparison:

@@ -1,9 +1,11 @@
-"""Parameters and buffers of a model by name, in one quick walk: they are looked at before and after every pass."""
+"""Parameters and buffers of a model by name: they are looked at before and after every pass, so a walk is remembered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,6 +19,34 @@ class Registered:
 
     def all(self) -> dict[str, Tensor]:
         return {**self.parameters, **self.buffers}
+
+
+class Walk:
+    """What a model holds, walked over again only if something in it was added, removed or replaced."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._seen: list[Seen] = []
+        self._found: Registered | None = None
+
+    def __call__(self) -> Registered:
+        """The same object as before, if nothing has changed."""
+        if self._found is None or not all(map(_is_same, self._seen)):
+            self._found = registered(self.model)
+            modules = {id(module): module for module in self.model.modules()}.values()
+            every = [(vars(m), kind) for m in modules for kind in ("_parameters", "_buffers", "_modules")]
+            self._seen = [(owner, kind, home := owner[kind], list(home), list(home.values())) for owner, kind in every]
+        return self._found
+
+
+Seen = tuple[dict[str, Any], str, dict[str, Any], list[str], list[Any]]  # a dictionary of a module, with what was in it
+
+
+def _is_same(seen: Seen) -> bool:
+    owner, kind, home, names, values = seen
+    if owner[kind] is not home or len(home) != len(values):
+        return False
+    return not values or (all(map(is_, home.values(), values)) and list(home) == names)
 
 
 def registered(model: nn.Module) -> Registered:

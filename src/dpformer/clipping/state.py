@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dpformer.clipping.bits import Bits, bits_of_all
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.registered import Registered, registered
+from dpformer.clipping.registered import Registered
 
 LARGE = 1 << 26  # numbers; the contents of a larger model are compared only now and then
 EVERY = 32
@@ -55,14 +55,17 @@ class State:
     """The parameters and buffers found in a model, to be compared with later."""
 
     def __init__(self, found: Registered) -> None:
+        self.found = found
         tensors = found.all()
         size = sum(t.numel() for t in tensors.values())
         self.contents = size <= LARGE or random.SystemRandom().randrange(EVERY) == 0
         self.known = _known(tensors, self.contents)
 
-    def compare(self, model: nn.Module, is_public: Callable[[Tensor], bool]) -> None:
+    def compare(self, found: Registered, is_public: Callable[[Tensor], bool]) -> None:
         """Raises if the forward pass has changed the model; a buffer may be made anew of public numbers."""
-        now = _known(registered(model).all(), self.contents)
+        now = _known(found.all(), self.contents)
+        if found is self.found and not any(map(Known.change, self.known.values(), now.values())):
+            return
         for name, after in now.items():
             before = self.known.get(name)
             change = "was made" if before is None else before.change(after)

@@ -40,7 +40,8 @@ def linear(gate: Gate, func: Any, input: Tensor, weight: Tensor, bias: Tensor | 
     x = input
     if gate.is_managed(x) or x.ndim < 2 or weight.ndim != 2:
         raise gate.refusal(weight if gate.is_managed(weight) else x, func, "give it an input with a batch dimension")
-    managed = [p for p in (weight, bias) if gate.is_managed(p)]
+    trains, trains_bias = gate.is_managed(weight), gate.is_managed(bias)
+    managed = [p for p, is_trained in ((weight, trains), (bias, trains_bias)) if is_trained]
     source = x.detach()
 
     def replay(*fresh: Tensor) -> Tensor:
@@ -50,13 +51,13 @@ def linear(gate: Gate, func: Any, input: Tensor, weight: Tensor, bias: Tensor | 
     def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         delta = flat(rows, grad)
         uses: list[tuple[Tensor, Any]] = []
-        if gate.is_managed(weight):
+        if trains:
             uses.append(outer(weight, delta, flat(rows, source.to(grad.dtype))))
-        if gate.is_managed(bias):
+        if trains_bias:
             uses.append((bias, Dense(delta.sum(1))))
         return uses
 
-    out = fresh(F.linear(x, gate.cut(weight), gate.cut(bias)))
+    out = fresh(F.linear(x, weight.detach() if trains else weight, bias.detach() if trains_bias else bias))
     return gate.record(func, managed, paired(replay), build, out, rows=x, reads=[source])
 
 

@@ -30,8 +30,10 @@ def rule(*functions: Any, takes_complex: bool = False) -> Callable[[Run], Run]:
         signature = whole.replace(parameters=list(whole.parameters.values())[2:])
 
         def bound(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not takes_complex and any(t.is_complex() for t in tensors_of(*args, *kwargs.values())):
-                return gate.otherwise(gate, func, args, kwargs)
+            if not takes_complex:
+                for t in tensors_of(*args, *kwargs.values()):
+                    if t.is_complex():
+                        return gate.otherwise(gate, func, args, kwargs)
             try:
                 return run(gate, func, *args, **kwargs)
             except TypeError:
