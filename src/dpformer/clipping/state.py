@@ -8,8 +8,8 @@ attribute) is not seen here; `dp.check` finds it by what it does to the losses.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -22,60 +22,41 @@ LARGE = 1 << 26  # numbers; the contents of a larger model are compared only now
 EVERY = 32
 
 
-@dataclass(frozen=True)
-class Known:
-    """One tensor of the model as it was: the object, its memory, the count of its changes, the sum of its bits."""
-
-    tensor: Tensor
-    memory: int
-    version: int
-    bits: Bits | None
-
-    def change(self, now: Known) -> str | None:
-        """What has become of it."""
-        if now.tensor is not self.tensor:
-            return "was replaced"
-        if (now.memory, now.version) != (self.memory, self.version):
-            return "was written to"
-        if self.bits is not None and now.bits is not None and not bool(now.bits == self.bits):
-            return "was written to"
-        return None
-
-
-def _known(tensors: dict[str, Tensor], contents: bool) -> dict[str, Known]:
-    plain = {n: t for n, t in tensors.items() if type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided}
-    bits = dict(zip(plain, bits_of_all(list(plain.values())), strict=True)) if contents else {}
-    return {
-        name: Known(t, t.data_ptr() if name in plain else 0, 0 if t.is_inference() else t._version, bits.get(name))
-        for name, t in tensors.items()
-    }
-
-
 class State:
     """The parameters and buffers found in a model, to be compared with later."""
 
     def __init__(self, found: Registered) -> None:
-        self.found = found
-        tensors = found.all()
-        size = sum(t.numel() for t in tensors.values())
+        self.found, self.tensors = found, found.all()
+        size = sum(t.numel() for t in self.tensors.values())
         self.contents = size <= LARGE or random.SystemRandom().randrange(EVERY) == 0
-        self.known = _known(tensors, self.contents)
+        self.marks = self._marks(self.tensors.values())
+
+    def _marks(self, tensors: Collection[Tensor]) -> list[tuple[int, int, Bits | None]]:
+        """Of each tensor: its memory, the count of its changes, the sum of its bits."""
+        plain = [type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided for t in tensors]
+        bits = iter(bits_of_all(list(compress(tensors, plain))) if self.contents else [])
+        return [
+            (t.data_ptr() if is_plain else 0, 0 if t.is_inference() else t._version, next(bits, None) if is_plain else None)
+            for t, is_plain in zip(tensors, plain, strict=True)
+        ]
 
     def compare(self, found: Registered, is_public: Callable[[Tensor], bool]) -> None:
         """Raises if the forward pass has changed the model; a buffer may be made anew of public numbers."""
-        now = _known(found.all(), self.contents)
-        if found is self.found and not any(map(Known.change, self.known.values(), now.values())):
+        now = found.all()
+        marks = self._marks(now.values())
+        if found is self.found and marks == self.marks:
             return
-        for name, after in now.items():
-            before = self.known.get(name)
-            change = "was made" if before is None else before.change(after)
-            if change is None or (change in ("was made", "was replaced") and is_public(after.tensor)):
+        before = dict(zip(self.tensors, self.marks, strict=True))
+        for (name, tensor), mark in zip(now.items(), marks, strict=True):
+            replaced = self.tensors.get(name) is not tensor
+            if before.get(name) == mark if not replaced else is_public(tensor):
                 continue
-            kind = "parameter" if isinstance(after.tensor, nn.Parameter) else "buffer"
+            change = "was written to" if not replaced else "was replaced" if name in before else "was made"
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise UnsupportedUse(
                 f"{kind} '{name}' {change} in the forward "
                 f"pass: what it keeps of users would reach other users' losses and the released model, outside the "
                 f"guarantee; keep no running statistics, queues or counts in the model"
             )
-        if gone := sorted(set(self.known) - set(now)):
+        if gone := sorted(set(self.tensors) - set(now)):
             raise UnsupportedUse(f"'{gone[0]}' was taken out of the model in the forward pass; leave it in")
