@@ -314,6 +314,33 @@ INLINE void square_lookups_body(const int64_t *ids, const Rows *grad, int64_t us
 COMPILED(square_lookups, (const int64_t *ids, const Rows *grad, int64_t user, double *sum, double *square),
          (ids, grad, user, sum, square))
 
+/* Adds rows of a table, read by index, to a user's gradient (entries, width); and keeps the sum of its squares. */
+INLINE void add_lookups_body(const int64_t *ids, const Rows *grad, int64_t user, float *out, double *square)
+{
+    int64_t rows = grad->rows, width = grad->width;
+    const int64_t *own = ids + user * rows;
+    double less = 0, more = 0;
+    for (int pass = 0; pass < 3; pass++)
+        for (int64_t t = 0; t < rows; t++) {
+            float *entry = out + own[t] * width;
+            const float *row = row_of(grad, user, t);
+            if (pass == 1) {
+                for (int64_t j = 0; j < width; j++)
+                    entry[j] += row[j];
+                continue;
+            }
+            int64_t before = 0;
+            for (int64_t u = 0; u < t; u++)
+                before += own[u] == own[t];
+            if (!before)
+                *(pass ? &more : &less) += square_of_row(entry, width);
+        }
+    *square += more - less;
+}
+
+COMPILED(add_lookups, (const int64_t *ids, const Rows *grad, int64_t user, float *out, double *square),
+         (ids, grad, user, out, square))
+
 /* -- products of rows --------------------------------------------------------------------------------------------- */
 
 /* Per user: out = sum over rows t of left_t (x) right_t, each number one after the other in t, so that zeros after a
@@ -327,6 +354,7 @@ typedef struct {
     double *squares;  /* (users,) */
     float *strip;     /* some columns of one side */
     float *last;      /* the last columns of the other, filled up with zeros */
+    double *dots;     /* some columns in float64, and inner products of the rows of both sides */
 } Product;
 
 /* Columns of many rows that are far apart, each on a page of its own, are put one behind the other first. */
@@ -435,9 +463,85 @@ typedef struct {
         product->squares[user] = turned ? NAME##_sides(1, product, user) : NAME##_sides(0, product, user);             \
     }
 
+/* Per user, without its gradient: the sum over t and u of (left_t . left_u)*(right_t . right_u), in float64. */
+#define COLUMNS 512
+
+#define GRAM(NAME, TARGET, COUNT, EACH)                                                                                \
+    typedef double NAME##_wide __attribute__((vector_size(8 * COUNT), aligned(8)));                                    \
+                                                                                                                       \
+    /* Adds inner products of EACH rows from i on with EACH rows from j on; rows after the last one count for nothing. */\
+    TARGET INLINE void NAME##_block(const double *some, int64_t rows, int64_t i, int64_t j, NAME##_wide *dots)         \
+    {                                                                                                                  \
+        const double *one[EACH], *other[EACH];                                                                         \
+        NAME##_wide sum[EACH][EACH];                                                                                   \
+        for (int a = 0; a < EACH; a++) {                                                                               \
+            one[a] = some + COLUMNS * (i + a < rows ? i + a : rows - 1);                                               \
+            other[a] = some + COLUMNS * (j + a < rows ? j + a : rows - 1);                                             \
+            for (int b = 0; b < EACH; b++)                                                                             \
+                sum[a][b] = (NAME##_wide){0};                                                                          \
+        }                                                                                                              \
+        for (int c = 0; c < COLUMNS; c += COUNT) {                                                                     \
+            NAME##_wide row[EACH];                                                                                     \
+            for (int b = 0; b < EACH; b++)                                                                             \
+                row[b] = *(const NAME##_wide *)(other[b] + c);                                                         \
+            for (int a = 0; a < EACH; a++)                                                                             \
+                for (int b = 0; b < EACH; b++)                                                                         \
+                    sum[a][b] += *(const NAME##_wide *)(one[a] + c) * row[b];                                          \
+        }                                                                                                              \
+        for (int a = 0; a < EACH && i + a < rows; a++)                                                                 \
+            for (int b = 0; b < EACH && j + b < rows; b++)                                                             \
+                dots[(i + a) * rows + j + b] += sum[a][b];                                                             \
+    }                                                                                                                  \
+                                                                                                                       \
+    /* Inner products of all rows; columns that are in the cache, in float64, meet all of them. */                     \
+    TARGET INLINE void NAME##_dots(const Rows *rows, int64_t user, double *some, NAME##_wide *dots)                    \
+    {                                                                                                                  \
+        int64_t count = rows->rows;                                                                                    \
+        for (int64_t n = 0; n < count * count; n++)                                                                    \
+            dots[n] = (NAME##_wide){0};                                                                                \
+        for (int64_t c = 0; c < rows->width; c += COLUMNS) {                                                           \
+            int64_t here = rows->width - c < COLUMNS ? rows->width - c : COLUMNS;                                      \
+            for (int64_t t = 0; t < count; t++) {                                                                      \
+                const float *row = row_of(rows, user, t) + c;                                                          \
+                for (int64_t k = 0; k < here; k++)                                                                     \
+                    some[t * COLUMNS + k] = row[k];                                                                    \
+                memset(some + t * COLUMNS + here, 0, (COLUMNS - here) * sizeof(double));                               \
+            }                                                                                                          \
+            for (int64_t i = 0; i < count; i += EACH)                                                                  \
+                for (int64_t j = 0; j <= i; j += EACH)                                                                 \
+                    NAME##_block(some, count, i, j, dots);                                                             \
+        }                                                                                                              \
+    }                                                                                                                  \
+                                                                                                                       \
+    TARGET static void NAME(const Product *product, int64_t user)                                                      \
+    {                                                                                                                  \
+        int64_t rows = product->left.rows;                                                                             \
+        double *some = product->dots, total = 0;                                                                       \
+        NAME##_wide *lefts = (NAME##_wide *)(some + COLUMNS * rows), *rights = lefts + rows * rows;                    \
+        if (rows == 1)                                                                                                 \
+            total = square_of_row(row_of(&product->left, user, 0), product->left.width) *                              \
+                    square_of_row(row_of(&product->right, user, 0), product->right.width);                             \
+        else {                                                                                                         \
+            NAME##_dots(&product->left, user, some, lefts);                                                            \
+            NAME##_dots(&product->right, user, some, rights);                                                          \
+            for (int64_t t = 0; t < rows; t++)                                                                         \
+                for (int64_t u = 0; u <= t; u++) {                                                                     \
+                    double left = 0, right = 0;                                                                        \
+                    for (int k = 0; k < COUNT; k++) {                                                                  \
+                        left += lefts[t * rows + u][k];                                                                \
+                        right += rights[t * rows + u][k];                                                              \
+                    }                                                                                                  \
+                    total += (u < t ? 2 : 1) * left * right;                                                           \
+                }                                                                                                      \
+        }                                                                                                              \
+        product->squares[user] = total;                                                                                \
+    }
+
 #if TARGETS
 PRODUCT(product_v4, V4, 64, 12, 2)
 PRODUCT(product_v3, V3, 32, 6, 2)
+GRAM(gram_v4, V4, 8, 4)
+GRAM(gram_v3, V3, 4, 2)
 #endif
 
 /* -- layer normalisation ------------------------------------------------------------------------------------------- */
@@ -959,6 +1063,85 @@ static PyObject *py_square_lookups(PyObject *self, PyObject *const *args, Py_ssi
     Py_RETURN_NONE;
 }
 
+static PyObject *py_add_lookups(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 4, "add_lookups"))
+        return NULL;
+    Py_buffer rows, view[3];
+    Rows grad;
+    if (open_rows(args[1], &rows, &grad) < 0)
+        return NULL;
+    PyObject *const others[] = {args[0], args[2], args[3]};
+    if (open_arrays(others, view, (Py_ssize_t[]){8, 4, 8}, "rww", 3) < 0) {
+        PyBuffer_Release(&rows);
+        return NULL;
+    }
+    const int64_t *ids = view[0].buf;
+    int64_t reads = grad.many * grad.rows, each = 4 * grad.many * grad.width, entries = each ? view[1].len / each : 0;
+    int wrong = rows.ndim != 3 || view[0].len != 8 * reads || view[1].len != entries * each ||
+                view[2].len != 8 * grad.many;
+    for (int64_t n = 0; !wrong && n < reads; n++)
+        wrong = ids[n] < 0 || ids[n] >= entries;
+    if (!wrong) {
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t user = 0; user < grad.many; user++)
+            add_lookups(ids, &grad, user, (float *)view[1].buf + user * entries * grad.width,
+                        (double *)view[2].buf + user);
+        Py_END_ALLOW_THREADS
+    }
+    close_arrays(view, 3);
+    PyBuffer_Release(&rows);
+    if (wrong)
+        return PyErr_Format(PyExc_ValueError, "ids, gradients, tables and squares are not of the same users and rows");
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_square_by_gram(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+#if !TARGETS
+    (void)args, (void)count;
+    return PyErr_Format(PyExc_RuntimeError, "not compiled for this processor");
+#else
+    if (!expect(count, 3, "square_by_gram"))
+        return NULL;
+    if (level == 0)
+        return PyErr_Format(PyExc_RuntimeError, "not compiled for this processor");
+    Py_buffer sides[2], view;
+    Product product;
+    if (open_sides(args, sides, &product.left, &product.right) < 0)
+        return NULL;
+    if (open_array(args[2], &view, 8, 1) < 0) {
+        close_arrays(sides, 2);
+        return NULL;
+    }
+    int64_t users = product.left.many, rows = product.left.rows;
+    product.squares = view.buf;
+    char *room = NULL;
+    int wrong = view.len != 8 * users;
+    if (wrong)
+        PyErr_SetString(PyExc_ValueError, "the sides and the squares are not of the same users");
+    else if ((room = PyMem_RawMalloc(8 * rows * (COLUMNS + 16 * rows) + 64)) == NULL) {
+        PyErr_NoMemory();
+        wrong = 1;
+    }
+    else {
+        product.dots = (double *)(room + (64 - (uintptr_t)room % 64)); /* where vectors lie in one line of the cache */
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t user = 0; user < users; user++)
+            (level == 2 ? gram_v4 : gram_v3)(&product, user);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_RawFree(room);
+    PyBuffer_Release(&view);
+    close_arrays(sides, 2);
+    if (wrong)
+        return NULL;
+    Py_RETURN_NONE;
+#endif
+}
+
 static PyMethodDef methods[] = {
     {"release", (PyCFunction)(void (*)(void))py_release, METH_FASTCALL,
      "release(words, sums, again, first, a, least, most, most_sum, per_grid, divisor) -> how many are undecided"},
@@ -978,6 +1161,10 @@ static PyMethodDef methods[] = {
      "pack_rows(left, right, lefts, rights): rows whose product is not zero"},
     {"square_lookups", (PyCFunction)(void (*)(void))py_square_lookups, METH_FASTCALL,
      "square_lookups(ids, grad, squares)"},
+    {"add_lookups", (PyCFunction)(void (*)(void))py_add_lookups, METH_FASTCALL,
+     "add_lookups(ids, grad, out, squares): out[b, ids[b, t]] += grad[b, t], and the squares of out[b] follow"},
+    {"square_by_gram", (PyCFunction)(void (*)(void))py_square_by_gram, METH_FASTCALL,
+     "square_by_gram(left, right, squares): the squares of what write_products would write"},
     {NULL, NULL, 0, NULL},
 };
 

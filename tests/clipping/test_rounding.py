@@ -125,7 +125,7 @@ def test_long_inner_products_are_sums_of_sums() -> None:
 
 
 def test_a_table_is_squared_piece_by_piece() -> None:
-    rows = torch.full((2, 3 * rounding._PIECE + 5), 0.1)
+    rows = torch.full((2, 3 * rounding.PIECE + 5), 0.1)
     square, upper = rounding.squared_lengths(rows)
     exact = rows.double().square().sum(1)
     torch.testing.assert_close(square.double(), exact, rtol=4e-3, atol=0)

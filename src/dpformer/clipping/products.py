@@ -7,6 +7,7 @@ each number is a sum over the rows in their order, to which padding adds zeros.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
@@ -53,6 +54,15 @@ def measured_products(left: Tensor, right: Tensor, reach: float) -> tuple[np.nda
     return told, (out, squares) if written else None
 
 
+def gram_squares(left: Tensor, right: Tensor) -> Tensor:
+    """(B,) the same squares, of plain tensors, from inner products of rows in float64 alone."""
+    assert native.kernels is not None
+    squares = torch.empty(len(left), dtype=torch.float64)
+    one, other = _array(left), _array(right)
+    _in_threads(native.kernels.square_by_gram, _threads(one, other), one, other, squares.numpy())
+    return squares
+
+
 def can_multiply(left: Tensor, right: Tensor) -> bool:
     """Whether compiled code does it."""
     return (
@@ -69,16 +79,20 @@ def _array(side: Tensor) -> np.ndarray:
 
 
 def _threads(left: np.ndarray, right: np.ndarray) -> int:
+    """For products of all numbers in a row of one with all in the same row of the other."""
     return min(torch.get_num_threads(), len(left)) if left.size * right.shape[2] >= LARGE else 1
 
 
 def _write(left: np.ndarray, right: np.ndarray, out: np.ndarray, squares: np.ndarray) -> None:
     assert native.kernels is not None
-    threads = _threads(left, right)
+    _in_threads(native.kernels.write_products, _threads(left, right), left, right, out, squares)
+
+
+def _in_threads(work: Callable[..., object], threads: int, *arrays: np.ndarray) -> None:
+    """Some users each."""
     if threads <= 1:
-        native.kernels.write_products(left, right, out, squares)
+        work(*arrays)
         return
     if threads not in _pools:
         _pools[threads] = ThreadPoolExecutor(threads)
-    parts = (np.array_split(array, threads) for array in (left, right, out, squares))
-    list(_pools[threads].map(native.kernels.write_products, *parts))
+    list(_pools[threads].map(work, *(np.array_split(array, threads) for array in arrays)))

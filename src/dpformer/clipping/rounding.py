@@ -33,7 +33,7 @@ from dpformer.clipping.uses import Use, wide
 Squares = tuple[Tensor, Tensor]  # ‖g_b‖² as computed, and what it is at most, in `wide` precision
 LOOSE = 0.04  # a square that may be off by a larger share is computed again in float64
 CANCEL = 64.0  # and one whose rows are longer than this many times the gradient
-_PIECE = 1 << 12  # numbers squared and added up at once
+PIECE = 1 << 12  # numbers squared and added up at once
 _MARGIN = 1.01  # for the rounding of the bounds themselves
 
 
@@ -120,17 +120,17 @@ def sums_of_squares(rows: Tensor) -> Tensor:
     if can_square([rows]):
         return squares_of_rows([rows])
     users, numbers = rows.shape
-    whole = numbers - numbers % _PIECE
+    whole = numbers - numbers % PIECE
     if whole == 0:
         return torch.linalg.vector_norm(rows, dim=1).to(wide(rows.device)).square_()
-    pieces = torch.linalg.vector_norm(rows[:, :whole].view(users, -1, _PIECE), dim=2)  # (B, n / PIECE)
+    pieces = torch.linalg.vector_norm(rows[:, :whole].view(users, -1, PIECE), dim=2)  # (B, n / PIECE)
     total = pieces.to(wide(rows.device)).square_().sum(1)
     return total if whole == numbers else total + sums_of_squares(rows[:, whole:])
 
 
 def _share(numbers: int, dtype: torch.dtype) -> float:
     """Of the square of a row of so many numbers: what it may lack."""
-    return _MARGIN * (min(numbers, _PIECE) + 8.0) * unit(dtype)
+    return _MARGIN * (min(numbers, PIECE) + 8.0) * unit(dtype)
 
 
 def raised(upper: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from dpformer import native
+
+SHORT = 1 << 10  # reads of one user
 
 
 @dataclass
@@ -34,6 +39,27 @@ class Lookup:
         offset = torch.arange(len(self.ids), device=self.ids.device)[:, None] * self.shape[0]
         rows = out.view(len(out) * self.shape[0], self.grad.shape[-1])
         rows.index_add_(0, (self.ids + offset).flatten(), self.grad.flatten(0, 1))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether compiled code can read it; it compares the reads of a user one by one."""
+        plain = native.kernels is not None and self.grad.is_cpu and self.grad.dtype == torch.float32
+        return plain and self.ids.shape[1] <= SHORT
+
+    def squares(self) -> Tensor:
+        """(B,) ‖g_b‖² by compiled code: rows that read the same entry are added up first."""
+        assert native.kernels is not None
+        squares = torch.empty(len(self.ids), dtype=torch.float64)
+        native.kernels.square_lookups(*self._arrays(), squares.numpy())
+        return squares
+
+    def add_compiled(self, out: Tensor, squares: Tensor) -> None:
+        """`add_to`; the squares of what is there become those of what is there then."""
+        assert native.kernels is not None
+        native.kernels.add_lookups(*self._arrays(), out.numpy(), squares.numpy())
+
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.ids.contiguous().numpy(), self.grad.contiguous().numpy()
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
         scaled = (self.grad * c[:, None, None]).flatten(0, 1).to(out.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer import native
+from dpformer.clipping.products import can_multiply, gram_squares
 from dpformer.clipping.uses.dense import Dense
 from dpformer.clipping.uses.lookup import Lookup
 from dpformer.clipping.uses.outer import Outer
@@ -20,7 +20,6 @@ from dpformer.clipping.uses.ragged import Ragged
 Use = Outer | Ragged | Lookup | Dense
 BLOCK = 1 << 10  # numbers of a row that are converted and multiplied at once,
 AT_ONCE = 1 << 17  # and of all rows: they stay in the cache
-SHORT = 1 << 10  # reads of one user that are compared one by one; more are sorted
 
 
 def inner(one: Use, other: Use) -> Tensor:
@@ -101,7 +100,7 @@ PAIRS: dict[tuple[type, type], Callable[[Any, Any], Tensor]] = {
 
 def outer_squared(use: Outer) -> Tensor:
     """Ghost norm (Goodfellow 2015; Li et al. 2022)."""
-    return outer_outer(use, use)
+    return gram_squares(use.left, use.right) if can_multiply(use.left, use.right) else outer_outer(use, use)
 
 
 def ragged_squared(use: Ragged) -> Tensor:
@@ -110,10 +109,8 @@ def ragged_squared(use: Ragged) -> Tensor:
 
 def lookup_squared(use: Lookup) -> Tensor:
     """Σ_{t,u} 1[id_t = id_u] ⟨grad_t, grad_u⟩, by summing the rows that read the same entry first."""
-    if native.kernels is not None and use.grad.is_cpu and use.grad.dtype == torch.float32 and use.ids.shape[1] <= SHORT:
-        squares = torch.empty(len(use.ids), dtype=torch.float64)
-        native.kernels.square_lookups(use.ids.contiguous().numpy(), use.grad.contiguous().numpy(), squares.numpy())
-        return squares
+    if use.is_plain:
+        return use.squares()
     users, rows = use.ids.shape[0], use.shape[0]
     offset = torch.arange(users, device=use.ids.device)[:, None] * rows
     entries, place = torch.unique((use.ids + offset).flatten(), return_inverse=True)
