@@ -485,7 +485,7 @@ def test_rows_put_back_among_others_are_not_taken_for_their_own(monkeypatch: pyt
 
 @pytest.mark.parametrize("factor", [10.0, -1.0])
 def test_a_hook_of_the_users_own_on_a_result(factor: float) -> None:
-    """It changes this layer's gradients and what flows further down, as it does without the engine; and the bound holds."""
+    """It changes this layer's gradients, and what flows further down, as in plain torch; and the bound holds."""
     model, x = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)]), torch.randn(4, 3, D)
 
     def losses_of(x: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from dpformer.clipping.expressions import Expression
 from dpformer.clipping.gate import leaves
+from dpformer.clipping.products import can_multiply, measured_products
 from dpformer.clipping.recorded_call import Source
 from dpformer.clipping.rounding import CANCEL, LOOSE, PIECE, Rows, Squares, square_error, sums_of_squares
-from dpformer.clipping.products import can_multiply, measured_products
 from dpformer.clipping.row_lengths import RowLengths, is_plain, lengths_of, row_lengths, some_of, without_zeros
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, by_rows, inner, reach, squared
 
@@ -104,7 +104,9 @@ class ParameterUses:
     def _written(self, ways: Ways, first: int, kept: bool, made: tuple[Tensor, Tensor] | None = None) -> Measured:
         """Gradients written out here, or by others before (`made`, with their squares)."""
         uses, lengths, few, mixed = ways.uses, ways.lengths, ways.few, ways.any_few  # the way is everybody's own
-        written, square = made or squared_gradients([some_of(use, ~few) for use in uses] if mixed and not kept else uses)
+        written, square = made or squared_gradients(
+            [some_of(use, ~few) for use in uses] if mixed and not kept else uses
+        )
         if mixed:
             others, square = square, square.new_empty(len(few))
             square[~few] = others if len(others) < len(few) else others[~few]
@@ -304,8 +306,8 @@ def squared_gradients(uses: Sequence[Use]) -> tuple[Tensor, Tensor]:
 def added(lookup: Use, written: Tensor, square: Tensor | None) -> Tensor | None:
     """Adds what a table's other use contributes, and follows the squares, if they lose no digits by it.
 
-    Squares of products carry at most 400 roundings in float32; twice as many are within what is allowed to the square of
-    4,096 numbers (`rounding`).
+    Squares of products carry at most 400 roundings in float32; twice as many are within what is allowed to the square
+    of 4,096 numbers (`rounding`).
     """
     if square is None or not isinstance(lookup, Lookup) or written[0].numel() < PIECE or not lookup.is_plain:
         lookup.add_to(written)

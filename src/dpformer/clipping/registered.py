@@ -1,4 +1,4 @@
-"""Parameters and buffers of a model by name: they are looked at before and after every pass, so a walk is remembered."""
+"""Parameters and buffers of a model by name, looked at before and after every pass: the walk is remembered."""
 
 from __future__ import annotations
 

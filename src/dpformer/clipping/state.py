@@ -36,7 +36,11 @@ class State:
         plain = [type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided for t in tensors]
         bits = iter(bits_of_all(list(compress(tensors, plain))) if self.contents else [])
         return [
-            (t.data_ptr() if is_plain else 0, 0 if t.is_inference() else t._version, next(bits, None) if is_plain else None)
+            (
+                t.data_ptr() if is_plain else 0,
+                0 if t.is_inference() else t._version,
+                next(bits, None) if is_plain else None,
+            )
             for t, is_plain in zip(tensors, plain, strict=True)
         ]
 

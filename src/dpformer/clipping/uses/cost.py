@@ -11,6 +11,7 @@ from math import inf, prod, sqrt
 
 from torch import Tensor
 
+from dpformer import native
 from dpformer.clipping.uses.dense import Dense
 from dpformer.clipping.uses.lookup import Lookup
 from dpformer.clipping.uses.outer import Outer
@@ -20,6 +21,7 @@ from dpformer.clipping.uses.ragged import Ragged
 PASSES = 16.0  # multiply-adds in the time in which a number goes to memory and back
 DOUBLE = {"cpu": 2.0, "mps": inf}  # multiply-adds of float32 in the time of one in float64; elsewhere:
 DOUBLE_ELSEWHERE = 32.0
+HALF = 0.5  # of the inner products are computed by compiled code, since the others are the same
 OFTEN = 3 << 18  # numbers of a parameter up to which gradients of 64 users are kept
 
 
@@ -41,6 +43,8 @@ def reach(uses: Sequence[Use]) -> float:
     """
     device, numbers = _tensor(uses[0]).device.type, prod(uses[0].shape)
     double = DOUBLE.get(device, DOUBLE_ELSEWHERE)
+    if device == "cpu" and native.kernels is not None and native.kernels.multiplies:
+        double *= HALF
     if not closed_form(uses) or double == inf:
         return 0.0
     outers = [use for use in uses if isinstance(use, (Outer, Ragged))]
