@@ -40,8 +40,8 @@ def linear(gate: Gate, func: Any, input: Tensor, weight: Tensor, bias: Tensor | 
     x = input
     if gate.is_managed(x) or x.ndim < 2 or weight.ndim != 2:
         raise gate.refusal(weight if gate.is_managed(weight) else x, func, "give it an input with a batch dimension")
-    trains, trains_bias = gate.is_managed(weight), gate.is_managed(bias)
-    managed = [p for p, is_trained in ((weight, trains), (bias, trains_bias)) if is_trained]
+    trained, trained_bias = weight if gate.is_managed(weight) else None, bias if gate.is_managed(bias) else None
+    managed = [p for p in (trained, trained_bias) if p is not None]
     source = x.detach()
 
     def replay(*fresh: Tensor) -> Tensor:
@@ -51,13 +51,14 @@ def linear(gate: Gate, func: Any, input: Tensor, weight: Tensor, bias: Tensor | 
     def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
         delta = flat(rows, grad)
         uses: list[tuple[Tensor, Any]] = []
-        if trains:
-            uses.append(outer(weight, delta, flat(rows, source.to(grad.dtype))))
-        if trains_bias:
-            uses.append((bias, Dense(delta.sum(1))))
+        if trained is not None:
+            uses.append(outer(trained, delta, flat(rows, source.to(grad.dtype))))
+        if trained_bias is not None:
+            uses.append((trained_bias, Dense(delta.sum(1))))
         return uses
 
-    out = fresh(F.linear(x, weight.detach() if trains else weight, bias.detach() if trains_bias else bias))
+    values = weight if trained is None else trained.detach(), bias if trained_bias is None else trained_bias.detach()
+    out = fresh(F.linear(x, *values))
     return gate.record(func, managed, paired(replay), build, out, rows=x, reads=[source])
 
 
