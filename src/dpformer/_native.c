@@ -546,42 +546,27 @@ GRAM(gram_v3, V3, 4, 2)
 
 /* -- layer normalisation ------------------------------------------------------------------------------------------- */
 
-/* Per user: sums over its rows of grad*(x - mean)/sqrt(variance + eps), and of grad. */
-INLINE void norm_sums_body(const Rows *x, const Rows *grad, int64_t user, double eps, float *scaled, float *summed)
+/* Per user: sums over its rows of grad*(x - mean)*scale, and of grad; each row has a mean and a scale. */
+INLINE void norm_sums_body(const Rows *x, const Rows *grad, const float *mean, const float *scale, int64_t user,
+                           float *scaled, float *summed)
 {
     int64_t width = x->width;
     memset(scaled, 0, width * sizeof(float));
     memset(summed, 0, width * sizeof(float));
     for (int64_t t = 0; t < x->rows; t++) {
         const float *row = row_of(x, user, t), *g = row_of(grad, user, t);
-        double part[16] = {0}, total = 0, mean, square = 0;
-        int64_t j = 0;
-        for (; j + 16 <= width; j += 16)
-            for (int i = 0; i < 16; i++)
-                part[i] += row[j + i];
-        for (; j < width; j++)
-            total += row[j];
-        for (int i = 0; i < 16; i++)
-            total += part[i];
-        mean = total / width;
-        memset(part, 0, sizeof part);
-        for (j = 0; j + 16 <= width; j += 16)
-            for (int i = 0; i < 16; i++)
-                part[i] += (row[j + i] - mean) * (row[j + i] - mean);
-        for (; j < width; j++)
-            square += (row[j] - mean) * (row[j] - mean);
-        for (int i = 0; i < 16; i++)
-            square += part[i];
-        float middle = (float)mean, scale = (float)(1.0 / sqrt(square / width + eps));
-        for (j = 0; j < width; j++) {
-            scaled[j] += g[j] * ((row[j] - middle) * scale);
+        float middle = mean[user * x->rows + t], by = scale[user * x->rows + t];
+        for (int64_t j = 0; j < width; j++) {
+            scaled[j] += g[j] * ((row[j] - middle) * by);
             summed[j] += g[j];
         }
     }
 }
 
-COMPILED(norm_sums, (const Rows *x, const Rows *grad, int64_t user, double eps, float *scaled, float *summed),
-         (x, grad, user, eps, scaled, summed))
+COMPILED(norm_sums,
+         (const Rows *x, const Rows *grad, const float *mean, const float *scale, int64_t user, float *scaled,
+          float *summed),
+         (x, grad, mean, scale, user, scaled, summed))
 
 /* -- for Python -------------------------------------------------------------------------------------------------- */
 
@@ -970,30 +955,28 @@ static PyObject *py_write_products(PyObject *self, PyObject *const *args, Py_ssi
 static PyObject *py_norm_sums(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
-    if (!expect(count, 5, "norm_sums"))
+    if (!expect(count, 6, "norm_sums"))
         return NULL;
-    double eps = PyFloat_AsDouble(args[4]);
-    if (eps == -1.0 && PyErr_Occurred())
-        return NULL;
-    Py_buffer sides[2], view[2];
+    Py_buffer sides[2], view[4];
     Rows x, grad;
     if (open_sides(args, sides, &x, &grad) < 0)
         return NULL;
-    if (open_arrays(args + 2, view, (Py_ssize_t[]){4, 4}, "ww", 2) < 0) {
+    if (open_arrays(args + 2, view, (Py_ssize_t[]){4, 4, 4, 4}, "rrww", 4) < 0) {
         close_arrays(sides, 2);
         return NULL;
     }
-    int wrong = x.width != grad.width || view[0].len != 4 * x.many * x.width || view[1].len != view[0].len;
+    int wrong = x.width != grad.width || view[0].len != 4 * x.many * x.rows || view[1].len != view[0].len ||
+                view[2].len != 4 * x.many * x.width || view[3].len != view[2].len;
     if (wrong)
         PyErr_SetString(PyExc_ValueError, "inputs, gradients and sums are not of the same users and rows");
     else {
         Py_BEGIN_ALLOW_THREADS
         for (int64_t user = 0; user < x.many; user++)
-            norm_sums(&x, &grad, user, eps, (float *)view[0].buf + user * x.width,
-                      (float *)view[1].buf + user * x.width);
+            norm_sums(&x, &grad, view[0].buf, view[1].buf, user, (float *)view[2].buf + user * x.width,
+                      (float *)view[3].buf + user * x.width);
         Py_END_ALLOW_THREADS
     }
-    close_arrays(view, 2);
+    close_arrays(view, 4);
     close_arrays(sides, 2);
     if (wrong)
         return NULL;
@@ -1156,7 +1139,7 @@ static PyMethodDef methods[] = {
      "write_products(left, right, out, squares[, told, reach]): out[b] = sum over t of left[b, t] (x) right[b, t], and\n"
      "its squares; told as in measure_rows; False and nothing written if everybody has fewer rows than reach"},
     {"norm_sums", (PyCFunction)(void (*)(void))py_norm_sums, METH_FASTCALL,
-     "norm_sums(x, grad, scaled, summed, eps): sums over t of grad*normalised x, and of grad"},
+     "norm_sums(x, grad, mean, scale, scaled, summed): sums over t of grad*(x - mean)*scale, and of grad"},
     {"pack_rows", (PyCFunction)(void (*)(void))py_pack_rows, METH_FASTCALL,
      "pack_rows(left, right, lefts, rights): rows whose product is not zero"},
     {"square_lookups", (PyCFunction)(void (*)(void))py_square_lookups, METH_FASTCALL,

@@ -4,8 +4,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpformer import native
 from dpformer.clipping.bits import SMALL, bits_of, bits_of_all
 from dpformer.clipping.registered import Walk, registered
+
+
+@pytest.fixture(autouse=True, params=["compiled", "in Python"])
+def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code and its twin pass the same tests."""
+    if request.param == "in Python":
+        monkeypatch.setattr(native, "kernels", None)
 
 
 def tensors() -> list[Tensor]:

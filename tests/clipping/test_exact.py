@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import dpformer as dp
+from dpformer import native
 from tests.clipping.naive import clipped_sum, engine, norms_of, one_at_a_time, relative_error, sums
 from tests.clipping.problems import PROBLEMS, Problem
 
@@ -31,8 +32,11 @@ def test_float64(problem: Problem, clip: dp.clipping.ClipFunction) -> None:
     assert relative_error(sums(model), clipped_sum(truth, clip)) < 1e-10
 
 
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "in Python"])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
-def test_float32_against_float64(problem: Problem) -> None:
+def test_float32_against_float64(problem: Problem, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(native, "kernels", None)
     exact, batch = build(problem, torch.float64)
     truth = one_at_a_time(exact, batch)
     model, batch = build(problem, torch.float32)

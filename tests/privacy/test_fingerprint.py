@@ -6,11 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpformer import native
 from dpformer.privacy import SecureRandom
 from dpformer.privacy.fingerprint import HASHES, ROW, ROWS, Fingerprint, _in_numpy, _in_torch
 
 RANDOM = SecureRandom("test", seed=5)
 FINGERPRINT = Fingerprint(RANDOM)
+
+
+@pytest.fixture(autouse=True, params=["compiled", "in Python"])
+def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code and its twin pass the same tests."""
+    if request.param == "in Python":
+        monkeypatch.setattr(native, "kernels", None)
 
 
 def naive(tensors: list[Tensor]) -> str:

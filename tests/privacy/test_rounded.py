@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from dpformer import native
 from dpformer.privacy import SecureRandom
 from dpformer.privacy import noise as noise_module
 from dpformer.privacy import rounded as rounded_module
@@ -16,6 +17,13 @@ from dpformer.privacy.noise import Numbers, public_grid, release_sum, release_su
 from dpformer.privacy.rounded import RoundedNoise, Strip, tolerance
 
 RANDOM = SecureRandom("rounded", seed=1)
+
+
+@pytest.fixture(autouse=True, params=["compiled", "in Python"])
+def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code and its twin pass the same tests."""
+    if request.param == "in Python":
+        monkeypatch.setattr(native, "kernels", None)
 
 
 def in_float64(sums: Tensor, numbers: Numbers, deviation: float, divisor: float) -> Tensor:

@@ -21,6 +21,8 @@ from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense
 
+Norm = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # of an input, a weight and a bias
+
 
 @rule(F.layer_norm)
 def layer_norm(
@@ -37,7 +39,9 @@ def layer_norm(
     def norm(source: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
         return F.layer_norm(source, normalized_shape, w, b, eps)
 
-    return _affine(gate, func, input, len(normalized_shape), weight, bias, norm, eps=eps)
+    if len(normalized_shape) == 1 and _is_plain(input) and not gate.is_managed(input) and input.ndim > 1:
+        return _layer_norm(gate, func, input, weight, bias, norm, eps)
+    return _affine(gate, func, input, len(normalized_shape), weight, bias, norm)
 
 
 @rule(F.rms_norm)
@@ -129,11 +133,10 @@ def _affine(
     normalized_dims: int,
     weight: Tensor | None,
     bias: Tensor | None,
-    norm: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
+    norm: Norm,
     channels: bool = False,
-    eps: float | None = None,
 ) -> Tensor:
-    """Weight and bias belong to the last dimensions or, with `channels`, to the second; `eps` of a layer norm."""
+    """Weight and bias belong to the last dimensions or, with `channels`, to the second."""
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
     if gate.is_managed(x) or x.ndim <= normalized_dims:  # normalising over the batch dimension would mix users
         raise gate.refusal(
@@ -146,34 +149,68 @@ def _affine(
         return norm(source, w, b)
 
     def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
-        last = grad.ndim if channels else grad.ndim - normalized_dims
-        between = tuple(range(2 if channels else 1, last))
-
-        def total(t: Tensor) -> Dense:
-            return Dense(rows.total(t.sum(between) if between else t))
-
-        uses: list[tuple[Tensor, Any]] = []
-        if eps is not None and normalized_dims == 1 and _is_plain(source, grad):
-            sums = _layer_norm_sums(flat(rows, source), flat(rows, grad), eps)
-            return [(p, Dense(total)) for p, total in zip((weight, bias), sums, strict=True) if gate.is_managed(p)]
-        if gate.is_managed(weight):
-            uses.append((weight, total(grad * norm(source.to(grad.dtype), None, None))))
-        if gate.is_managed(bias):
-            uses.append((bias, total(grad)))
-        return uses
+        first, last = (2, grad.ndim) if channels else (1, grad.ndim - normalized_dims)
+        return _sums(gate, grad, rows, (weight, bias), norm, source, tuple(range(first, last)))
 
     out = norm(x, gate.cut(weight), gate.cut(bias))
     return gate.record(func, managed, paired(replay), build, out, rows=x, reads=[source])
 
 
-def _is_plain(source: Tensor, grad: Tensor) -> bool:
-    return native.kernels is not None and source.is_cpu and source.dtype == grad.dtype == torch.float32
+def _sums(
+    gate: Gate,
+    grad: Tensor,
+    rows: UserRows,
+    parameters: tuple[Tensor | None, Tensor | None],
+    norm: Norm,
+    source: Tensor,
+    between: tuple[int, ...],
+) -> list[tuple[Tensor, Any]]:
+    """What weight and bias get, summed over the dimensions between the rows and their own."""
+    weight, bias = parameters
+
+    def total(t: Tensor) -> Dense:
+        return Dense(rows.total(t.sum(between) if between else t))
+
+    uses: list[tuple[Tensor, Any]] = []
+    if gate.is_managed(weight):
+        uses.append((weight, total(grad * norm(source.to(grad.dtype), None, None))))
+    if gate.is_managed(bias):
+        uses.append((bias, total(grad)))
+    return uses
 
 
-def _layer_norm_sums(x: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _is_plain(x: Tensor) -> bool:
+    """Whether compiled code reads it, and torch computes in float32 what is asked for in float32."""
+    return native.kernels is not None and x.is_cpu and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
+def _layer_norm(
+    gate: Gate, func: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm, eps: float
+) -> Tensor:
+    """Over the last dimension: the backward pass takes mean and scale of each row from the forward pass."""
+    managed = [p for p in (weight, bias) if gate.is_managed(p)]
+    source = x.detach()
+
+    def replay(*fresh: Tensor) -> Tensor:
+        return norm(source, *gate.fill(fresh, weight, bias))
+
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
+        if grad.dtype != torch.float32:  # a parameter in float64
+            return _sums(gate, grad, rows, (weight, bias), norm, source, tuple(range(1, grad.ndim - 1)))
+        sums = _layer_norm_sums(*(flat(rows, t) for t in (source, grad, mean, scale)))
+        return [(p, Dense(total)) for p, total in zip((weight, bias), sums, strict=True) if gate.is_managed(p)]
+
+    values = (gate.cut(weight), gate.cut(bias))
+    out, mean, scale = torch.native_layer_norm(x, x.shape[-1:], *values, eps)
+    mean, scale = mean.detach(), scale.detach()
+    return gate.record(func, managed, paired(replay), build, out, rows=x, reads=[source])
+
+
+def _layer_norm_sums(x: Tensor, grad: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """(B, T, d) → Σ_t δ_bt·x̂_bt and Σ_t δ_bt, (B, d), in one pass of compiled code."""
     assert native.kernels is not None
     scaled, summed = (x.new_empty(len(x), x.shape[2]) for _ in range(2))
     rows = [(t if t.stride(-1) == 1 else t.contiguous()).numpy() for t in (x, grad)]
-    native.kernels.norm_sums(*rows, scaled.numpy(), summed.numpy(), eps)
+    moments = [t.contiguous().numpy() for t in (mean, scale)]
+    native.kernels.norm_sums(*rows, *moments, scaled.numpy(), summed.numpy())
     return scaled, summed

@@ -1,0 +1,242 @@
+"""Compiled code against float64, and that nobody changes how others round."""
+
+import shutil
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dpformer as dp
+from dpformer import native
+from dpformer.clipping import norms
+from dpformer.clipping.products import can_multiply, gram_squares, measured_products, products
+from dpformer.clipping.row_lengths import MOST, row_lengths, without_zeros
+from dpformer.clipping.uses import Lookup, Outer
+from tests.clipping.naive import engine, norms_of, one_at_a_time
+
+needed = pytest.mark.skipif(
+    native.kernels is None or not native.kernels.multiplies, reason="nothing was compiled for this processor"
+)
+SHAPES = [
+    (users, rows, high, wide)
+    for users, rows in ((1, 1), (3, 7), (5, 70))
+    for high, wide in ((1, 1), (3, 5), (8, 8), (12, 32), (13, 77), (25, 16), (40, 9), (50, 3), (300, 8), (129, 65))
+] + [(2, 130, 1500, 40), (2, 100, 12, 2100), (0, 3, 4, 5), (2, 0, 4, 5)]
+
+
+def sides(users: int, rows: int, high: int, wide: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(users, rows, high), torch.randn(users, rows, wide)
+
+
+def exactly(left: Tensor, right: Tensor) -> Tensor:
+    return torch.bmm(left.double().mT, right.double())
+
+
+def test_compiled_code_is_there_where_a_compiler_is() -> None:
+    """It is optional, so nothing else would say that it does not build any more."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no compiler")
+    assert native.kernels is not None
+
+
+@needed
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_and_their_squares(shape: tuple[int, int, int, int]) -> None:
+    left, right = sides(*shape)
+    written, squares = products(left, right)
+    exact = exactly(left, right)
+    assert squares is not None
+    torch.testing.assert_close(written.double(), exact, rtol=0, atol=3e-6 * (1 + shape[1]) ** 0.5)
+    torch.testing.assert_close(squares, exact.square().sum((1, 2)), rtol=1e-5, atol=1e-30)
+    torch.testing.assert_close(gram_squares(left, right), exact.square().sum((1, 2)), rtol=1e-12, atol=1e-30)
+
+
+@needed
+def test_sides_with_gaps_and_turned() -> None:
+    left, right = torch.randn(4, 20, 9)[:, ::2, 1:8], torch.randn(4, 6, 10).mT
+    written, squares = products(left, right)
+    assert squares is not None
+    torch.testing.assert_close(written.double(), exactly(left, right), rtol=0, atol=1e-5)
+    told, made = measured_products(left, right, reach=0.0)
+    assert made is not None and torch.equal(made[0], written) and torch.equal(made[1], squares)
+    lengths = left.double().norm(dim=2) * right.double().norm(dim=2)
+    torch.testing.assert_close(torch.from_numpy(told[:, 0]), lengths.sum(1), rtol=1e-12, atol=0)
+
+
+@needed
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[0] > 1], ids=str)
+def test_nobody_else_changes_a_bit(shape: tuple[int, int, int, int]) -> None:
+    """Alone, among others, padded by somebody's long history, by one thread or by two: the same bits."""
+    left, right = sides(*shape)
+    whole, squares = products(left, right)
+    inner = gram_squares(left, right)
+    assert squares is not None
+    for user in range(len(left)):
+        one, square = products(left[user : user + 1], right[user : user + 1])
+        assert torch.equal(one[0], whole[user]) and square is not None and torch.equal(square[0], squares[user])
+    for more in (1, 9, 400):
+        long = F.pad(left, (0, 0, 0, more)), F.pad(right, (0, 0, 0, more))
+        padded, padded_squares = products(*long)
+        assert torch.equal(padded, whole) and padded_squares is not None and torch.equal(padded_squares, squares)
+        torch.testing.assert_close(gram_squares(*long), inner, rtol=1e-15, atol=0)
+
+
+@needed
+def test_threads_change_nothing(two_threads: None) -> None:
+    left, right = torch.randn(9, 64, 300), torch.randn(9, 64, 200)
+    many = products(left, right), gram_squares(left, right), measured_products(left, right, 0.0)
+    torch.set_num_threads(1)
+    one = products(left, right), gram_squares(left, right), measured_products(left, right, 0.0)
+    assert torch.equal(many[0][0], one[0][0]) and torch.equal(many[0][1], one[0][1]) and torch.equal(many[1], one[1])
+    assert np.array_equal(many[2][0], one[2][0]) and torch.equal(many[2][1][0], one[2][1][0])
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@needed
+def test_few_rows_are_not_multiplied_and_one_user_with_more_is() -> None:
+    left, right = sides(4, 30, 6, 5)
+    left[:, 3:] = 0
+    told, made = measured_products(left, right, reach=4.0)
+    assert made is None and told[:, 1].tolist() == [3, 3, 3, 3]
+    left[2, 3:] = 1
+    told, made = measured_products(left, right, reach=4.0)
+    assert made is not None and told[:, 1].tolist() == [3, 3, 30, 3]
+    torch.testing.assert_close(made[0].double(), exactly(left, right), rtol=0, atol=2e-5)
+
+
+@needed
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e25])
+def test_rows_are_measured_as_in_torch(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are zero, very small, very large, or not numbers."""
+    left, right = sides(5, 8, 33, 7)
+    left[1] *= size
+    left[2, 3], right[2, 5], left[3] = 0, 0, 0
+    left[4, 0, 0] = float("nan")
+    uses = [Outer(left, right, (33, 7)), Lookup(torch.randint(0, 9, (5, 8)), left.clone(), (9, 33))]
+    many = [[use] for use in uses] + [list(uses)]
+    ours = row_lengths(many)
+    monkeypatch.setattr(native, "kernels", None)
+    for one, other in zip(ours, row_lengths(many), strict=True):
+        torch.testing.assert_close(one.total, other.total, rtol=1e-6, atol=0, equal_nan=True)
+        assert torch.equal(one.count, other.count)
+        assert all(map(torch.equal, one.counts, other.counts))
+        assert one.large is None if size * 6 < MOST else bool(one.large[1]) and bool(other.large[1])
+
+
+@needed
+def test_rows_that_are_zero_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = sides(4, 20, 5, 6)
+    left[:, 4:], right[0, 1], left[3] = 0, 0, 0
+    use = Outer(left, right, (5, 6))
+    (short,) = without_zeros([use], row_lengths([[use]])[0])
+    assert short.left.shape[1] == 4
+    monkeypatch.setattr(native, "kernels", None)
+    (other,) = without_zeros([use], row_lengths([[use]])[0])
+    torch.testing.assert_close(short.dense(), other.dense(), rtol=0, atol=1e-6)
+
+
+@needed
+def test_reads_of_a_table() -> None:
+    """Rows that read the same entry cancel or add up; alone and on top of a product."""
+    ids, grad = torch.randint(0, 12, (6, 40)), torch.randn(6, 40, 512)
+    ids[0], ids[1] = 3, torch.arange(40) % 20
+    grad[1, 20:] = -grad[1, :20]
+    use = Lookup(ids, grad, (20, 512))
+    exact = torch.zeros(6, 20, 512, dtype=torch.float64)
+    for user in range(6):
+        exact[user].index_add_(0, ids[user], grad[user].double())
+    torch.testing.assert_close(use.squares(), exact.square().sum((1, 2)), rtol=1e-12, atol=1e-12)
+    left, right = torch.randn(6, 30, 20), torch.randn(6, 30, 512)
+    written, squares = norms.squared_gradients([Outer(left, right, (20, 512)), use])
+    torch.testing.assert_close(written.double(), exactly(left, right) + exact, rtol=0, atol=1e-4)
+    torch.testing.assert_close(squares, (exactly(left, right) + exact).square().sum((1, 2)), rtol=1e-5, atol=0)
+
+
+@needed
+def test_squares_are_taken_anew_where_a_table_cancels_the_product() -> None:
+    """What is left is a millionth of the product: its squares must not come from a difference."""
+    left, right = torch.ones(1, 1, 20), torch.randn(1, 1, 512)
+    lookup = Lookup(torch.arange(20)[None], -right.expand(1, 20, 512) * (1 - 1e-6), (20, 512))
+    written, squares = norms.squared_gradients([Outer(left, right, (20, 512)), lookup])
+    torch.testing.assert_close(squares, written.double().square().sum((1, 2)), rtol=1e-6, atol=0)
+
+
+@needed
+def test_layer_norm_of_users() -> None:
+    """Away from zero, a constant row, odd widths: against float64."""
+    for width in (3, 16, 77):
+        model, batch = _Normed(width), (20 + torch.randn(5, 9, width),)
+        batch[0][0, 0] = 4.0
+        found = engine(model, batch, dp.clip(1.0))
+        truth = one_at_a_time(model.double(), (batch[0].double(),))
+        torch.testing.assert_close(found.double(), norms_of(truth), rtol=1e-4, atol=0)
+
+
+class _Normed(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).square().sum((1, 2)) + self.norm(x).sum((1, 2))
+
+
+@needed
+def test_wrong_arrays_are_refused() -> None:
+    """A size that does not fit is an error, never a write beyond the end."""
+    kernels = native.kernels
+    assert kernels is not None
+    single, double = np.zeros((2, 3, 4), dtype=np.float32), np.zeros((2, 3, 4))
+    words, places = np.zeros(512, dtype=np.int64), np.zeros((3, 600), dtype=np.int64)
+    frozen = single[:, 0].copy()
+    frozen.flags.writeable = False
+    limits = (1000.0, 0.01, 3.9, 8192.0, 1.0, 1.0)
+    wrong = [
+        (kernels.release, (words, np.zeros(513, dtype=np.float32), places, 0, *limits)),
+        (kernels.release, (words, np.zeros(500, dtype=np.float32), places, 13, *limits)),
+        (kernels.release, (words, np.zeros(5, dtype=np.float32), places, -1, *limits)),
+        (kernels.release, (words[:511], np.zeros(5, dtype=np.float32), places, 0, *limits)),
+        (kernels.release, (words, np.zeros(512, dtype=np.float32), places[:, :1].copy(), 0, *limits)),
+        (kernels.release, (words, np.zeros(10, dtype=np.float32)[::2], places, 0, *limits)),
+        (kernels.hash_arrays, ([words.view(np.int32)], np.zeros((2, 4), dtype=np.int32), np.zeros((2, 2)), 4)),
+        (kernels.sums_of_words, ([double],)),
+        (kernels.sums_of_words, (single,)),
+        (kernels.squares_of_rows, ([single], np.zeros(5))),
+        (kernels.squares_of_rows, ([single], np.zeros(7))),
+        (kernels.squares_of_rows, ([double], np.zeros(6))),
+        (kernels.squares_of_rows, ([single[..., ::2]], np.zeros(6))),
+        (kernels.measure_rows, ([single], [single[:, :2]], np.zeros((1, 2, 3)))),
+        (kernels.measure_rows, ([single], [None], np.zeros((1, 3, 3)))),
+        (kernels.measure_rows, ([single], [], np.zeros((1, 2, 3)))),
+        (kernels.write_products, (single, single[:1], np.zeros((2, 4, 4), dtype=np.float32), np.zeros(2))),
+        (kernels.write_products, (single, single, np.zeros((2, 4, 5), dtype=np.float32), np.zeros(2))),
+        (kernels.write_products, (single, single, np.zeros((2, 4, 4)), np.zeros(2))),
+        (kernels.write_products, (single, single, np.zeros((2, 4, 4), dtype=np.float32), np.zeros(3))),
+        (kernels.square_by_gram, (single, single, np.zeros(3))),
+        (kernels.square_by_gram, (single[0], single[0], np.zeros(3))),
+        (kernels.pack_rows, (single + 1, single + 1, single[:, :2].copy(), single[:, :2].copy())),
+        (kernels.square_lookups, (np.zeros((2, 2), dtype=np.int64), single, np.zeros(2))),
+        (kernels.add_lookups, (np.full((2, 3), 3), single, np.zeros((2, 3, 4), dtype=np.float32), np.zeros(2))),
+        (kernels.add_lookups, (np.full((2, 3), -1), single, np.zeros((2, 3, 4), dtype=np.float32), np.zeros(2))),
+        (kernels.norm_sums, (single, single, single[..., 0].copy(), single[..., 0].copy(), frozen, frozen)),
+        (kernels.norm_sums, (single, single, *[single[..., 1:].copy()] * 2, *[single[:, 0].copy()] * 2)),
+        (kernels.norm_sums, (single, single[..., :2], *[single[..., 0].copy()] * 2, *[single[:, 0].copy()] * 2)),
+    ]
+    for function, arguments in wrong:
+        with pytest.raises((ValueError, TypeError, BufferError)):
+            function(*arguments)
+
+
+def test_other_devices_and_precisions_do_without() -> None:
+    assert not can_multiply(torch.zeros(1, 2, 3).double(), torch.zeros(1, 2, 3).double())
+    assert not can_multiply(torch.zeros(1, 2, 3, device="meta"), torch.zeros(1, 2, 3, device="meta"))
