@@ -16,6 +16,11 @@ processors and chosen when the module is loaded. Elsewhere there is one.
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define ALONE __attribute__((noinline))
+#else
+#define ALONE __attribute__((noinline, noclone))
+#endif
 #else
 #define INLINE static inline
 #endif
@@ -185,19 +190,20 @@ COMPILED(hash_row, (const uint32_t *words, const uint32_t *keys, int64_t count, 
 
 /* -- sums of bits ----------------------------------------------------------------------------------------------- */
 
-INLINE void sum_words_body(const int32_t *words, int64_t count, int64_t *total, int *finite)
+/* Each word counts by its place too, so that words that change places are seen. */
+INLINE void sum_words_body(const uint32_t *words, int64_t count, int64_t *total, int *finite)
 {
-    int64_t sum = 0;
+    uint64_t sum = 0;
     uint32_t infinite = 0;
     for (int64_t j = 0; j < count; j++) {
-        sum += words[j];
-        infinite |= (uint32_t)((words[j] & 0x7f800000) == 0x7f800000);
+        sum += (uint64_t)words[j] * (uint32_t)(2 * j + 1);
+        infinite |= (uint32_t)((words[j] & 0x7f800000u) == 0x7f800000u);
     }
-    *total = sum;
+    *total = (int64_t)sum;
     *finite = !infinite;
 }
 
-COMPILED(sum_words, (const int32_t *words, int64_t count, int64_t *total, int *finite), (words, count, total, finite))
+COMPILED(sum_words, (const uint32_t *words, int64_t count, int64_t *total, int *finite), (words, count, total, finite))
 
 /* -- squares of rows -------------------------------------------------------------------------------------------- */
 
@@ -429,6 +435,19 @@ typedef struct {
         return total;                                                                                                  \
     }                                                                                                                  \
                                                                                                                        \
+    /* One copy each of the code for MOST columns: two might round the squares differently. */                         \
+    TARGET static ALONE double NAME##_most(const Product *product, int64_t user, int64_t c, const float *from,         \
+                                           int64_t from_stride)                                                        \
+    {                                                                                                                  \
+        return NAME##_strip(MOST, 0, product, user, c, from, from_stride);                                             \
+    }                                                                                                                  \
+                                                                                                                       \
+    TARGET static ALONE double NAME##_most_turned(const Product *product, int64_t user, int64_t c, const float *from,  \
+                                                  int64_t from_stride)                                                 \
+    {                                                                                                                  \
+        return NAME##_strip(MOST, 1, product, user, c, from, from_stride);                                             \
+    }                                                                                                                  \
+                                                                                                                       \
     TARGET INLINE double NAME##_sides(const int turned, const Product *product, int64_t user)                          \
     {                                                                                                                  \
         const int width = BYTES / 4;                                                                                   \
@@ -440,14 +459,18 @@ typedef struct {
                 product->last[t * width + k] = p + k < wide ? row_of(other, user, t)[p + k] : 0.0f;                    \
         const float *from = row_of(one, user, 0);                                                                      \
         int64_t stride = one->row_stride / 4, rows = one->rows;                                                        \
-        for (; FAR(rows, stride) && c + MOST <= high; c += MOST) {                                                     \
-            for (int64_t t = 0; t < rows; t++)                                                                         \
-                for (int i = 0; i < MOST; i++)                                                                         \
-                    product->strip[t * MOST + i] = from[t * stride + c + i];                                           \
-            total += NAME##_strip(MOST, turned, product, user, c, product->strip, MOST);                               \
+        for (; c + MOST <= high; c += MOST) {                                                                          \
+            const float *here = from + c;                                                                              \
+            int64_t step = stride;                                                                                     \
+            if (FAR(rows, stride)) {                                                                                   \
+                for (int64_t t = 0; t < rows; t++)                                                                     \
+                    for (int i = 0; i < MOST; i++)                                                                     \
+                        product->strip[t * MOST + i] = from[t * stride + c + i];                                       \
+                here = product->strip;                                                                                 \
+                step = MOST;                                                                                           \
+            }                                                                                                          \
+            total += (turned ? NAME##_most_turned : NAME##_most)(product, user, c, here, step);                        \
         }                                                                                                              \
-        for (; c + MOST <= high; c += MOST)                                                                            \
-            total += NAME##_strip(MOST, turned, product, user, c, from + c, stride);                                   \
         for (; MOST > 8 && c + 8 <= high; c += 8)                                                                      \
             total += NAME##_strip(MOST > 8 ? 8 : 4, turned, product, user, c, from + c, stride);                       \
         for (; c + 4 <= high; c += 4)                                                                                  \
@@ -570,26 +593,38 @@ COMPILED(norm_sums,
 
 /* -- for Python -------------------------------------------------------------------------------------------------- */
 
-/* The memory of an array, whose items must have this size and lie one behind the other. */
-static int open_array(PyObject *array, Py_buffer *view, Py_ssize_t size, int writes)
+/* Whether a format of the buffer protocol is float (f), double (d), or a whole number of 32 (i) or 64 (q) bits. */
+static int is_kind(const Py_buffer *view, char kind)
 {
-    if (PyObject_GetBuffer(array, view, writes ? PyBUF_CONTIG : PyBUF_CONTIG_RO) < 0)
-        return -1;
-    if (view->itemsize == size)
+    const char *format = view->format == NULL ? "B" : view->format;
+    if (format[0] == '\0' || format[1] != '\0' || view->itemsize != (kind == 'f' || kind == 'i' ? 4 : 8))
         return 0;
-    PyErr_Format(PyExc_ValueError, "items have %zd bytes, expected %zd", view->itemsize, size);
+    return format[0] == kind || (format[0] == 'l' && (kind == 'i' || kind == 'q'));
+}
+
+/* The memory of an array of this kind, whose items lie one behind the other. */
+static int open_array(PyObject *array, Py_buffer *view, char kind, int writes)
+{
+    if (PyObject_GetBuffer(array, view, (writes ? PyBUF_CONTIG : PyBUF_CONTIG_RO) | PyBUF_FORMAT) < 0)
+        return -1;
+    if (is_kind(view, kind))
+        return 0;
+    PyErr_Format(PyExc_ValueError, "items are of format %s, expected %c", view->format ? view->format : "B", kind);
     PyBuffer_Release(view);
     return -1;
 }
 
-static int open_arrays(PyObject *const *arrays, Py_buffer *views, const Py_ssize_t *sizes, const char *writes, int count)
+/* Several; an upper-case kind is written to. */
+static int open_arrays(PyObject *const *arrays, Py_buffer *views, const char *kinds)
 {
-    for (int n = 0; n < count; n++)
-        if (open_array(arrays[n], views + n, sizes[n], writes[n] == 'w') < 0) {
+    for (int n = 0; kinds[n]; n++) {
+        int writes = kinds[n] >= 'A' && kinds[n] <= 'Z';
+        if (open_array(arrays[n], views + n, writes ? kinds[n] + 'a' - 'A' : kinds[n], writes) < 0) {
             while (n--)
                 PyBuffer_Release(views + n);
             return -1;
         }
+    }
     return 0;
 }
 
@@ -622,10 +657,10 @@ static PyObject *py_release(PyObject *self, PyObject *const *args, Py_ssize_t co
     if (first == -1 && PyErr_Occurred())
         return NULL;
     Py_buffer view[3];
-    if (open_arrays(args, view, (Py_ssize_t[]){8, 4, 8}, "rww", 3) < 0)
+    if (open_arrays(args, view, "qFQ") < 0)
         return NULL;
     int64_t words = view[0].len / 8, numbers = view[1].len / 4, room = view[2].len / 24, found = 0;
-    if (first < 0 || words % GROUP || first + numbers > words || room < numbers) {
+    if (first < 0 || words % GROUP || numbers > words || first > words - numbers || room < numbers) {
         PyErr_SetString(PyExc_ValueError, "not as many words, in whole groups, and places as sums");
         close_arrays(view, 3);
         return NULL;
@@ -685,7 +720,7 @@ static PyObject *py_hash_arrays(PyObject *self, PyObject *const *args, Py_ssize_
     if (!PyList_Check(args[0]) || width <= 0 || width % 2)
         return PyErr_Format(PyExc_ValueError, "expected a list of arrays, and rows of pairs of words");
     Py_buffer view[2];
-    if (open_arrays(args + 1, view, (Py_ssize_t[]){4, 8}, "rw", 2) < 0)
+    if (open_arrays(args + 1, view, "iQ") < 0)
         return NULL;
     int64_t number = view[0].len / 4 / width, room = number ? view[1].len / 8 / number : 0, total = 0;
     uint32_t *row = PyMem_Malloc(width * sizeof(uint32_t));
@@ -695,7 +730,7 @@ static PyObject *py_hash_arrays(PyObject *self, PyObject *const *args, Py_ssize_
         PyErr_NoMemory();
     for (Py_ssize_t n = 0; !failed && n < PyList_GET_SIZE(args[0]); n++) {
         Py_buffer words;
-        if (open_array(PyList_GET_ITEM(args[0], n), &words, 4, 0) < 0) {
+        if (open_array(PyList_GET_ITEM(args[0], n), &words, 'i', 0) < 0) {
             failed = 1;
             break;
         }
@@ -721,43 +756,47 @@ static PyObject *py_hash_arrays(PyObject *self, PyObject *const *args, Py_ssize_
     return failed ? NULL : PyLong_FromLongLong(total);
 }
 
-static PyObject *py_sums_of_words(PyObject *self, PyObject *arrays)
+/* Of memory by address: an array of a tensor would forbid torch to resize it (FSDP does). */
+static PyObject *py_sums_of_words(PyObject *self, PyObject *places)
 {
     (void)self;
-    if (!PyList_Check(arrays))
-        return PyErr_Format(PyExc_TypeError, "expected a list of arrays");
-    Py_ssize_t count = PyList_GET_SIZE(arrays);
-    PyObject *sums = PyList_New(count);
+    if (!PyList_Check(places))
+        return PyErr_Format(PyExc_TypeError, "expected a list of addresses and counts");
+    PyObject *sums = PyList_New(0);
     int all_finite = 1;
-    for (Py_ssize_t n = 0; sums != NULL && n < count; n++) {
-        Py_buffer view;
-        if (open_array(PyList_GET_ITEM(arrays, n), &view, 4, 0) < 0) {
+    for (Py_ssize_t n = 0; sums != NULL && n < PyList_GET_SIZE(places); n++) {
+        long long address, count, total = 0;
+        int finite = 1;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(places, n), "LL", &address, &count) || count < 0) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "a count is negative");
             Py_CLEAR(sums);
             break;
         }
-        int64_t total;
-        int finite;
-        Py_BEGIN_ALLOW_THREADS
-        sum_words(view.buf, view.len / 4, &total, &finite);
-        Py_END_ALLOW_THREADS
-        PyBuffer_Release(&view);
+        int64_t found = 0;
+        sum_words((const uint32_t *)(uintptr_t)address, count, &found, &finite);
+        total = found;
         all_finite &= finite;
         PyObject *sum = PyLong_FromLongLong(total);
-        if (sum == NULL)
+        if (sum == NULL || PyList_Append(sums, sum) < 0)
             Py_CLEAR(sums);
-        else
-            PyList_SET_ITEM(sums, n, sum);
+        Py_XDECREF(sum);
     }
     return sums == NULL ? NULL : Py_BuildValue("(NO)", sums, all_finite ? Py_True : Py_False);
 }
 
+#define MANY (1 << 24)    /* users, or rows of one user */
+#define LONGEST (1 << 28) /* numbers of a row */
+
 /* An array of float32 with two or three dimensions, the last one without gaps. */
 static int open_rows(PyObject *array, Py_buffer *view, Rows *rows)
 {
-    if (PyObject_GetBuffer(array, view, PyBUF_STRIDED_RO) < 0)
+    if (PyObject_GetBuffer(array, view, PyBUF_STRIDED_RO | PyBUF_FORMAT) < 0)
         return -1;
-    int last = view->ndim - 1;
-    if (last < 1 || last > 2 || view->itemsize != 4 || (view->strides[last] != 4 && view->shape[last] > 1)) {
+    int last = view->ndim - 1, wrong = last < 1 || last > 2 || !is_kind(view, 'f');
+    for (int n = 0; n <= last && !wrong; n++) /* so that products of two sizes, in bytes, are numbers */
+        wrong = view->shape[n] > (n == last ? LONGEST : MANY) || view->strides[n] % 4;
+    if (wrong || (view->strides[last] != 4 && view->shape[last] > 1)) {
         PyErr_SetString(PyExc_ValueError, "expected float32 in two or three dimensions, the last one without gaps");
         PyBuffer_Release(view);
         return -1;
@@ -798,7 +837,7 @@ static PyObject *py_squares_of_rows(PyObject *self, PyObject *const *args, Py_ss
     if (!PyList_Check(args[0]))
         return PyErr_Format(PyExc_TypeError, "expected a list of arrays");
     Py_buffer view;
-    if (open_array(args[1], &view, 8, 1) < 0)
+    if (open_array(args[1], &view, 'd', 1) < 0)
         return NULL;
     int64_t done = 0, room = view.len / 8;
     for (Py_ssize_t n = 0; n < PyList_GET_SIZE(args[0]); n++) {
@@ -850,7 +889,7 @@ static PyObject *py_measure_rows(PyObject *self, PyObject *const *args, Py_ssize
         return PyErr_Format(PyExc_TypeError, "expected two lists of as many arrays");
     Py_ssize_t pairs = PyList_GET_SIZE(args[0]);
     Py_buffer view;
-    if (open_array(args[2], &view, 8, 1) < 0)
+    if (open_array(args[2], &view, 'd', 1) < 0)
         return NULL;
     int64_t users = pairs ? view.len / 24 / pairs : 0;
     int failed = view.len != 24 * pairs * users;
@@ -923,7 +962,7 @@ static PyObject *py_write_products(PyObject *self, PyObject *const *args, Py_ssi
     Product product;
     if (open_sides(args, sides, &product.left, &product.right) < 0)
         return NULL;
-    if (open_arrays(args + 2, view, (Py_ssize_t[]){4, 8, 8}, "www", made) < 0) {
+    if (open_arrays(args + 2, view, measures ? "FDD" : "FD") < 0) {
         close_arrays(sides, 2);
         return NULL;
     }
@@ -931,8 +970,8 @@ static PyObject *py_write_products(PyObject *self, PyObject *const *args, Py_ssi
     product.out = view[0].buf;
     product.squares = view[1].buf;
     product.strip = NULL;
-    wrong = view[0].len != 4 * users * numbers || view[1].len != 8 * users || product.left.row_stride % 4 ||
-            product.right.row_stride % 4 || (measures && view[2].len != 24 * users);
+    wrong = (double)view[0].len != 4.0 * users * numbers || view[1].len != 8 * users ||
+            (measures && view[2].len != 24 * users);
     if (wrong)
         PyErr_SetString(PyExc_ValueError, "the sides, the products and their squares are not of the same users");
     else if ((product.strip = PyMem_RawMalloc(64 * 2 * (product.left.rows + 1))) == NULL) {
@@ -961,7 +1000,7 @@ static PyObject *py_norm_sums(PyObject *self, PyObject *const *args, Py_ssize_t 
     Rows x, grad;
     if (open_sides(args, sides, &x, &grad) < 0)
         return NULL;
-    if (open_arrays(args + 2, view, (Py_ssize_t[]){4, 4, 4, 4}, "rrww", 4) < 0) {
+    if (open_arrays(args + 2, view, "ffFF") < 0) {
         close_arrays(sides, 2);
         return NULL;
     }
@@ -992,12 +1031,12 @@ static PyObject *py_pack_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
     Rows left, right;
     if (open_sides(args, sides, &left, &right) < 0)
         return NULL;
-    if (open_arrays(args + 2, view, (Py_ssize_t[]){4, 4}, "ww", 2) < 0) {
+    if (open_arrays(args + 2, view, "FF") < 0) {
         close_arrays(sides, 2);
         return NULL;
     }
     int64_t each = 4 * left.many * left.width, room = each ? view[0].len / each : 0;
-    int wrong = view[0].len != room * each || view[1].len != 4 * room * right.many * right.width;
+    int wrong = view[0].len != room * each || (double)view[1].len != 4.0 * room * right.many * right.width;
     if (!wrong) {
         Py_BEGIN_ALLOW_THREADS
         wrong = !pack_rows(&left, &right, room, view[0].buf, view[1].buf);
@@ -1020,7 +1059,7 @@ static PyObject *py_square_lookups(PyObject *self, PyObject *const *args, Py_ssi
     if (open_rows(args[1], &rows, &grad) < 0)
         return NULL;
     PyObject *const others[] = {args[0], args[2]};
-    if (open_arrays(others, view, (Py_ssize_t[]){8, 8}, "rw", 2) < 0) {
+    if (open_arrays(others, view, "qD") < 0) {
         PyBuffer_Release(&rows);
         return NULL;
     }
@@ -1056,7 +1095,7 @@ static PyObject *py_add_lookups(PyObject *self, PyObject *const *args, Py_ssize_
     if (open_rows(args[1], &rows, &grad) < 0)
         return NULL;
     PyObject *const others[] = {args[0], args[2], args[3]};
-    if (open_arrays(others, view, (Py_ssize_t[]){8, 4, 8}, "rww", 3) < 0) {
+    if (open_arrays(others, view, "qFD") < 0) {
         PyBuffer_Release(&rows);
         return NULL;
     }
@@ -1095,7 +1134,7 @@ static PyObject *py_square_by_gram(PyObject *self, PyObject *const *args, Py_ssi
     Product product;
     if (open_sides(args, sides, &product.left, &product.right) < 0)
         return NULL;
-    if (open_array(args[2], &view, 8, 1) < 0) {
+    if (open_array(args[2], &view, 'd', 1) < 0) {
         close_arrays(sides, 2);
         return NULL;
     }
@@ -1130,7 +1169,7 @@ static PyMethodDef methods[] = {
      "release(words, sums, again, first, a, least, most, most_sum, per_grid, divisor) -> how many are undecided"},
     {"hash_arrays", (PyCFunction)(void (*)(void))py_hash_arrays, METH_FASTCALL,
      "hash_arrays([arrays], keys, hashes, width) -> how many words"},
-    {"sums_of_words", py_sums_of_words, METH_O, "sums_of_words([arrays]) -> ([sums], whether all floats are finite)"},
+    {"sums_of_words", py_sums_of_words, METH_O, "sums_of_words([(address, words)]) -> ([sums], whether all floats are finite)"},
     {"squares_of_rows", (PyCFunction)(void (*)(void))py_squares_of_rows, METH_FASTCALL,
      "squares_of_rows([arrays], squares)"},
     {"measure_rows", (PyCFunction)(void (*)(void))py_measure_rows, METH_FASTCALL,

@@ -1,5 +1,7 @@
 """Sums of bits, and the walk over a model, against what torch does itself."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -77,3 +79,40 @@ def test_a_walk_is_taken_again_when_something_was_replaced_added_or_removed() ->
         assert all(again.buffers[name] is b for name, b in model.named_buffers())
         assert walk() is again
         found = again
+
+
+def test_a_walk_does_not_trust_the_model_to_name_its_modules() -> None:
+    class Hides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def named_modules(self, *args: object, **options: object) -> Iterator[tuple[str, nn.Module]]:
+            yield "", self
+
+    model = Hides()
+    walk = Walk(model)
+    found = walk()
+    model.inner.bias = nn.Parameter(torch.ones(3))
+    assert walk() is not found
+
+
+def test_scripted_modules_are_walked_over() -> None:
+    model = nn.Sequential(nn.Linear(4, 1), torch.jit.script(nn.ReLU()))
+    walk = Walk(model)
+    assert list(walk().parameters) == list(walk().parameters) == ["0.weight", "0.bias"]
+
+
+def test_words_that_change_places_are_seen() -> None:
+    if native.kernels is None:
+        pytest.skip("sums of words are the same whatever their order")
+    t = torch.randn(5000)
+    assert bits_of(t) != bits_of(t.roll(1)) and bits_of(t) != bits_of(t.roll(2))
+
+
+def test_a_tensor_that_was_looked_at_can_be_resized() -> None:
+    """FSDP gives the memory of gathered parameters back."""
+    for size in (10, 2 * SMALL):
+        t = nn.Parameter(torch.randn(size))
+        bits_of(t)
+        t.untyped_storage().resize_(0)

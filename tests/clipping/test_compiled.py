@@ -85,6 +85,72 @@ def test_nobody_else_changes_a_bit(shape: tuple[int, int, int, int]) -> None:
 
 
 @needed
+def test_rows_far_apart_have_the_same_squares() -> None:
+    """More than 96 rows of more than 1,024 numbers are copied first; code that was compiled twice rounded otherwise."""
+    for high, wide in ((2048, 65), (1536, 128), (1200, 32), (1030, 36)):
+        left, right = torch.randn(3, 60, high), torch.randn(3, 60, wide)
+        short, long = products(left, right), products(*(F.pad(side, (0, 0, 0, 60)) for side in (left, right)))
+        assert torch.equal(short[0], long[0]) and torch.equal(short[1], long[1])
+
+
+@needed
+def test_a_user_whose_table_cancels_or_is_not_a_number_changes_nobody_else() -> None:
+    uses = (
+        Outer(*sides(3, 20, 30, 200), (30, 200)),
+        Lookup(torch.randint(0, 30, (3, 9)), torch.randn(3, 9, 200), (30, 200)),
+    )
+    _, before = norms.squared_gradients(uses)
+    for strange in (1e4, float("nan")):
+        uses[1].grad[1] *= strange
+        _, after = norms.squared_gradients(uses)
+        assert torch.equal(after[[0, 2]], before[[0, 2]]) and not torch.equal(after[1], before[1])
+
+
+@needed
+def test_how_far_reads_are_padded_changes_nothing() -> None:
+    ids, grad = torch.randint(1, 4, (1, 30)), torch.randn(1, 30, 16)
+    found = [
+        Lookup(F.pad(ids, (0, more)), F.pad(grad, (0, 0, 0, more)), (5000, 16)).squares() for more in (0, 7, 994, 995)
+    ]
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+@needed
+def test_packed_rows_of_a_layer_norm_without_eps() -> None:
+    """Padding has no variance: it must not reach anybody's gradient."""
+    model, x = nn.LayerNorm(8, eps=0.0), torch.randn(5, 8)
+
+    def norms_of_users(rows: Tensor, user: Tensor) -> Tensor:
+        model.zero_grad()
+        clipping = dp.PhantomClipping(model)
+        with clipping:
+            with clipping.packed(user):
+                each = model(rows).square().sin().sum(1)
+            losses = torch.zeros(int(user.max()) + 1).index_add(0, user, each)
+        return clipping.backward(losses, dp.clip(1.0))
+
+    alone, both = norms_of_users(x[:1], torch.tensor([0])), norms_of_users(x[:4], torch.tensor([0, 1, 1, 1]))
+    torch.testing.assert_close(both[:1], alone)
+
+
+@needed
+def test_numbers_that_are_negated_when_they_are_read() -> None:
+    x = torch._neg_view(torch.randn(4, 3, 5))
+    model = nn.Linear(5, 2)
+    found = engine(_Summed(model), (x,), dp.clip(1.0))
+    torch.testing.assert_close(found, engine(_Summed(model), (x.resolve_neg(),), dp.clip(1.0)))
+
+
+class _Summed(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).square().sum((1, 2))
+
+
+@needed
 def test_threads_change_nothing(two_threads: None) -> None:
     left, right = torch.randn(9, 64, 300), torch.randn(9, 64, 200)
     many = products(left, right), gram_squares(left, right), measured_products(left, right, 0.0)
@@ -209,8 +275,17 @@ def test_wrong_arrays_are_refused() -> None:
         (kernels.release, (words, np.zeros(512, dtype=np.float32), places[:, :1].copy(), 0, *limits)),
         (kernels.release, (words, np.zeros(10, dtype=np.float32)[::2], places, 0, *limits)),
         (kernels.hash_arrays, ([words.view(np.int32)], np.zeros((2, 4), dtype=np.int32), np.zeros((2, 2)), 4)),
-        (kernels.sums_of_words, ([double],)),
+        (kernels.sums_of_words, ([(0, -1)],)),
+        (kernels.sums_of_words, ([single],)),
         (kernels.sums_of_words, (single,)),
+        (kernels.release, (words, np.zeros(512, dtype=np.float32), places, 2**63 - 1 - 256, *limits)),
+        (kernels.release, (words, np.zeros(512, dtype=np.int32), places, 0, *limits)),
+        (kernels.release, (words.view(np.float64), np.zeros(512, dtype=np.float32), places, 0, *limits)),
+        (kernels.write_products, (single.view(np.int32), single, np.zeros((2, 4, 4), dtype=np.float32), np.zeros(2))),
+        (kernels.write_products, (single.astype(">f4"), single, np.zeros((2, 4, 4), dtype=np.float32), np.zeros(2))),
+        (kernels.write_products, (*[np.empty((1, 0, 1 << 31), dtype=np.float32)] * 2, single[:0], np.zeros(1))),
+        (kernels.pack_rows, (single[:, :0], np.empty((2, 0, 1 << 38), dtype=np.float32), single, single[:0])),
+        (kernels.square_by_gram, (*[np.broadcast_to(np.float32(1), (1, 1 << 31, 1))] * 2, np.zeros(1))),
         (kernels.squares_of_rows, ([single], np.zeros(5))),
         (kernels.squares_of_rows, ([single], np.zeros(7))),
         (kernels.squares_of_rows, ([double], np.zeros(6))),

@@ -30,21 +30,23 @@ def bits_of(t: Tensor) -> Bits:
 def bits_of_all(tensors: Sequence[Tensor]) -> list[Bits]:
     """The sum of words of each; how long a word is depends on the tensor, and on what there is to read it."""
     quick = [place for place, t in enumerate(tensors) if is_quick(t)]
-    arrays = [tensors[place].detach().numpy() for place in quick]
-    sums = _sums(arrays) if native.kernels is None else native.kernels.sums_of_words(arrays)[0]
+    if native.kernels is None:
+        sums = _sums([np.from_dlpack(tensors[place].detach()) for place in quick])  # numpy() would forbid to resize it
+    else:
+        sums = native.kernels.sums_of_words([(tensors[place].data_ptr(), tensors[place].numel()) for place in quick])[0]
     found: dict[int, Bits] = dict(zip(quick, sums, strict=True))
     return [found[place] if place in found else _bits(t) for place, t in enumerate(tensors)]
 
 
 def is_quick(t: Tensor) -> bool:
     """Whether its words lie one behind the other in memory that NumPy can read."""
-    return t.dtype == torch.float32 and t.is_cpu and t.is_contiguous()
+    return t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() and not t.is_neg()
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether all numbers are, of real tensors."""
     if native.kernels is not None and all(map(is_quick, tensors)):
-        return native.kernels.sums_of_words([t.detach().numpy() for t in tensors])[1]
+        return bool(native.kernels.sums_of_words([(t.data_ptr(), t.numel()) for t in tensors])[1])
     small = [t for t in tensors if is_small(t)]
     every = [*([flattened(small)] if small else []), *(t for t in tensors if not is_small(t))]
     return all(math.isfinite(float(end)) for t in every if t.numel() for end in t.aminmax())

@@ -306,15 +306,18 @@ def squared_gradients(uses: Sequence[Use]) -> tuple[Tensor, Tensor]:
 def added(lookup: Use, written: Tensor, square: Tensor | None) -> Tensor | None:
     """Adds what a table's other use contributes, and follows the squares, if they lose no digits by it.
 
-    Squares of products carry at most 400 roundings in float32; twice as many are within what is allowed to the square
-    of 4,096 numbers (`rounding`).
+    Squares of products carry at most 600 roundings in float32; twice as many are within what is allowed to the square
+    of 4,096 numbers (`rounding`). Whose digits are lost is decided for each user by itself.
     """
     if square is None or not isinstance(lookup, Lookup) or written[0].numel() < PIECE or not lookup.is_plain:
         lookup.add_to(written)
         return None
     before = square.clone()
     lookup.add_compiled(written, square)
-    return square if bool((before <= 2 * square).all()) else None
+    lost = ~(before <= 2 * square)
+    if bool(lost.any()):
+        square[lost] = sums_of_squares(written[lost].reshape(int(lost.sum()), -1))
+    return square
 
 
 def written_in_double(uses: Sequence[Use]) -> Tensor:

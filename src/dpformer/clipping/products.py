@@ -33,7 +33,7 @@ def write_products(left: Tensor, right: Tensor, out: Tensor) -> Tensor | None:
         torch.bmm(left.mT, right, out=out)
         return None
     squares = torch.empty(len(left), dtype=torch.float64)
-    _write(_array(left), _array(right), out.numpy(), squares.numpy())
+    _write(native.rows_of(left), native.rows_of(right), out.numpy(), squares.numpy())
     return squares
 
 
@@ -44,7 +44,7 @@ def measured_products(left: Tensor, right: Tensor, reach: float) -> tuple[np.nda
     the cache.
     """
     assert native.kernels is not None
-    one, other, told = _array(left), _array(right), np.empty((len(left), 3))
+    one, other, told = native.rows_of(left), native.rows_of(right), np.empty((len(left), 3))
     if _threads(one, other) > 1:
         native.kernels.measure_rows([one], [other], told)
         return told, None if bool((told[:, 1] < reach).all()) else cast(tuple[Tensor, Tensor], products(left, right))
@@ -58,7 +58,7 @@ def gram_squares(left: Tensor, right: Tensor) -> Tensor:
     """(B,) the same squares, of plain tensors, from inner products of rows in float64 alone."""
     assert native.kernels is not None
     squares = torch.empty(len(left), dtype=torch.float64)
-    one, other = _array(left), _array(right)
+    one, other = native.rows_of(left), native.rows_of(right)
     _in_threads(native.kernels.square_by_gram, _threads(one, other), one, other, squares.numpy())
     return squares
 
@@ -72,10 +72,6 @@ def can_multiply(left: Tensor, right: Tensor) -> bool:
         and left.is_cpu
         and right.is_cpu
     )
-
-
-def _array(side: Tensor) -> np.ndarray:
-    return (side if side.stride(-1) == 1 or side.shape[-1] == 1 else side.contiguous()).numpy()
 
 
 def _threads(left: np.ndarray, right: np.ndarray) -> int:

@@ -32,25 +32,29 @@ class Walk:
     def __call__(self) -> Registered:
         """The same object as before, if nothing has changed."""
         if self._found is None or not all(map(_is_same, self._seen)):
-            self._found = registered(self.model)
-            modules = {id(module): module for module in self.model.modules()}.values()
-            every = [(vars(m), kind) for m in modules for kind in ("_parameters", "_buffers", "_modules")]
-            self._seen = [(owner, kind, home := owner[kind], list(home), list(home.values())) for owner, kind in every]
+            modules: list[nn.Module] = []
+            self._found = registered(self.model, modules)
+            self._seen = [_seen(module, kind) for module in modules for kind in ("_parameters", "_buffers", "_modules")]
         return self._found
 
 
-Seen = tuple[dict[str, Any], str, dict[str, Any], list[str], list[Any]]  # a dictionary of a module, with what was in it
+Seen = tuple[nn.Module, str, Any, list[str], list[Any]]  # a dictionary of a module, with what was in it
+
+
+def _seen(module: nn.Module, kind: str) -> Seen:
+    home = getattr(module, kind)
+    return module, kind, home, list(home.keys()), list(home.values())
 
 
 def _is_same(seen: Seen) -> bool:
-    owner, kind, home, names, values = seen
-    if owner[kind] is not home or len(home) != len(values):
+    module, kind, home, names, values = seen
+    if getattr(module, kind) is not home or len(home) != len(values):
         return False
-    return not values or (all(map(is_, home.values(), values)) and list(home) == names)
+    return not values or (all(map(is_, home.values(), values)) and list(home.keys()) == names)
 
 
-def registered(model: nn.Module) -> Registered:
-    """What the model holds now."""
+def registered(model: nn.Module, walked: list[nn.Module] | None = None) -> Registered:
+    """What the model holds now; the modules are put into a list, if one is given."""
     found = Registered()
     modules: set[int] = set()
     parameters: set[int] = set()
@@ -61,6 +65,8 @@ def registered(model: nn.Module) -> Registered:
         if id(module) in modules:
             continue
         modules.add(id(module))
+        if walked is not None:
+            walked.append(module)
         if module._parameters:
             _add(found.parameters, parameters, prefix, module._parameters)
         if module._buffers:

@@ -6,7 +6,7 @@ that cancel leave a small gradient and a large error. With K_b = Σ_t ‖g_bt‖
 contribute, and n_b the number of rows that are not zero (row_lengths.py):
 
 - written out, or added up for all users: ‖g_b‖ is off by n_b·u·K_b, each;
-- inner products of rows are in float64, so that ‖g_b‖² is off by (width + 2·n_b)·2⁻⁵³·K_b².
+- inner products of rows are in float64, so that ‖g_b‖² is off by (width + n_b²)·2⁻⁵³·K_b².
 
 Products of very small and very large numbers also vanish or overflow on the way; what can vanish is in the bounds.
 
@@ -99,7 +99,7 @@ def square_error(square: Tensor, rows: Rows) -> Tensor:
     """(G, B) what the square of a norm may lack, whichever way it was computed; another one is made for the sum."""
     lost = (rows.numbers * smallest(rows.dtype)).expand_as(rows.counts).masked_fill(rows.counts == 0, 0)
     apart = _MARGIN * 2 * unit(rows.dtype) * (rows.counts + rows.uses + 8.0) * rows.lengths + rows.counts * lost
-    inner = unit(torch.float64) * (rows.numbers + 2 * rows.counts + 8.0) * rows.lengths.square()
+    inner = unit(torch.float64) * (rows.numbers + rows.counts.square() + 8.0) * rows.lengths.square()
     known = square.clamp(min=0)
     return 2 * apart * known.sqrt() + apart.square() + _MARGIN * (rows.shares * known + lost + inner)
 

@@ -70,8 +70,7 @@ def _is_plain(use: Use) -> bool:
 
 def _array(side: Tensor) -> np.ndarray:
     """(B, T, n) whose rows have no gaps."""
-    side = side if side.ndim == 3 else side[:, None]
-    return (side if side.stride(-1) == 1 else side.contiguous()).numpy()
+    return native.rows_of(side if side.ndim == 3 else side[:, None])
 
 
 def _in_torch(many: Sequence[Sequence[Use]]) -> list[RowLengths]:

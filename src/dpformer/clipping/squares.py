@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,13 +24,8 @@ def squares_of_rows(sides: Sequence[Tensor]) -> Tensor:
     once = [n for n, place in enumerate(every) if n == place]
     rows = [prod(sides[n].shape[:-1]) for n in once]
     squares = torch.empty(sum(rows), dtype=torch.float64)
-    native.kernels.squares_of_rows([_rows(sides[n]) for n in once], squares.numpy())
+    native.kernels.squares_of_rows([native.rows_of(sides[n]) for n in once], squares.numpy())
     if len(once) == len(sides):
         return squares
     parts = dict(zip(once, squares.split(rows), strict=True))
     return torch.cat([parts[place] for place in every])
-
-
-def _rows(side: Tensor) -> np.ndarray:
-    """As an array whose rows have no gaps."""
-    return (side if side.stride(-1) == 1 else side.contiguous()).numpy()

@@ -210,7 +210,6 @@ def _layer_norm_sums(x: Tensor, grad: Tensor, mean: Tensor, scale: Tensor) -> tu
     """(B, T, d) → Σ_t δ_bt·x̂_bt and Σ_t δ_bt, (B, d), in one pass of compiled code."""
     assert native.kernels is not None
     scaled, summed = (x.new_empty(len(x), x.shape[2]) for _ in range(2))
-    rows = [(t if t.stride(-1) == 1 else t.contiguous()).numpy() for t in (x, grad)]
-    moments = [t.contiguous().numpy() for t in (mean, scale)]
-    native.kernels.norm_sums(*rows, *moments, scaled.numpy(), summed.numpy())
+    rows = [native.rows_of(x), native.rows_of(grad), mean.contiguous().numpy(), scale.contiguous().numpy()]
+    native.kernels.norm_sums(*rows, scaled.numpy(), summed.numpy())
     return scaled, summed

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from dpformer import native
 
-SHORT = 1 << 10  # reads of one user
-
 
 @dataclass
 class Lookup:
@@ -42,9 +40,8 @@ class Lookup:
 
     @property
     def is_plain(self) -> bool:
-        """Whether compiled code can read it; it compares the reads of a user one by one."""
-        plain = native.kernels is not None and self.grad.is_cpu and self.grad.dtype == torch.float32
-        return plain and self.ids.shape[1] <= SHORT
+        """Whether compiled code can read it: not a question of how far the reads are padded."""
+        return native.kernels is not None and self.grad.is_cpu and self.grad.dtype == torch.float32
 
     def squares(self) -> Tensor:
         """(B,) ‖g_b‖² by compiled code: rows that read the same entry are added up first."""
@@ -59,7 +56,7 @@ class Lookup:
         native.kernels.add_lookups(*self._arrays(), out.numpy(), squares.numpy())
 
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.ids.contiguous().numpy(), self.grad.contiguous().numpy()
+        return self.ids.contiguous().numpy(), native.rows_of(self.grad)
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
         scaled = (self.grad * c[:, None, None]).flatten(0, 1).to(out.dtype)
