@@ -675,7 +675,26 @@ static PyObject *py_release(PyObject *self, PyObject *const *args, Py_ssize_t co
     return PyLong_FromLongLong(found);
 }
 
-/* Words of several arrays, one behind the other, in rows; a row that lies in one array is hashed where it lies. */
+/* Words of four bytes by address and number: an array of a tensor would forbid torch to resize it, as FSDP does. */
+static int open_place(PyObject *place, const uint32_t **words, int64_t *count)
+{
+    long long address, number;
+    if (!PyTuple_Check(place)) {
+        PyErr_SetString(PyExc_TypeError, "expected an address and a number of words");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(place, "LL", &address, &number))
+        return -1;
+    if (number < 0) {
+        PyErr_SetString(PyExc_ValueError, "the number of words is negative");
+        return -1;
+    }
+    *words = (const uint32_t *)(uintptr_t)address;
+    *count = number;
+    return 0;
+}
+
+/* Words of several tensors, one behind the other, in rows; a row that lies in one tensor is hashed where it lies. */
 typedef struct {
     const uint32_t *keys;
     int64_t width, number; /* of a row, and of keys */
@@ -709,16 +728,16 @@ static void hash_words(Hashing *to, const uint32_t *words, int64_t count)
     }
 }
 
-static PyObject *py_hash_arrays(PyObject *self, PyObject *const *args, Py_ssize_t count)
+static PyObject *py_hash_words(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
-    if (!expect(count, 4, "hash_arrays"))
+    if (!expect(count, 4, "hash_words"))
         return NULL;
     Py_ssize_t width = PyLong_AsSsize_t(args[3]);
     if (width == -1 && PyErr_Occurred())
         return NULL;
     if (!PyList_Check(args[0]) || width <= 0 || width % 2)
-        return PyErr_Format(PyExc_ValueError, "expected a list of arrays, and rows of pairs of words");
+        return PyErr_Format(PyExc_ValueError, "expected a list of addresses and numbers, and rows of pairs of words");
     Py_buffer view[2];
     if (open_arrays(args + 1, view, "iQ") < 0)
         return NULL;
@@ -729,22 +748,18 @@ static PyObject *py_hash_arrays(PyObject *self, PyObject *const *args, Py_ssize_
     if (failed)
         PyErr_NoMemory();
     for (Py_ssize_t n = 0; !failed && n < PyList_GET_SIZE(args[0]); n++) {
-        Py_buffer words;
-        if (open_array(PyList_GET_ITEM(args[0], n), &words, 'i', 0) < 0) {
+        const uint32_t *words;
+        int64_t number_of_words;
+        if (open_place(PyList_GET_ITEM(args[0], n), &words, &number_of_words) < 0)
             failed = 1;
-            break;
-        }
-        total += words.len / 4;
-        if (total > room * width) {
+        else if (number_of_words > room * width - total) {
             PyErr_SetString(PyExc_ValueError, "more words than there is room for hashes");
             failed = 1;
         }
         else {
-            Py_BEGIN_ALLOW_THREADS
-            hash_words(&to, words.buf, words.len / 4);
-            Py_END_ALLOW_THREADS
+            total += number_of_words;
+            hash_words(&to, words, number_of_words);
         }
-        PyBuffer_Release(&words);
     }
     if (!failed && to.filled) { /* the zeros after the last words are added where their products are known */
         if (to.filled % 2)
@@ -756,7 +771,6 @@ static PyObject *py_hash_arrays(PyObject *self, PyObject *const *args, Py_ssize_
     return failed ? NULL : PyLong_FromLongLong(total);
 }
 
-/* Of memory by address: an array of a tensor would forbid torch to resize it (FSDP does). */
 static PyObject *py_sums_of_words(PyObject *self, PyObject *places)
 {
     (void)self;
@@ -765,17 +779,14 @@ static PyObject *py_sums_of_words(PyObject *self, PyObject *places)
     PyObject *sums = PyList_New(0);
     int all_finite = 1;
     for (Py_ssize_t n = 0; sums != NULL && n < PyList_GET_SIZE(places); n++) {
-        long long address, count, total = 0;
+        const uint32_t *words;
+        int64_t count, total = 0;
         int finite = 1;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(places, n), "LL", &address, &count) || count < 0) {
-            if (!PyErr_Occurred())
-                PyErr_SetString(PyExc_ValueError, "a count is negative");
+        if (open_place(PyList_GET_ITEM(places, n), &words, &count) < 0) {
             Py_CLEAR(sums);
             break;
         }
-        int64_t found = 0;
-        sum_words((const uint32_t *)(uintptr_t)address, count, &found, &finite);
-        total = found;
+        sum_words(words, count, &total, &finite);
         all_finite &= finite;
         PyObject *sum = PyLong_FromLongLong(total);
         if (sum == NULL || PyList_Append(sums, sum) < 0)
@@ -1167,8 +1178,8 @@ static PyObject *py_square_by_gram(PyObject *self, PyObject *const *args, Py_ssi
 static PyMethodDef methods[] = {
     {"release", (PyCFunction)(void (*)(void))py_release, METH_FASTCALL,
      "release(words, sums, again, first, a, least, most, most_sum, per_grid, divisor) -> how many are undecided"},
-    {"hash_arrays", (PyCFunction)(void (*)(void))py_hash_arrays, METH_FASTCALL,
-     "hash_arrays([arrays], keys, hashes, width) -> how many words"},
+    {"hash_words", (PyCFunction)(void (*)(void))py_hash_words, METH_FASTCALL,
+     "hash_words([(address, words)], keys, hashes, width) -> how many words"},
     {"sums_of_words", py_sums_of_words, METH_O, "sums_of_words([(address, words)]) -> ([sums], whether all floats are finite)"},
     {"squares_of_rows", (PyCFunction)(void (*)(void))py_squares_of_rows, METH_FASTCALL,
      "squares_of_rows([arrays], squares)"},

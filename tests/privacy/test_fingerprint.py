@@ -112,3 +112,11 @@ def test_strange_layouts() -> None:
     for tensor in (strided, negative, torch.zeros(4, 2, dtype=torch.float64)[:0, 0], torch.zeros(4, 2).half()[:0, 0]):
         assert FINGERPRINT([tensor]) == FINGERPRINT([tensor.detach().clone().resolve_neg()])
     assert FINGERPRINT([strided]) != FINGERPRINT([torch.zeros(1, dtype=torch.float64)])
+
+
+def test_a_tensor_that_was_hashed_can_be_resized() -> None:
+    """FSDP gives the memory of gathered parameters back."""
+    for size in (10, ROW * ROWS + 9):
+        t = torch.randn(size)
+        FINGERPRINT([t])
+        t.untyped_storage().resize_(0)

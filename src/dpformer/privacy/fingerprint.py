@@ -54,7 +54,7 @@ class Fingerprint:
     def _hashes(self, parts: list[Tensor]) -> bytes:
         """The hashes of each row of words one behind the other, the last one filled up with zeros."""
         if native.kernels is not None and parts[0].is_cpu:
-            return self._compiled([part.numpy() for part in parts])
+            return self._compiled(parts)
         words = torch.cat(parts) if len(parts) > 1 else parts[0]
         whole = len(words) - len(words) % ROW
         found = self._of_rows(words[:whole].view(-1, ROW)).cpu().numpy().tobytes()
@@ -63,12 +63,12 @@ class Fingerprint:
             found += self._of_rows(last[None]).cpu().numpy().tobytes()
         return found
 
-    def _compiled(self, parts: list[np.ndarray]) -> bytes:
+    def _compiled(self, parts: list[Tensor]) -> bytes:
         """The same without putting the words one behind the other."""
         assert native.kernels is not None
-        count = sum(map(len, parts))
+        count = sum(part.numel() for part in parts)
         hashes = np.empty((-(-count // ROW), HASHES), dtype=np.int64)
-        native.kernels.hash_arrays(parts, self._keys.numpy(), hashes, ROW)
+        native.kernels.hash_words([(part.data_ptr(), part.numel()) for part in parts], self._keys.numpy(), hashes, ROW)
         if count % ROW:
             hashes[-1] += self._after[:, (count % ROW + 1) // 2].numpy()
         return hashes.tobytes()
@@ -76,7 +76,7 @@ class Fingerprint:
     def _of_rows(self, words: Tensor) -> Tensor:
         """(rows, 2) int64 of (rows, ≤ 4096) int32: of rows that are zero where no word is given."""
         keys = self._keys[:, : words.shape[1]].to(words.device)
-        hashes = _in_numpy(words.numpy(), keys.numpy()) if words.is_cpu else _in_torch(words, keys)
+        hashes = _in_numpy(np.from_dlpack(words), keys.numpy()) if words.is_cpu else _in_torch(words, keys)
         return hashes.add_(self._after[:, words.shape[1] // 2].to(words.device))
 
 
