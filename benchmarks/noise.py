@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.page import RESULTS, put
+from dpformer import native
 from dpformer.privacy import SecureRandom
 from dpformer.privacy.fingerprint import Fingerprint
 from dpformer.privacy.noise import Numbers, Piece, Release, release_sum
@@ -32,13 +33,28 @@ def contenders() -> dict[str, Callable[[], object]]:
     def in_float64() -> None:
         Release(1.0, 100.0).wide(Piece(sums.zero_(), Numbers(random, 0, 0, NUMBERS), 0))
 
+    def in_python(run: Callable[[], object]) -> Callable[[], None]:
+        def without() -> None:
+            kept, native.kernels = native.kernels, None
+            try:
+                run()
+            finally:
+                native.kernels = kept
+
+        return without
+
+    def hashed() -> str:
+        return fingerprint([weights])
+
     return {
         "`torch.randn`, float32, not secure": lambda: torch.randn(NUMBERS),
         "`torch.randn`, float64, not secure": lambda: torch.randn(NUMBERS, dtype=torch.float64),
         "secure normal numbers in float64": lambda: random.fill_normal(room, step=0),
         "the same, added to a sum, rounded to the public grid, divided": in_float64,
         "decided in float32 where that decides: what a step does": release,
-        "fingerprint of the weights": lambda: fingerprint([weights]),
+        "the same without compiled code": in_python(release),
+        "fingerprint of the weights": hashed,
+        "the same without compiled code, of the weights": in_python(hashed),
     }
 
 

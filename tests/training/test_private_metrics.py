@@ -300,3 +300,13 @@ def test_evaluate_refuses_to_release_more(tmp_path: Path) -> None:
 def test_seeded_metrics_promise_nothing(tmp_path: Path) -> None:
     run = train(tiny_config(write_log(tmp_path / "log.csv"), **{**CHOICES, "seed": 5}), tmp_path / "run").folder
     assert "NOT PRIVATE" in printed("evaluate", run, "--private-metrics").splitlines()[-1]
+
+
+def test_a_few_noisy_frequencies_that_happen_to_be_whole_are_no_alarm(tmp_path: Path) -> None:
+    """Five items: a noisy count on a grid is a whole number by chance, once in a hundred runs."""
+    (tmp_path / "log.csv").write_text(
+        "user_id,item_id,timestamp\n" + "".join(f"u{u},i{(u + t) % 5},{t}\n" for u in range(40) for t in (0, 1, 2))
+    )
+    train(tiny_config(tmp_path / "log.csv", **CHOICES), tmp_path / "run")
+    found = next(finding for finding in checked(tmp_path / "run").findings if finding.name == "frequencies")
+    assert found.ok and "too few" in found.detail
