@@ -31,7 +31,7 @@ def contenders() -> dict[str, Callable[[], object]]:
         return sums
 
     def in_float64() -> None:
-        Release(1.0, 100.0).wide(Piece(sums.zero_(), Numbers(random, 0, 0, NUMBERS), 0))
+        Release(1.0, 100.0).wide(Piece(sums.zero_(), Numbers(random, 0, 0, NUMBERS), 0, NUMBERS))
 
     def in_python(run: Callable[[], object]) -> Callable[[], None]:
         def without() -> None:
