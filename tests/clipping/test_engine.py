@@ -233,6 +233,32 @@ def test_packed_rows_of_a_user_that_has_no_loss() -> None:
         clipping.backward(losses, dp.normalize(1.0))
 
 
+def test_the_proof_frees_the_graph_as_a_backward_pass_does() -> None:
+    """Else whoever keeps the losses until the next forward pass keeps two graphs."""
+    model, x = small()
+    clipping = dp.PhantomClipping(model)
+    with clipping:
+        losses = model(x)
+    clipping.backward(losses, dp.normalize(1.0))
+    assert clipping._proven
+    with pytest.raises(RuntimeError, match="a second time"):
+        losses.sum().backward()
+
+
+def test_a_hook_that_expects_a_gradient_may_be_there_when_the_graph_is_freed() -> None:
+    torch.manual_seed(0)
+    model, x = Tiny(), torch.randn(B, 3)
+    seen: list[Tensor] = []
+
+    def watch(_module: nn.Module, _given: object, out: Tensor) -> None:
+        out.register_hook(lambda gradient: seen.append(gradient.norm()))
+
+    model.a.register_forward_hook(watch)
+    engine(model, (x,), dp.normalize(1.0))
+    expected = clipped_sum(one_at_a_time(model, (x,)), dp.normalize(1.0))
+    assert seen and relative_error(sums(model), expected) < 1e-5
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_head_agrees_with_cross_entropy(weighted: bool) -> None:
     """Outside the context it is an ordinary differentiable function."""

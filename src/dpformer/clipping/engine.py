@@ -19,7 +19,7 @@ from dpformer.clipping.gate import Gate
 from dpformer.clipping.norms import ParameterUses
 from dpformer.clipping.per_user_norms import PerUserNorms
 from dpformer.clipping.picked import picked
-from dpformer.clipping.proof import PATIENCE, due, prove
+from dpformer.clipping.proof import PATIENCE, due, let_go, prove
 from dpformer.clipping.recorded_call import RecordedCall
 from dpformer.clipping.registered import Walk
 from dpformer.clipping.rounding import full_precision
@@ -156,6 +156,7 @@ class PhantomClipping:
         factors = self._factors(torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
         if proving:
             self._prove(losses, norms, factors, collected.groups, layout if new else None, doubtful)
+            let_go(losses)
         with full_precision(norms.device.type):
             self._add_clipped_sum(collected, finite, torch.where(finite, factors, 0), clip)
         last = max(collected.contexts, default=self._gate.context)

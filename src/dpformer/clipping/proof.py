@@ -133,13 +133,26 @@ def _autograd(
     weights: Tensor, losses: Tensor, calls: Sequence[RecordedCall], sink: list[Callable[[RecordedCall, Tensor], None]]
 ) -> dict[int, Tensor]:
     """Σ_b w_b·∇loss_b by plain autograd, for each parameter by its identity."""
-    arrived: dict[int, Tensor] = {}
-    sink.append(lambda call, grad: arrived.__setitem__(id(call), grad))
+    truth: dict[int, Tensor] = {}
+    known = set(map(id, calls))
+    late: list[tuple[RecordedCall, Tensor]] = []  # expressions of parameters: their graph is used by both passes
+
+    def receive(call: RecordedCall, grad: Tensor) -> None:
+        if id(call) not in known:
+            return
+        if any(managed.grad_fn is not None for managed in call.managed):
+            late.append((call, grad))
+        else:
+            _add_gradients(truth, call, grad)  # at once: the gradients of all calls take as much memory as the graph
+
+    sink.append(receive)
     try:
         torch.autograd.backward(losses, weights, retain_graph=True)
     finally:
         sink.pop()
-    return autograd_gradients(calls, arrived)
+    for call, grad in late:
+        _add_gradients(truth, call, grad)
+    return truth
 
 
 def _prove_norms(norms: Tensor, groups: Sequence[ParameterUses], tolerance: float) -> None:
@@ -155,34 +168,48 @@ def _prove_norms(norms: Tensor, groups: Sequence[ParameterUses], tolerance: floa
             )
 
 
+def let_go(losses: Tensor) -> None:
+    """Frees what the graph has saved, as a usual backward pass does: whoever keeps the losses would keep it all."""
+    try:
+        torch.autograd.backward(_Nothing.apply(losses))
+    except Exception:  # a hook of the user's own that does not expect None: then it goes with the losses
+        return
+
+
+class _Nothing(torch.autograd.Function):
+    """Sends no gradient back, so that the backward pass computes nothing on its way."""
+
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor) -> Tensor:
+        return losses.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        return None
+
+
 def _squared(t: Tensor) -> float:
     """‖t‖², summed in float64; tables can be large, so they are not copied."""
     t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
     return float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2
 
 
-def autograd_gradients(calls: Sequence[RecordedCall], arrived: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Gradients of the parameters from the gradients at the calls, by autograd alone."""
-    out: dict[int, Tensor] = {}
-    for call in calls:
-        grad = arrived.get(id(call))
-        if grad is None:
+def _add_gradients(truth: dict[int, Tensor], call: RecordedCall, grad: Tensor) -> None:
+    """Adds what the gradient at a call means for its parameters, by autograd alone."""
+    with torch.enable_grad():
+        fresh = [m.detach().requires_grad_() for m in call.managed]
+        value = call.paired(grad, *fresh)
+    if not value.requires_grad:  # nobody's loss came this way
+        return
+    grads = torch.autograd.grad(value, fresh, allow_unused=True)
+    for managed, g in zip(call.managed, grads, strict=True):
+        if g is None:
             continue
-        with torch.enable_grad():
-            fresh = [m.detach().requires_grad_() for m in call.managed]
-            value = call.paired(grad, *fresh)
-        if not value.requires_grad:  # nobody's loss came this way
+        if managed.grad_fn is None:
+            truth[id(managed)] = truth.get(id(managed), 0) + g
             continue
-        grads = torch.autograd.grad(value, fresh, allow_unused=True)
-        for managed, g in zip(call.managed, grads, strict=True):
-            if g is None:
-                continue
-            if managed.grad_fn is None:
-                out[id(managed)] = out.get(id(managed), 0) + g
-                continue
-            parameters = leaves(managed)
-            pulled = torch.autograd.grad(managed, parameters, g, retain_graph=True, allow_unused=True)
-            for parameter, p in zip(parameters, pulled, strict=True):
-                if p is not None:
-                    out[id(parameter)] = out.get(id(parameter), 0) + p
-    return out
+        parameters = leaves(managed)
+        pulled = torch.autograd.grad(managed, parameters, g, retain_graph=True, allow_unused=True)
+        for parameter, p in zip(parameters, pulled, strict=True):
+            if p is not None:
+                truth[id(parameter)] = truth.get(id(parameter), 0) + p
