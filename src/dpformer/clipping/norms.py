@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +19,9 @@ from dpformer.clipping.expressions import Expression
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.products import can_multiply, measured_products
 from dpformer.clipping.recorded_call import Source
-from dpformer.clipping.rounding import CANCEL, LOOSE, PIECE, Rows, Squares, square_error, sums_of_squares
+from dpformer.clipping.rounding import CANCEL, LOOSE, PIECE, Rows, square_error, sums_of_squares
 from dpformer.clipping.row_lengths import RowLengths, is_plain, lengths_of, row_lengths, some_of, without_zeros
-from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, by_rows, inner, reach, squared
+from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, by_rows, inner, reach, squared, tensor_of
 
 KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
 
@@ -98,7 +99,7 @@ class ParameterUses:
         most = reach([use])
         told, made = measured_products(use.left, use.right, most)
         few = told[:, 1] < most
-        ways = Ways([use], lengths_of(told[None]), torch.from_numpy(few), made is None, bool(few.any()))
+        ways = Ways([use], lengths_of(told[None]), few, made is None, bool(few.any()))
         return self._by_rows(ways) if made is None else self._written(ways, 0, True, made)
 
     def _written(self, ways: Ways, first: int, kept: bool, made: tuple[Tensor, Tensor] | None = None) -> Measured:
@@ -109,8 +110,9 @@ class ParameterUses:
         )
         if mixed:
             others, square = square, square.new_empty(len(few))
-            square[~few] = others if len(others) < len(few) else others[~few]
-            square[few] = squared_by_gram(without_zeros(uses, lengths, few))
+            gram, rest = torch.from_numpy(few), torch.from_numpy(~few)
+            square[rest] = others if len(others) < len(few) else others[rest]
+            square[gram] = squared_by_gram(without_zeros(uses, lengths, few))
         if kept:
             self.room = written.numel()
             if not self.again:
@@ -174,8 +176,7 @@ class Measured:
     @property
     def dtype(self) -> torch.dtype:
         """Of the uses."""
-        tensors = (t for use in self.uses for t in vars(use).values() if isinstance(t, Tensor))
-        return next(t.dtype for t in tensors if t.dtype != torch.int64)
+        return tensor_of(self.uses[0]).dtype
 
     def in_double(self, user: int) -> Tensor:
         """() of one user again, in float64: its rows cancel, and are added up in float64 too."""
@@ -184,13 +185,13 @@ class Measured:
         return sums_of_squares(written_in_double(own).reshape(1, -1))[0]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Ways:
     """The uses of one parameter by some users, and whose norms come from inner products."""
 
     uses: list[Use]
     lengths: RowLengths
-    few: Tensor  # (B,)
+    few: np.ndarray  # (B,)
     all_few: bool
     any_few: bool
 
@@ -199,25 +200,16 @@ def ways_of(many: Sequence[list[Use]]) -> list[Ways]:
     """Of many parameters, used by the same users."""
     if not many:
         return []
-    if len(many) == 1 and is_plain(many[0]):
-        return [_ways(many[0])]
     lengths = row_lengths(many)
-    rows = torch.stack([_counted(uses, own) for uses, own in zip(many, lengths, strict=True)])
-    few = rows < torch.tensor([[reach(uses)] for uses in many], dtype=torch.float64).to(rows.device, rows.dtype)
-    flags = torch.stack([few.all(1), few.any(1)], 1).tolist()
-    each = zip(many, lengths, few, flags, strict=True)
-    return [Ways(uses, own, some, all_few, any_few) for uses, own, some, (all_few, any_few) in each]
+    return [_way(uses, own) for uses, own in zip(many, lengths, strict=True)]
 
 
-def _ways(uses: list[Use]) -> Ways:
-    """Of one parameter, in few small operations."""
-    (lengths,) = row_lengths([uses])
-    rows, most = _counted(uses, lengths), reach(uses)
-    counts = rows.numpy()
-    return Ways(uses, lengths, rows < most, bool(counts.max() < most), bool(counts.min() < most))
+def _way(uses: list[Use], lengths: RowLengths) -> Ways:
+    few = _counted(uses, lengths) < reach(uses)
+    return Ways(uses, lengths, few, bool(few.all()), bool(few.any()))
 
 
-def _counted(uses: Sequence[Use], lengths: RowLengths) -> Tensor:
+def _counted(uses: Sequence[Use], lengths: RowLengths) -> np.ndarray:
     """(B,) rows that decide the way."""
     first, *others = by_rows(uses)
     rows = lengths.counts[first]
@@ -240,30 +232,32 @@ def measure_all(groups: Sequence[ParameterUses], users: int, room: int, *, again
             if len(at_once[n]) == 1 and isinstance(use := at_once[n][0], Outer):
                 one = group.at_once(use, users, room)
             if one is None:
-                whole[n] = _ways(at_once[n])
+                (whole[n],) = ways_of([at_once[n]])
         found.append(group.measured(users, room, whole.get(n)) if one is None else [one])
         room -= group.room
     return found
 
 
-def raised_squares(measured: Sequence[Measured]) -> Squares:
-    """(G, n) of each parameter, of the same users and precision, with upper bounds made of a user's own rows alone.
+@np.errstate(all="ignore")
+def raised_squares(measured: Sequence[Measured]) -> tuple[np.ndarray, np.ndarray]:
+    """(G, n) ‖g_b‖² of each parameter, of the same users and precision, and what it is at most, whatever rounding did:
+    a bound made of a user's own rows alone.
 
     Too few digits are made good one user at a time.
     """
-    known = torch.stack([m.square for m in measured])
+    known = torch.stack([m.square for m in measured]).cpu().double().numpy()
     rows = Rows.of(measured, measured[0].dtype)
     error = square_error(known, rows)
-    enough = (error <= LOOSE * known) & (rows.lengths.square() <= CANCEL**2 * known) & torch.isfinite(known)
+    enough = (error <= LOOSE * known) & (rows.lengths**2 <= CANCEL**2 * known) & np.isfinite(known)
     for place, one in enumerate(measured):
         if one.lengths.large is not None:  # a factor times such a row may overflow, and one times its other side vanish
             enough[place] &= ~one.lengths.large
-    if not bool(enough.all()):
-        for place, user in (~enough).nonzero().tolist():
-            known[place, user] = measured[place].in_double(user)
+    if not enough.all():
+        for place, user in np.argwhere(~enough).tolist():
+            known[place, user] = float(measured[place].in_double(user))
         error = square_error(known, rows)
     most = LOOSE * known
-    return known, known + torch.where(error <= most, error, most)
+    return known, known + np.where(error <= most, error, most)
 
 
 def joined(uses: Sequence[Use]) -> list[Use]:

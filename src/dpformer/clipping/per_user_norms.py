@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,11 +49,11 @@ class PerUserNorms:
     """
 
     def __init__(self, calls: Sequence[RecordedCall], trainable: set[int], losses: Tensor, forget: bool) -> None:
-        self.users, self.trainable, self.forget = len(losses), trainable, forget
+        self.users, self.trainable, self.forget, self.device = len(losses), trainable, forget, losses.device
         self.dtype = torch.promote_types(losses.dtype, torch.float32)
         # (2, B) Σ of ‖g_b‖² so far, and what it is at most, whatever rounding did; in float64, so that the order of the
         # parameters does not matter.
-        self.squares = torch.zeros(2, self.users, dtype=wide(losses.device), device=losses.device)
+        self.squares = np.zeros((2, self.users))
         self.groups: list[ParameterUses] = []
         self.small: list[SideBySide] = []  # of the groups with one dense use, at the end
         self.waiting: list[ParameterUses] = []  # to be measured
@@ -80,20 +81,20 @@ class PerUserNorms:
         for family in self.families.values():
             if not family.settled:
                 self._settle(family)
-        with full_precision(self.squares.device.type):
+        with full_precision(self.device.type):
             self._measure()
             self.small = SideBySide.of([group for group in self.groups if group.is_dense])
         for some in self.small:
-            self._add(torch.stack(some.squares()))
+            self._add(some.squares().cpu().double().numpy())
 
     def norms(self) -> tuple[Tensor, Tensor]:
         """(B,) ‖g_b‖, and what it is at most."""
-        squared, upper = self.squares
+        squared, upper = torch.from_numpy(self.squares).to(wide(self.device)).to(self.device)
         return squared.to(self.dtype).sqrt(), raised(upper, self.dtype)
 
     def _settle(self, family: Family) -> None:
         family.settled = True
-        with full_precision(self.squares.device.type):
+        with full_precision(self.device.type):
             reached = [call for call in family.calls if call.grad is not None]
             groups = by_parameter([pair for call in reached for pair in call.uses(self.users)], self.trainable)
             self.groups += groups
@@ -115,12 +116,12 @@ class PerUserNorms:
                 kinds.setdefault(measured[0].dtype, []).append(measured[0])
                 continue
             for m in measured:  # a few users at a time
-                self._add(torch.stack(raised_squares([m]))[:, 0], m.first)
+                self._add(np.stack(raised_squares([m]))[:, 0], m.first)
         for some in kinds.values():
-            for squares in torch.stack(raised_squares(some), 1):  # one by one, wherever the waiting ends
+            for squares in np.stack(raised_squares(some), 1):  # one by one, wherever the waiting ends
                 self._add(squares)
 
-    def _add(self, squares: Tensor, first: int = 0) -> None:
+    def _add(self, squares: np.ndarray, first: int = 0) -> None:
         """(2, n) of users from `first` on."""
         self.squares[:, first : first + squares.shape[1]] += squares
 

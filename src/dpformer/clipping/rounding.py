@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,6 @@ from dpformer.clipping.row_lengths import RowLengths
 from dpformer.clipping.squares import can_square, squares_of_rows
 from dpformer.clipping.uses import Use, wide
 
-Squares = tuple[Tensor, Tensor]  # ‖g_b‖² as computed, and what it is at most, in `wide` precision
 LOOSE = 0.04  # a square that may be off by a larger share is computed again in float64
 CANCEL = 64.0  # and one whose rows are longer than this many times the gradient
 PIECE = 1 << 12  # numbers squared and added up at once
@@ -74,34 +74,33 @@ class WithRows(Protocol):
     def lengths(self) -> RowLengths: ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Rows:
-    """What each user's rows say about rounding, for G parameters of one precision."""
+    """What each user's rows say about rounding, for G parameters of one precision; in float64."""
 
-    lengths: Tensor  # (G, B) K_b
-    counts: Tensor  # (G, B) n_b
-    uses: Tensor  # (G, 1) how many uses
-    numbers: Tensor  # (G, 1) of the parameter
-    shares: Tensor  # (G, 1) of a square, for the numbers of the parameter
+    lengths: np.ndarray  # (G, B) K_b
+    counts: np.ndarray  # (G, B) n_b
+    uses: np.ndarray  # (G, 1) how many uses
+    numbers: np.ndarray  # (G, 1) of the parameter
+    shares: np.ndarray  # (G, 1) of a square, for the numbers of the parameter
     dtype: torch.dtype  # of the uses
 
     @staticmethod
     def of(some: Sequence[WithRows], dtype: torch.dtype) -> Rows:
-        lengths = torch.stack([one.lengths.total for one in some])
-        counts = torch.stack([one.lengths.count for one in some])
+        lengths = np.stack([one.lengths.total for one in some])
+        counts = np.stack([one.lengths.count for one in some])
         public = [(len(one.uses), n := prod(one.uses[0].shape), _share(n, dtype)) for one in some]
-        table = torch.tensor(public, dtype=torch.float64).to(lengths.device, lengths.dtype)
-        uses, numbers, shares = table.split(1, dim=1)
+        uses, numbers, shares = np.array(public, dtype=np.float64).T[:, :, None]
         return Rows(lengths, counts, uses, numbers, shares, dtype)
 
 
-def square_error(square: Tensor, rows: Rows) -> Tensor:
+def square_error(square: np.ndarray, rows: Rows) -> np.ndarray:
     """(G, B) what the square of a norm may lack, whichever way it was computed; another one is made for the sum."""
-    lost = (rows.numbers * smallest(rows.dtype)).expand_as(rows.counts).masked_fill(rows.counts == 0, 0)
+    lost = np.where(rows.counts == 0, 0.0, rows.numbers * smallest(rows.dtype))
     apart = _MARGIN * 2 * unit(rows.dtype) * (rows.counts + rows.uses + 8.0) * rows.lengths + rows.counts * lost
-    inner = unit(torch.float64) * (rows.numbers + rows.counts.square() + 8.0) * rows.lengths.square()
-    known = square.clamp(min=0)
-    return 2 * apart * known.sqrt() + apart.square() + _MARGIN * (rows.shares * known + lost + inner)
+    inner = unit(torch.float64) * (rows.numbers + rows.counts**2 + 8.0) * rows.lengths**2
+    known = np.maximum(square, 0)
+    return 2 * apart * np.sqrt(known) + apart**2 + _MARGIN * (rows.shares * known + lost + inner)
 
 
 def smallest(dtype: torch.dtype) -> float:
@@ -109,8 +108,8 @@ def smallest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 
 
-def squared_lengths(rows: Tensor) -> Squares:
-    """(B, n) → (B,) ‖row‖², and an upper bound."""
+def squared_lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, n) → (B,) ‖row‖² as computed, and what it is at most, in `wide` precision."""
     square, numbers = sums_of_squares(rows), rows.shape[1]
     return square, square * (1 + _share(numbers, rows.dtype)) + numbers * smallest(rows.dtype)
 

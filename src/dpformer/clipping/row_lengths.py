@@ -23,14 +23,14 @@ from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, wide
 LEAST, MOST = 1e-12, 1e12  # lengths whose squares float32 has room for
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RowLengths:
-    """Of the uses of one parameter, before any of them are added up, in `wide` precision."""
+    """Of the uses of one parameter, before any of them are added up: a few numbers a user, so they are NumPy's."""
 
-    counts: Sequence[Tensor]  # of a use: (B,) n_b, rows that are not zero
-    total: Tensor  # (B,) K_b of all uses
-    count: Tensor  # (B,) n_b of all uses
-    large: Tensor | None = None  # (B,) whether a side of one of the rows, zero or not, is longer than `MOST`
+    counts: Sequence[np.ndarray]  # of a use: (B,) n_b, rows that are not zero
+    total: np.ndarray  # (B,) K_b of all uses
+    count: np.ndarray  # (B,) n_b of all uses
+    large: np.ndarray | None = None  # (B,) whether a side of one of the rows, zero or not, is longer than `MOST`
     each: Sequence[Tensor] | None = None  # of a use: (B, T), or (N,) where it is ragged, ‖g_bt‖; None if all are plain
 
 
@@ -56,10 +56,8 @@ def _compiled(uses: Sequence[Use]) -> RowLengths:
 def lengths_of(told: np.ndarray) -> RowLengths:
     """(uses, B, 3): K_b, n_b and the longest side of each user's rows, as compiled code tells them."""
     longest, whole = told[..., 2], told[0] if len(told) == 1 else told.sum(0)
-    large = torch.from_numpy((longest > MOST).any(0)) if not longest.max(initial=0) <= MOST else None
-    total, count = torch.from_numpy(whole[:, 0]), torch.from_numpy(whole[:, 1])
-    counts = [count] if len(told) == 1 else [torch.from_numpy(one[:, 1]) for one in told]
-    return RowLengths(counts, total, count, large)
+    large = None if longest.max(initial=0) <= MOST else np.asarray((longest > MOST).any(0))
+    return RowLengths([one[:, 1] for one in told], whole[:, 0], whole[:, 1], large)
 
 
 def _is_plain(use: Use) -> bool:
@@ -88,11 +86,13 @@ def _in_torch(many: Sequence[Sequence[Use]]) -> list[RowLengths]:
     each[:pairs] *= lengths[sum(rows) :]
     told[1] = (each != 0).to(each.dtype)  # what is not a number counts too
     every = torch.stack(told)
-    found = {id(use): _by_user(use, part) for (use, _), part in zip(uses, every.split(rows, 1), strict=True)}
+    each_of, sums_of = zip(*(_by_user(u, p) for (u, _), p in zip(uses, every.split(rows, 1), strict=True)), strict=True)
+    sums = torch.stack(sums_of).cpu().double().numpy()
+    found = {id(use): pair for (use, _), pair in zip(uses, zip(each_of, sums, strict=True), strict=True)}
     return [_of_one([found[id(u)][1] for u in some], [found[id(u)][0] for u in some]) for some in many]
 
 
-def _of_one(sums: Sequence[Tensor], each: Sequence[Tensor]) -> RowLengths:
+def _of_one(sums: Sequence[np.ndarray], each: Sequence[Tensor]) -> RowLengths:
     """Of one parameter: K_b, n_b and perhaps a third row of each of its uses."""
     whole = sums[0]
     for some in sums[1:]:
@@ -164,14 +164,14 @@ def _correct(sides: Sequence[Tensor], odd: Tensor, lengths: Tensor) -> None:
             lengths[here][odd[here]] = torch.linalg.vector_norm(strange, dim=-1, dtype=in_wide).to(lengths.dtype)
 
 
-def some_of(use: Use, users: Tensor) -> Use:
+def some_of(use: Use, users: np.ndarray) -> Use:
     """What these users have: without a copy, if they follow each other, as they do when sorted by length."""
-    places = users.nonzero().flatten().tolist()
-    a, b = places[0], places[-1] + 1
-    return use.part(a, b) if b - a == len(places) else use.pick(users)
+    places = np.flatnonzero(users)
+    a, b = int(places[0]), int(places[-1]) + 1
+    return use.part(a, b) if b - a == len(places) else use.pick(torch.from_numpy(users))
 
 
-def without_zeros(uses: Sequence[Use], lengths: RowLengths, users: Tensor | None = None) -> list[Use]:
+def without_zeros(uses: Sequence[Use], lengths: RowLengths, users: np.ndarray | None = None) -> list[Use]:
     """The uses of these users (all, unless said), without rows that are zero where most are."""
     out = []
     for place, (use, counts) in enumerate(zip(uses, lengths.counts, strict=True)):
@@ -182,7 +182,7 @@ def without_zeros(uses: Sequence[Use], lengths: RowLengths, users: Tensor | None
             if lengths.each is None:
                 use = _packed(use, most)
             else:
-                each = lengths.each[place] if users is None else lengths.each[place][users]
+                each = lengths.each[place] if users is None else lengths.each[place][torch.from_numpy(users)]
                 first = (each != 0).to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most, None]
                 use = Outer(use.left.take_along_dim(first, 1), use.right.take_along_dim(first, 1), use.shape)
         out.append(use)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.norms import ParameterUses
-from dpformer.clipping.rounding import Squares, squared_lengths
+from dpformer.clipping.rounding import squared_lengths
 from dpformer.clipping.uses import Dense
 
 LARGE = 1 << 14  # numbers of one user: who else is in the batch decides nothing
@@ -32,9 +32,9 @@ class SideBySide:
             kinds.setdefault((gradient.dtype, gradient.device) if small else id(group), []).append(group)
         return [_joined(some) for some in kinds.values()]
 
-    def squares(self) -> Squares:
-        """Of all these parameters together."""
-        return squared_lengths(self.matrix)
+    def squares(self) -> Tensor:
+        """(2, B) of all these parameters together: as computed, and at most."""
+        return torch.stack(squared_lengths(self.matrix))
 
     def keep(self, users: Tensor) -> None:
         """Forgets every user that is not kept."""

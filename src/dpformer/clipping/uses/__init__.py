@@ -15,7 +15,7 @@ and, for pairs of kinds with a closed form, the inner products ⟨g_b, g'_b⟩ w
 rows are concatenated), and different kinds meet in a cross term.
 """
 
-from dpformer.clipping.uses.cost import by_rows, closed_form, reach
+from dpformer.clipping.uses.cost import by_rows, closed_form, reach, tensor_of
 from dpformer.clipping.uses.dense import Dense
 from dpformer.clipping.uses.lookup import Lookup
 from dpformer.clipping.uses.outer import Outer
@@ -33,5 +33,6 @@ __all__ = [
     "inner",
     "reach",
     "squared",
+    "tensor_of",
     "wide",
 ]

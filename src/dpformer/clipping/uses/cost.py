@@ -41,7 +41,7 @@ def reach(uses: Sequence[Use]) -> float:
     In multiply-adds of float32, n rows of a weight of p × q cost n²(p + q) in float64 and one pass over n(p + q)
     numbers; a gradient costs a pass over its p·q numbers, and where it is too large to be kept for the sum, n·p·q.
     """
-    device, numbers = _tensor(uses[0]).device.type, prod(uses[0].shape)
+    device, numbers = tensor_of(uses[0]).device.type, prod(uses[0].shape)
     double = DOUBLE.get(device, DOUBLE_ELSEWHERE)
     if device == "cpu" and native.kernels is not None and native.kernels.multiplies:
         double *= HALF
@@ -57,5 +57,6 @@ def reach(uses: Sequence[Use]) -> float:
     return (sqrt(linear * linear + 4 * square * PASSES * numbers) - linear) / (2 * square)
 
 
-def _tensor(use: Use) -> Tensor:
+def tensor_of(use: Use) -> Tensor:
+    """Its rows; those of one side, where it has two."""
     return use.left if isinstance(use, (Outer, Ragged)) else use.grad
