@@ -1,4 +1,5 @@
-"""Compiled passes over memory (_native.c), where a compiler was at hand when dpformer was installed; else None.
+"""Compiled passes over memory (_native.c) and over Python objects (_objects.c); None where there was no compiler when
+dpformer was installed.
 
 Whoever calls one has a twin in Python, for other devices, other dtypes and installations without it.
 """
@@ -14,7 +15,13 @@ try:
 except ImportError:
     kernels = None
 
-__all__ = ["kernels", "rows_of"]
+objects: ModuleType | None
+try:
+    from dpformer import _objects as objects
+except ImportError:
+    objects = None
+
+__all__ = ["kernels", "objects", "rows_of"]
 
 
 def rows_of(t: Tensor) -> np.ndarray:

@@ -16,6 +16,7 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Compiled code and its twin pass the same tests."""
     if request.param == "in Python":
         monkeypatch.setattr(native, "kernels", None)
+        monkeypatch.setattr(native, "objects", None)
 
 
 def tensors() -> list[Tensor]:
@@ -68,6 +69,7 @@ def test_a_walk_is_taken_again_when_something_was_replaced_added_or_removed() ->
         lambda: delattr(model[0], "more"),
         lambda: model[1][1].register_buffer("running_mean", torch.ones(3)),
         lambda: model[1].append(nn.Linear(3, 3)),
+        lambda: model[0]._parameters.update(weight=model[0]._parameters.pop("weight")),  # last now
         lambda: model[0].__dict__.update(_parameters={"weight": nn.Parameter(torch.ones(3, 3)), "bias": None}),
     ]
     for change in changes:
@@ -101,13 +103,6 @@ def test_scripted_modules_are_walked_over() -> None:
     model = nn.Sequential(nn.Linear(4, 1), torch.jit.script(nn.ReLU()))
     walk = Walk(model)
     assert list(walk().parameters) == list(walk().parameters) == ["0.weight", "0.bias"]
-
-
-def test_words_that_change_places_are_seen() -> None:
-    if native.kernels is None:
-        pytest.skip("sums of words are the same whatever their order")
-    t = torch.randn(5000)
-    assert bits_of(t) != bits_of(t.roll(1)) and bits_of(t) != bits_of(t.roll(2))
 
 
 def test_a_tensor_that_was_looked_at_can_be_resized() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import dpformer as dp
 from dpformer import native
 from dpformer.clipping import norms
+from dpformer.clipping.bits import bits_of
 from dpformer.clipping.products import can_multiply, gram_squares, measured_products, products
 from dpformer.clipping.row_lengths import MOST, row_lengths, without_zeros
 from dpformer.clipping.uses import Lookup, Outer
@@ -39,7 +40,7 @@ def test_compiled_code_is_there_where_a_compiler_is() -> None:
     """It is optional, so nothing else would say that it does not build any more."""
     if shutil.which("gcc") is None:
         pytest.skip("no compiler")
-    assert native.kernels is not None
+    assert native.kernels is not None and native.objects is not None
 
 
 @needed
@@ -312,6 +313,13 @@ def test_wrong_arrays_are_refused() -> None:
     for function, arguments in wrong:
         with pytest.raises((ValueError, TypeError, BufferError)):
             function(*arguments)
+
+
+@needed
+def test_words_that_change_places_are_seen() -> None:
+    """In Python the sum of words is the same whatever their order."""
+    t = torch.randn(5000)
+    assert bits_of(t) != bits_of(t.roll(1)) and bits_of(t) != bits_of(t.roll(2))
 
 
 def test_other_devices_and_precisions_do_without() -> None:

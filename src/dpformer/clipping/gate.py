@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from dpformer.clipping import picked
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.moves import MOVES, may_move
+from dpformer.clipping.ordinary import marked_computed, tensors_of_users
 from dpformer.clipping.recorded_call import Build, Paired, RecordedCall, own
 from dpformer.clipping.registered import Registered
 from dpformer.clipping.trees import tensors_of
@@ -127,12 +128,15 @@ class Gate(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _SIZES and type(args[0]) is Tensor:
             return func(*args, **kwargs)
-        tensors = tensors_of(*args, *kwargs.values()) if kwargs else tensors_of(*args)
-        if peek_interpreter_stack() is not None and any(t.is_floating_point() for t in tensors):  # vmap: no marks
+        vmapped = peek_interpreter_stack() is not None
+        if not vmapped and _is_ordinary(func) and "out" not in kwargs:
+            given = tensors_of_users(args, kwargs, self.own, self.constants)
+            if given is not None:
+                self._look(func, args, kwargs)
+                return marked_computed(func(*args, **kwargs), given)
+        tensors = tensors_of(*args, *kwargs.values())
+        if vmapped and any(t.is_floating_point() for t in tensors):  # there are no marks then
             self.doubt()
-        if _is_ordinary(func) and "out" not in kwargs and self._is_of_users(tensors):
-            self._look(func, args, kwargs)
-            return _computed(func(*args, **kwargs), tensors)
         sorts = [self.is_public(t) for t in tensors]
         public = all(sorts)
         managed = [t for t, is_public in zip(tensors, sorts, strict=True) if is_public and t.requires_grad]
@@ -149,19 +153,6 @@ class Gate(TorchFunctionMode):
         if public or (func in _LIKE and managed[0] is args[0]):
             return self._express(func, args, kwargs)
         return self._use(func, args, kwargs, tensors)
-
-    def _is_of_users(self, tensors: list[Tensor]) -> bool:
-        """Whether these are rows of users in order, perhaps beside frozen parameters: most calls, so it is quick."""
-        of_users = False
-        for t in tensors:
-            if id(t) in self.own:
-                if t.requires_grad:
-                    return False
-            elif type(t) is not Tensor or id(t) in self.constants or _is_marked(t):
-                return False
-            else:
-                of_users = True
-        return of_users
 
     def _look(self, func: Any, args: Any, kwargs: Any) -> None:
         """Where rows may change places unseen, this batch is to be proven."""
@@ -423,22 +414,6 @@ def _storage(t: Tensor) -> int:
 def _is_ordinary(func: Any) -> bool:
     """Whether a function of users' rows in order gives such rows, and nothing else is to be remembered of it."""
     return func not in _SPECIAL and not writes_in_place(func) and not isinstance(func, (OpOverload, OpOverloadPacket))
-
-
-def _is_marked(t: Tensor) -> bool:
-    """Whether there is more to be said of a tensor than that its rows are users' in order."""
-    return getattr(t, "_phantom_public", False) or is_turned(t) or picked.picked(t) is not None
-
-
-def _computed(out: Any, given: list[Tensor]) -> Any:
-    """What was computed inside the context is marked; a tensor that was given back as it came is not."""
-    for t in (out,) if isinstance(out, Tensor) else tensors_of(out):
-        for one in given:
-            if t is one:
-                break
-        else:
-            picked.mark_computed(t)
-    return out
 
 
 def label(func: Any) -> str:
