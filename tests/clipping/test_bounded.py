@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
+from dpformer import native
 from dpformer.clipping.bounded import bound_of, joint_bound, put_bounded, sum_of
 
 X, Y = torch.randn(6, 5), torch.randint(0, 3, (6,))
@@ -240,6 +241,17 @@ def test_sums_made_elsewhere() -> None:
     model[0].weight.grad.add_(1)
     with pytest.raises(ValueError, match="changed since"):
         joint_bound(parameters)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "in Python"])
+def test_a_bounded_sum_that_is_not_finite_is_refused(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(native, "kernels", None)
+    model = model_of()
+    parameters = list(model.parameters())
+    put_bounded(parameters, [torch.full_like(p, float("inf") if n else 1.0) for n, p in enumerate(parameters)], 1.0)
+    with pytest.raises(ValueError, match="not finite"):
+        private(parameters).step()
 
 
 def test_a_gradient_can_be_saved() -> None:

@@ -29,13 +29,20 @@ def bits_of(t: Tensor) -> Bits:
 
 def bits_of_all(tensors: Sequence[Tensor]) -> list[Bits]:
     """The sum of words of each; how long a word is depends on the tensor, and on what there is to read it."""
-    quick = [place for place, t in enumerate(tensors) if is_quick(t)]
+    return bits_and_finite(tensors)[0]
+
+
+def bits_and_finite(tensors: Sequence[Tensor]) -> tuple[list[Bits], bool]:
+    """The same, and whether all numbers are known to be finite by it: False where nobody has looked."""
+    quick, finite = [place for place, t in enumerate(tensors) if is_quick(t)], False
     if native.kernels is None:
         sums = _sums([np.from_dlpack(tensors[place].detach()) for place in quick])  # numpy() would forbid to resize it
     else:
-        sums = native.kernels.sums_of_words([(tensors[place].data_ptr(), tensors[place].numel()) for place in quick])[0]
+        places = [(tensors[place].data_ptr(), tensors[place].numel()) for place in quick]
+        sums, finite = native.kernels.sums_of_words(places)
     found: dict[int, Bits] = dict(zip(quick, sums, strict=True))
-    return [found[place] if place in found else _bits(t) for place, t in enumerate(tensors)]
+    bits = [found[place] if place in found else _bits(t) for place, t in enumerate(tensors)]
+    return bits, finite and len(quick) == len(tensors)
 
 
 def is_quick(t: Tensor) -> bool:

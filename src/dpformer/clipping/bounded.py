@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dpformer.clipping.bits import Bits, bits_of_all
+from dpformer.clipping.bits import Bits, bits_and_finite, bits_of_all
 
 _MARK = "_phantom_bound"
 _HALF = (torch.bfloat16, torch.float16)
@@ -36,6 +36,7 @@ class Bound:
     version: int
     bits: Bits
     wide: Tensor | None  # the sum itself, where `p.grad` has too few digits for it
+    finite: bool  # whether it was seen to be
 
     def is_about(self, gradient: Tensor) -> bool:
         """Whether it speaks of this gradient, which nobody has openly changed since; its bits may tell otherwise."""
@@ -76,13 +77,16 @@ def sum_of(parameter: Tensor) -> Tensor | None:
     return parameter.grad if mark is None or mark.wide is None else mark.wide
 
 
-def joint_bound(parameters: Sequence[Tensor]) -> float:
+def joint_bound(parameters: Sequence[Tensor], marks: Sequence[Bound | None] | None = None) -> float:
     """C of the gradients of these parameters together; 0 if they are all None or zero.
 
     Raises ValueError if one of them is not a sum of bounded users.
+
+    Args:
+        marks: `bounds_of` these parameters, if somebody has asked already.
     """
     bound, together = 0.0, None
-    for parameter, mark in zip(parameters, bounds_of(parameters), strict=True):
+    for parameter, mark in zip(parameters, bounds_of(parameters) if marks is None else marks, strict=True):
         if parameter.grad is None:
             continue
         if mark is None:
@@ -192,8 +196,9 @@ def _mark(
     known: Sequence[bool],
 ) -> None:
     gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
-    for n, (gradient, bits) in enumerate(zip(gradients, bits_of_all(gradients), strict=True)):
-        mark = Bound(*bounds[n], weakref.ref(gradient), gradient._version, bits, wides[n]) if known[n] else None
+    every, finite = bits_and_finite(gradients)
+    for n, (gradient, bits) in enumerate(zip(gradients, every, strict=True)):
+        mark = Bound(*bounds[n], weakref.ref(gradient), gradient._version, bits, wides[n], finite) if known[n] else None
         setattr(gradient, _MARK, mark)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.bits import all_finite
-from dpformer.clipping.bounded import joint_bound, sum_of
+from dpformer.clipping.bounded import Bound, bounds_of, joint_bound, sum_of
 from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, whole
 from dpformer.privacy.events import ASSUMED, PoissonGaussian
 from dpformer.privacy.fingerprint import Fingerprint
@@ -102,8 +102,10 @@ class PrivateOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("a private step takes no closure: evaluating it again would release the gradient again")
         parameters = self._parameters()
-        self._check(parameters)
-        self._check_bounded(parameters)
+        marks: list[Bound | None] = bounds_of(parameters) if self._asks_for_bounds else [None] * len(parameters)
+        self._check(parameters, marks)
+        if self._asks_for_bounds:
+            self._check_bounded(parameters, marks)
         self._past.check([tuple(real(p).shape) for p in parameters])
         self._past.add(self._release(parameters))
         self.steps += 1  # what is released is counted, even if the inner step then fails
@@ -114,10 +116,18 @@ class PrivateOptimizer(torch.optim.Optimizer):
         every = [parameter for group in self.param_groups for parameter in group["params"]]
         return [parameter for parameter in every if parameter.requires_grad or parameter.grad is not None]
 
+    @property
+    def _asks_for_bounds(self) -> bool:
+        """Without noise nothing is promised."""
+        return self.noise_multiplier > 0 and not self.assume_clipped
+
     @staticmethod
-    def _check(parameters: list[Tensor]) -> None:
-        """Refuses gradients to which noise cannot be added."""
-        having = [(p, p.grad) for p in parameters if p.grad is not None]
+    def _check(parameters: list[Tensor], marks: list[Bound | None]) -> None:
+        """Refuses gradients to which noise cannot be added; the engine has looked at most of them already."""
+        seen = [mark is not None and mark.finite for mark in marks]
+        having = [
+            (p, p.grad) for p, is_seen in zip(parameters, seen, strict=True) if p.grad is not None and not is_seen
+        ]
         for parameter, gradient in having:
             if gradient.layout != torch.strided:
                 raise ValueError(
@@ -132,11 +142,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
             "must be left out of the sum (PhantomClipping does so)"
         )
 
-    def _check_bounded(self, parameters: list[Tensor]) -> None:
+    def _check_bounded(self, parameters: list[Tensor], marks: list[Bound | None]) -> None:
         """Noise of σC hides a user only in a sum to which everybody adds at most C."""
-        if not self.noise_multiplier or self.assume_clipped:  # without noise nothing is promised
-            return
-        bound = joint_bound(parameters)
+        bound = joint_bound(parameters, marks)
         if bound > self.clip_norm:
             raise ValueError(
                 f"gradients were clipped to {bound}, but the noise is for clip_norm={self.clip_norm}: use the same"
