@@ -190,14 +190,39 @@ COMPILED(hash_row, (const uint32_t *words, const uint32_t *keys, int64_t count, 
 
 /* -- sums of bits ----------------------------------------------------------------------------------------------- */
 
-/* Each word counts by its place too, so that words that change places are seen. */
+#define LANES 8 /* words of 64 bits that are added up side by side */
+#define EXPONENT 0x7f800000u
+#if defined(__GNUC__)
+typedef uint64_t Pairs __attribute__((vector_size(8 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(8 * LANES)));
+#endif
+
+/* Each word counts by its place too, so that words that change places are seen: a sum of sums counts a word as often as
+there are words behind it in its lane, and each lane has a factor. Factors of a word are odd, so that no change of a
+single one is lost. */
 INLINE void sum_words_body(const uint32_t *words, int64_t count, int64_t *total, int *finite)
 {
     uint64_t sum = 0;
     uint32_t infinite = 0;
-    for (int64_t j = 0; j < count; j++) {
-        sum += (uint64_t)words[j] * (uint32_t)(2 * j + 1);
-        infinite |= (uint32_t)((words[j] & 0x7f800000u) == 0x7f800000u);
+    int64_t j = 0;
+#if defined(__GNUC__)
+    Pairs once = {0}, often = {0}, pairs;
+    Words over = {0}, each;
+    for (; j + 2 * LANES <= count; j += 2 * LANES) {
+        memcpy(&pairs, words + j, sizeof(pairs));
+        memcpy(&each, words + j, sizeof(each));
+        once += pairs;
+        often += once;
+        over |= (Words)((each & EXPONENT) == EXPONENT);
+    }
+    for (int i = 0; i < LANES; i++)
+        sum += (2 * often[i] + once[i]) * (2 * (uint64_t)i + 1);
+    for (int i = 0; i < 2 * LANES; i++)
+        infinite |= over[i];
+#endif
+    for (; j < count; j++) {
+        sum += (uint64_t)words[j] * (2 * (uint64_t)j + 1);
+        infinite |= (uint32_t)((words[j] & EXPONENT) == EXPONENT);
     }
     *total = (int64_t)sum;
     *finite = !infinite;
