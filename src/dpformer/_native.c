@@ -616,6 +616,98 @@ COMPILED(norm_sums,
           float *summed),
          (x, grad, mean, scale, user, scaled, summed))
 
+/* -- variances through a layer norm ------------------------------------------------------------------------------- */
+
+#define SIDE 16 /* numbers that are computed side by side */
+#if defined(__GNUC__)
+typedef float Side __attribute__((vector_size(4 * SIDE)));
+typedef float AnySide __attribute__((vector_size(4 * SIDE), aligned(4), may_alias)); /* wherever it lies */
+typedef int32_t Signs __attribute__((vector_size(4 * SIDE)));
+#define side_of(from) (*(const AnySide *)(from))
+#else /* one number, and the same arithmetic */
+#undef SIDE
+#define SIDE 1
+typedef float Side;
+#define side_of(from) (*(from))
+#endif
+
+INLINE float sum_of_side(const Side *side)
+{
+    const float *each = (const float *)side;
+    float sum = 0;
+    for (int i = 0; i < SIDE; i++)
+        sum += each[i];
+    return sum;
+}
+
+/* A row whose width is no multiple of SIDE is filled up with zeros; `real` is one where there is a number. */
+typedef struct {
+    const float *mean, *var, *scale, *real;
+    int64_t width, padded;
+} NormRow;
+
+/* What a layer norm makes of variances: moments.layer_norm has the formula. */
+INLINE void norm_variance_body(const NormRow *row, float weight_var, float bias_var, float eps, float *out)
+{
+    float size = (float)row->width;
+    Side means = {0}, vars = {0}, squares = {0}, along = {0}, twice = {0};
+    for (int64_t j = 0; j < row->padded; j += SIDE) {
+        means += side_of(row->mean + j);
+        vars += side_of(row->var + j);
+    }
+    float middle = sum_of_side(&means) / size, average = sum_of_side(&vars) / size;
+    for (int64_t j = 0; j < row->padded; j += SIDE) {
+        Side centred = (side_of(row->mean + j) - middle) * side_of(row->real + j);
+        squares += centred * centred;
+    }
+    float rate = 1 / sqrtf(sum_of_side(&squares) / size + (1 - 1 / size) * average + eps);
+    for (int64_t j = 0; j < row->padded; j += SIDE) {
+        Side n = (side_of(row->mean + j) - middle) * rate, weighted = n * side_of(row->var + j); /* zero behind the row */
+        along += weighted;
+        twice += n * weighted;
+    }
+    float line = 2 * sum_of_side(&along) / size, bend = sum_of_side(&twice) / size, less = 1 / size;
+    for (int64_t j = 0; j < row->padded; j += SIDE) {
+        Side n = (side_of(row->mean + j) - middle) * rate, square = n * n, var = side_of(row->var + j);
+        Side left = var - (2 * var * (1 + square) - (average + line * n + bend * square)) * less;
+#if SIDE == 1
+        left = left < 0 ? 0 : left; /* what is not a number stays so */
+#else
+        left = (Side)((Signs)left & ~(Signs)(left < 0));
+#endif
+        left = left * (rate * rate) * side_of(row->scale + j) + weight_var * square + bias_var;
+        memcpy(out + j, &left, sizeof(left));
+    }
+}
+
+COMPILED(norm_variance,
+         (const NormRow *row, float weight_var, float bias_var, float eps, float *out),
+         (row, weight_var, bias_var, eps, out))
+
+/* Of all rows; `room` holds five padded rows, for widths that are no multiple of SIDE. */
+static void norm_variances(const Rows *mean, const Rows *var, const float *scale, const double *numbers, float *room,
+                           float *out)
+{
+    int64_t width = mean->width, padded = (width + SIDE - 1) / SIDE * SIDE;
+    float *means = room, *vars = room + padded, *scales = room + 2 * padded, *real = room + 3 * padded;
+    memcpy(scales, scale, width * sizeof(float));
+    for (int64_t j = 0; j < width; j++)
+        real[j] = 1;
+    for (int64_t t = 0; t < mean->rows; t++) {
+        NormRow row = {row_of(mean, 0, t), row_of(var, 0, t), scales, real, width, padded};
+        float *to = padded == width ? out + t * width : room + 4 * padded;
+        if (padded != width) {
+            memcpy(means, row.mean, width * sizeof(float));
+            memcpy(vars, row.var, width * sizeof(float));
+            row.mean = means;
+            row.var = vars;
+        }
+        norm_variance(&row, (float)numbers[0], (float)numbers[1], (float)numbers[2], to);
+        if (padded != width)
+            memcpy(out + t * width, to, width * sizeof(float));
+    }
+}
+
 /* -- for Python -------------------------------------------------------------------------------------------------- */
 
 /* Whether a format of the buffer protocol is float (f), double (d), or a whole number of 32 (i) or 64 (q) bits. */
@@ -1058,6 +1150,49 @@ static PyObject *py_norm_sums(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
+static PyObject *py_norm_variances(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 7, "norm_variances"))
+        return NULL;
+    double numbers[3];
+    for (int n = 0; n < 3; n++)
+        if ((numbers[n] = PyFloat_AsDouble(args[4 + n])) == -1 && PyErr_Occurred())
+            return NULL;
+    Py_buffer sides[2], view[2];
+    Rows mean, var;
+    if (open_rows(args[0], sides, &mean) < 0)
+        return NULL;
+    if (open_rows(args[1], sides + 1, &var) < 0) {
+        PyBuffer_Release(sides);
+        return NULL;
+    }
+    if (open_arrays(args + 2, view, "fF") < 0) {
+        close_arrays(sides, 2);
+        return NULL;
+    }
+    int wrong = sides[0].ndim != 2 || sides[1].ndim != 2 || mean.rows != var.rows || mean.width != var.width ||
+                view[0].len != 4 * mean.width || view[1].len != 4 * mean.rows * mean.width;
+    float *room = wrong ? NULL : PyMem_RawCalloc(5 * (mean.width + SIDE), sizeof(float));
+    if (wrong)
+        PyErr_SetString(PyExc_ValueError, "means, variances and scales are not of the same rows");
+    else if (room == NULL) {
+        PyErr_NoMemory();
+        wrong = 1;
+    }
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        norm_variances(&mean, &var, view[0].buf, numbers, room, view[1].buf);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_RawFree(room);
+    close_arrays(view, 2);
+    close_arrays(sides, 2);
+    if (wrong)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_pack_rows(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
@@ -1215,6 +1350,8 @@ static PyMethodDef methods[] = {
      "its squares; told as in measure_rows; False and nothing written if everybody has fewer rows than reach"},
     {"norm_sums", (PyCFunction)(void (*)(void))py_norm_sums, METH_FASTCALL,
      "norm_sums(x, grad, mean, scale, scaled, summed): sums over t of grad*(x - mean)*scale, and of grad"},
+    {"norm_variances", (PyCFunction)(void (*)(void))py_norm_variances, METH_FASTCALL,
+     "norm_variances(mean, var, scale, out, weight_var, bias_var, eps)"},
     {"pack_rows", (PyCFunction)(void (*)(void))py_pack_rows, METH_FASTCALL,
      "pack_rows(left, right, lefts, rights): rows whose product is not zero"},
     {"square_lookups", (PyCFunction)(void (*)(void))py_square_lookups, METH_FASTCALL,

@@ -308,6 +308,11 @@ def test_wrong_arrays_are_refused() -> None:
         (kernels.add_lookups, (np.full((2, 3), -1), single, np.zeros((2, 3, 4), dtype=np.float32), np.zeros(2))),
         (kernels.norm_sums, (single, single, single[..., 0].copy(), single[..., 0].copy(), frozen, frozen)),
         (kernels.norm_sums, (single, single, *[single[..., 1:].copy()] * 2, *[single[:, 0].copy()] * 2)),
+        (kernels.norm_variances, (single[0], single[1, :2], single[0, 0].copy(), single[0].copy(), 1.0, 1.0, 1.0)),
+        (kernels.norm_variances, (single[0], single[1], single[0, 0, 1:].copy(), single[0].copy(), 1.0, 1.0, 1.0)),
+        (kernels.norm_variances, (single[0], single[1], single[0, 0].copy(), single.copy(), 1.0, 1.0, 1.0)),
+        (kernels.norm_variances, (single, single, single[0, 0].copy(), single.copy(), 1.0, 1.0, 1.0)),
+        (kernels.norm_variances, (single[0], single[1], single[0, 0].copy(), single[0].copy(), 1.0, 1.0, None)),
         (kernels.norm_sums, (single, single[..., :2], *[single[..., 0].copy()] * 2, *[single[:, 0].copy()] * 2)),
     ]
     for function, arguments in wrong:

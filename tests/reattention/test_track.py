@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpformer import native
 from dpformer.reattention import Gaussian, gelu, layer_norm, linear, relu, track
 from dpformer.reattention.track import Tracked
 
@@ -42,6 +43,24 @@ def test_layers_follow_the_rules(tile: int, same: bool, activation: str, monkeyp
     torch.testing.assert_close(y.var, linear(active, *parameters(contract)).var)
     torch.testing.assert_close(y.mean, contract(getattr(nn.functional, activation)(expand(x.mean))))
     assert y.mean.requires_grad and not y.var.requires_grad
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "in Python"])
+@pytest.mark.parametrize("width", [1, 4, 16, 50, 64])
+@pytest.mark.parametrize("same", [True, False])
+def test_variances_of_a_layer_norm(compiled: bool, width: int, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(native, "kernels", None)
+    torch.manual_seed(0)
+    norm, wide = nn.LayerNorm(width), torch.randn(3, 700, 2 * width)
+    nn.init.normal_(norm.weight)
+    x = Tracked(wide[..., ::2] if width == 4 else wide[..., :width], torch.rand(3, 700, 1 if same else width))
+    parts = [Gaussian(p.detach().double(), WEIGHT_VAR.double()) for p in norm.parameters()]
+    exact = layer_norm(Gaussian(x.mean.double(), x.var.double()), *parts).var
+    found = track.layer_norm(norm, x, WEIGHT_VAR).var
+    torch.testing.assert_close(found.double(), exact, rtol=5e-6, atol=1e-12)
+    wide[1, 5, 0] = float("nan")
+    assert torch.equal(track.layer_norm(norm, x, WEIGHT_VAR).var.isnan().any(-1), wide[..., 0].isnan())
 
 
 def test_nothing_is_tracked_unless_asked() -> None:

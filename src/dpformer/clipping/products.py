@@ -59,7 +59,7 @@ def gram_squares(left: Tensor, right: Tensor) -> Tensor:
     assert native.kernels is not None
     squares = torch.empty(len(left), dtype=torch.float64)
     one, other = native.rows_of(left), native.rows_of(right)
-    _in_threads(native.kernels.square_by_gram, _threads(one, other), one, other, squares.numpy())
+    in_threads(native.kernels.square_by_gram, _threads(one, other), one, other, squares.numpy())
     return squares
 
 
@@ -81,10 +81,10 @@ def _threads(left: np.ndarray, right: np.ndarray) -> int:
 
 def _write(left: np.ndarray, right: np.ndarray, out: np.ndarray, squares: np.ndarray) -> None:
     assert native.kernels is not None
-    _in_threads(native.kernels.write_products, _threads(left, right), left, right, out, squares)
+    in_threads(native.kernels.write_products, _threads(left, right), left, right, out, squares)
 
 
-def _in_threads(work: Callable[..., object], threads: int, *arrays: np.ndarray) -> None:
+def in_threads(work: Callable[..., object], threads: int, *arrays: np.ndarray) -> None:
     """Some users each."""
     if threads <= 1:
         work(*arrays)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpformer.reattention import activations, moments
+from dpformer.reattention import activations, compiled, moments
 from dpformer.reattention.moments import Gaussian
 from dpformer.reattention.recording import recording
 
@@ -55,6 +55,8 @@ def layer_norm(layer: nn.LayerNorm, x: Tracked, weight_var: Tensor | None) -> Tr
     if x.var is None or weight_var is None:
         return Tracked(mean, None)
     weight, bias = (Gaussian(p.detach(), weight_var) for p in (layer.weight, layer.bias))
+    if compiled.can_norm(x.known()):
+        return Tracked(mean, compiled.norm_variance(x.known(), weight.mean, weight_var, layer.eps))
     return Tracked(
         mean, _rowwise(lambda m, v: moments.layer_norm(Gaussian(m, v), weight, bias, layer.eps).var, *x.known())
     )

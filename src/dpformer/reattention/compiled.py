@@ -1,0 +1,34 @@
+"""Variances through LayerNorm in one pass of compiled code: the twin of `moments.layer_norm`, as exact."""
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+
+from dpformer import native
+from dpformer.clipping.products import in_threads
+from dpformer.reattention.moments import Gaussian
+from dpformer.reattention.recording import recording
+
+LARGE = 1 << 16  # numbers that are worth several threads
+
+
+def can_norm(x: Gaussian) -> bool:
+    """Whether compiled code is there, and can read these numbers."""
+    plain = all(type(t) is Tensor and t.is_cpu and t.dtype == torch.float32 for t in x)
+    return native.kernels is not None and plain and not recording() and peek_interpreter_stack() is None
+
+
+def norm_variance(x: Gaussian, weight: Tensor, weight_var: Tensor, eps: float) -> Tensor:
+    """The variance of γ·(x − x̄)/√(s² + eps) + β, with γ and β as uncertain as each other: one number."""
+    assert native.kernels is not None
+    with torch.no_grad(), torch._C.DisableTorchFunction():  # detached numbers, and no use of a parameter
+        width, variance, out = x.mean.shape[-1], float(weight_var), torch.empty(x.mean.shape)
+        scale = (weight.square() + weight_var).numpy()
+        arrays = [native.rows_of(t.expand(x.mean.shape).reshape(-1, width)) for t in x] + [out.view(-1, width).numpy()]
+        kernel = native.kernels.norm_variances
+
+        def work(mean: object, var: object, some: object) -> None:
+            kernel(mean, var, scale, some, variance, variance, eps)
+
+        in_threads(work, torch.get_num_threads() if out.numel() >= LARGE else 1, *arrays)
+        return out
