@@ -97,7 +97,7 @@ class ParameterUses:
         if users * self.parameter.numel() > room or not can_multiply(use.left, use.right):
             return None
         most = reach([use])
-        told, made = measured_products(use.left, use.right, most)
+        told, made = measured_products(use.left, use.right, most, keep=not self.again)
         few = told[:, 1] < most
         ways = Ways([use], lengths_of(told[None]), few, made is None, bool(few.any()))
         return self._by_rows(ways) if made is None else self._written(ways, 0, True, made)
@@ -114,7 +114,7 @@ class ParameterUses:
             square[rest] = others if len(others) < len(few) else others[rest]
             square[gram] = squared_by_gram(without_zeros(uses, lengths, few))
         if kept:
-            self.room = written.numel()
+            self.room = len(few) * self.parameter.numel()
             if not self.again:
                 self.written, self.sources = written.view(len(written), *self.parameter.shape), []
         return Measured(self, uses, lengths, square, first)

@@ -18,6 +18,7 @@ from torch import Tensor
 from dpformer import native
 
 LARGE = 1 << 22  # multiply-adds that are worth several threads
+A_FEW = 1 << 17  # numbers that are written only for their squares
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
@@ -37,20 +38,27 @@ def write_products(left: Tensor, right: Tensor, out: Tensor) -> Tensor | None:
     return squares
 
 
-def measured_products(left: Tensor, right: Tensor, reach: float) -> tuple[np.ndarray, tuple[Tensor, Tensor] | None]:
+def measured_products(
+    left: Tensor, right: Tensor, reach: float, keep: bool = True
+) -> tuple[np.ndarray, tuple[Tensor, Tensor] | None]:
     """What `row_lengths.told` says of these rows, and the products with their squares, of plain tensors.
 
     No products where everybody has fewer rows than `reach`. One thread reads rows and multiplies them while they are in
-    the cache.
+    the cache. Products that nobody keeps are made of a few users at a time, and only the squares are right.
     """
     assert native.kernels is not None
     one, other, told = native.rows_of(left), native.rows_of(right), np.empty((len(left), 3))
     if _threads(one, other) > 1:
         native.kernels.measure_rows([one], [other], told)
         return told, None if bool((told[:, 1] < reach).all()) else cast(tuple[Tensor, Tensor], products(left, right))
-    out = torch.empty(len(left), left.shape[2], right.shape[2])
-    squares = torch.empty(len(left), dtype=torch.float64)
-    written = native.kernels.write_products(one, other, out.numpy(), squares.numpy(), told, reach)
+    users, numbers = len(left), left.shape[2] * right.shape[2]
+    step = users if keep else min(users, max(1, A_FEW // max(1, numbers)))
+    out, squares = torch.empty(step, left.shape[2], right.shape[2]), torch.empty(users, dtype=torch.float64)
+    room, square, written = out.numpy(), squares.numpy(), False
+    for a in range(0, users, max(1, step)):
+        b = min(a + step, users)
+        parts = one[a:b], other[a:b], room[: b - a], square[a:b], told[a:b]
+        written |= native.kernels.write_products(*parts, reach)
     return told, (out, squares) if written else None
 
 
