@@ -1,6 +1,7 @@
 """What compiled code says of a call's tensors is what Python says."""
 
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpformer import native
-from dpformer.clipping import ordinary, picked
+from dpformer.clipping import gate, ordinary, picked
 from dpformer.clipping.turned import mark_turned
 
 needed = pytest.mark.skipif(native.objects is None, reason="nothing was compiled")
@@ -98,3 +99,30 @@ def test_wrong_types_are_refused() -> None:
     ]:
         with pytest.raises(TypeError):
             function(*arguments)
+
+
+HARMLESS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transpose": lambda t: t.transpose(1, 2),
+    "transpose from behind": lambda t: t.transpose(-1, -2),
+    "transpose the batch": lambda t: t.transpose(0, 1),
+    "transpose the batch from behind": lambda t: t.transpose(-3, 2),
+    "to": lambda t: t.to(torch.float64),
+    "to what it is": lambda t: t.to(t.dtype),
+    "contiguous": lambda t: t.mT.contiguous(),
+    "clone": lambda t: t.clone(),
+}
+
+
+@pytest.mark.parametrize("computed", [True, False])
+@pytest.mark.parametrize("name", HARMLESS)
+def test_the_short_way_says_what_the_long_way_says(name: str, computed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said() -> tuple[dict[str, Any], set[int]]:
+        watch = gate.Gate({}, lambda *_: None)
+        data = torch.randn(4, 3, 2)
+        with watch:
+            out = HARMLESS[name](data * 2 if computed else data)
+        return {key: value for key, value in vars(out).items() if value}, watch.doubts
+
+    short = said()
+    monkeypatch.setattr(gate, "_is_harmless", lambda *_: False)
+    assert short == said()

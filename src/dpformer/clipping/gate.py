@@ -129,7 +129,7 @@ class Gate(TorchFunctionMode):
         if func in _SIZES and type(args[0]) is Tensor:
             return func(*args, **kwargs)
         vmapped = peek_interpreter_stack() is not None
-        if not vmapped and _is_ordinary(func) and "out" not in kwargs:
+        if not vmapped and "out" not in kwargs and (_is_ordinary(func) or _is_harmless(func, args)):
             given = tensors_of_users(args, kwargs, self.own, self.constants)
             if given is not None:
                 self._look(func, args, kwargs)
@@ -403,6 +403,7 @@ ELEMENTWISE: set[Any] = set()  # functions that never let two places meet (rules
 _BATCH_FIRST = "give the model its data batch first, or turn it batch first before this call"
 
 
+_COPIES = _named("to contiguous clone", Tensor)  # raw samples stay raw by them
 _SPECIAL = _BATCH_NORMS | TRANSPOSES | picked.PICKS | {torch.stack}
 
 
@@ -414,6 +415,15 @@ def _storage(t: Tensor) -> int:
 def _is_ordinary(func: Any) -> bool:
     """Whether a function of users' rows in order gives such rows, and nothing else is to be remembered of it."""
     return func not in _SPECIAL and not writes_in_place(func) and not isinstance(func, (OpOverload, OpOverloadPacket))
+
+
+def _is_harmless(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether one of the other functions leaves users' rows in order as well: heads are turned in every layer."""
+    if func is Tensor.transpose and len(args) == 3:
+        data, one, other = args
+        whole = isinstance(one, int) and isinstance(other, int) and data.ndim > 1
+        return whole and one % data.ndim > 0 and other % data.ndim > 0
+    return func in _COPIES and picked.is_computed(args[0])
 
 
 def label(func: Any) -> str:
