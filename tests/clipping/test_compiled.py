@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from dpformer.clipping import norms
 from dpformer.clipping.bits import bits_of
 from dpformer.clipping.products import can_multiply, gram_squares, measured_products, products
 from dpformer.clipping.row_lengths import MOST, row_lengths, without_zeros
-from dpformer.clipping.uses import Lookup, Outer
+from dpformer.clipping.uses import Lookup, Outer, Ragged
 from tests.clipping.naive import engine, norms_of, one_at_a_time
 
 needed = pytest.mark.skipif(
@@ -189,7 +190,9 @@ def test_rows_are_measured_as_in_torch(size: float, monkeypatch: pytest.MonkeyPa
     left[1] *= size
     left[2, 3], right[2, 5], left[3] = 0, 0, 0
     left[4, 0, 0] = float("nan")
-    uses = [Outer(left, right, (33, 7)), Lookup(torch.randint(0, 9, (5, 8)), left.clone(), (9, 33))]
+    uses: list[Any] = [Outer(left, right, (33, 7)), Lookup(torch.randint(0, 9, (5, 8)), left.clone(), (9, 33))]
+    for long in (None, torch.rand(40)):
+        uses.append(Ragged(left.flatten(0, 1), right.flatten(0, 1), [3, 13, 0, 23, 1], (33, 7), long))
     many = [[use] for use in uses] + [list(uses)]
     ours = row_lengths(many)
     monkeypatch.setattr(native, "kernels", None)
@@ -197,7 +200,9 @@ def test_rows_are_measured_as_in_torch(size: float, monkeypatch: pytest.MonkeyPa
         np.testing.assert_allclose(one.total, other.total, rtol=1e-6, atol=0)
         np.testing.assert_array_equal(one.count, other.count)
         np.testing.assert_array_equal(one.counts, other.counts)
-        assert one.large is None if size * 6 < MOST else bool(one.large[1]) and bool(other.large[1])
+        large = [[] if them.large is None else np.flatnonzero(them.large).tolist() for them in (one, other)]
+        assert large[0] == large[1] and (size * 6 >= MOST or one.large is None)
+    assert ours[0].large is None if size * 6 < MOST else ours[0].large.tolist() == [False, True, False, False, False]
 
 
 @needed

@@ -46,11 +46,32 @@ def is_plain(uses: Sequence[Use]) -> bool:
 
 def _compiled(uses: Sequence[Use]) -> RowLengths:
     assert native.kernels is not None
-    sides = [_sides(use) for use in uses]
-    lefts, rights = [_array(side[0]) for side in sides], [_array(side[1]) if side[1:] else None for side in sides]
-    told = np.empty((len(uses), len(lefts[0]), 3))
-    native.kernels.measure_rows(lefts, rights, told)
+    told = np.empty((len(uses), _users(uses[0]), 3))
+    for place, use in enumerate(uses):
+        if isinstance(use, Ragged):
+            _measure_ragged(use, told[place])
+        else:
+            left, right = (*map(_array, _sides(use)), None)[:2]
+            native.kernels.measure_rows([left], [right], told[place : place + 1])
     return lengths_of(told)
+
+
+def _users(use: Use) -> int:
+    return len(use.counts) if isinstance(use, Ragged) else len(use.left if isinstance(use, Outer) else use.grad)
+
+
+@np.errstate(all="ignore")
+def _measure_ragged(use: Ragged, told: np.ndarray) -> None:
+    """The same of rows that lie one behind the other."""
+    sides = [side.numpy() if side.ndim == 1 else squares_of_rows([side]).sqrt_().numpy() for side in _sides(use)]
+    each, counts = sides[0] * sides[1], np.array(use.counts, dtype=np.int64)
+    some = counts > 0
+    starts = (counts.cumsum() - counts)[some]
+    told[:] = 0
+    if len(starts):
+        told[some, 0] = np.add.reduceat(each, starts)
+        told[some, 1] = np.add.reduceat(each != 0, starts, dtype=np.float64)  # what is not a number counts too
+        told[some, 2] = np.fmax.reduceat(np.fmax(*sides), starts)
 
 
 def lengths_of(told: np.ndarray) -> RowLengths:
@@ -62,8 +83,7 @@ def lengths_of(told: np.ndarray) -> RowLengths:
 
 def _is_plain(use: Use) -> bool:
     """Whether compiled code can read it."""
-    sides = (use.left, use.right) if isinstance(use, Outer) else (use.grad,) if not isinstance(use, Ragged) else ()
-    return bool(sides) and all(t.dtype == torch.float32 and t.is_cpu for t in sides)
+    return all(t.dtype == torch.float32 and t.is_cpu for t in _sides(use))
 
 
 def _array(side: Tensor) -> np.ndarray:
