@@ -190,41 +190,71 @@ COMPILED(hash_row, (const uint32_t *words, const uint32_t *keys, int64_t count, 
 
 /* -- sums of bits ----------------------------------------------------------------------------------------------- */
 
-#define LANES 8 /* words of 64 bits that are added up side by side */
+#define BLOCK_OF_WORDS 16 /* words that are read at once */
 #define EXPONENT 0x7f800000u
 #if defined(__GNUC__)
-typedef uint64_t Pairs __attribute__((vector_size(8 * LANES)));
-typedef uint32_t Words __attribute__((vector_size(8 * LANES)));
+typedef uint64_t Pairs __attribute__((vector_size(4 * BLOCK_OF_WORDS)));
+typedef uint32_t Words __attribute__((vector_size(4 * BLOCK_OF_WORDS)));
 #endif
 
-/* Each word counts by its place too, so that words that change places are seen: a sum of sums counts a word as often as
-there are words behind it in its lane, and each lane has a factor. Factors of a word are odd, so that no change of a
-single one is lost. */
+/* What a sum of words has seen so far. Each word has a key, which depends on its place, and is multiplied by the word
+beside it (NH of UMAC): a product of two numbers that change is no sum in which changes of equal size cancel, and words
+that change places meet other keys. */
+typedef struct {
+#if defined(__GNUC__)
+    Words keys, steps, infinite;
+    Pairs sums;
+#else
+    uint32_t keys[BLOCK_OF_WORDS], steps[BLOCK_OF_WORDS], infinite;
+    uint64_t sums;
+#endif
+} WordSum;
+
+INLINE void add_block(WordSum *sum, const uint32_t *words)
+{
+#if defined(__GNUC__)
+    Words block, keyed;
+    memcpy(&block, words, sizeof(block));
+    keyed = block + sum->keys;
+    sum->keys += sum->steps;
+    sum->sums += ((Pairs)keyed & 0xffffffffu) * ((Pairs)keyed >> 32);
+    sum->infinite |= (Words)((block & EXPONENT) == EXPONENT);
+#else
+    for (int i = 0; i < BLOCK_OF_WORDS; i += 2)
+        sum->sums += (uint64_t)(uint32_t)(words[i] + sum->keys[i]) * (uint32_t)(words[i + 1] + sum->keys[i + 1]);
+    for (int i = 0; i < BLOCK_OF_WORDS; i++) {
+        sum->keys[i] += sum->steps[i];
+        sum->infinite |= (uint32_t)((words[i] & EXPONENT) == EXPONENT);
+    }
+#endif
+}
+
 INLINE void sum_words_body(const uint32_t *words, int64_t count, int64_t *total, int *finite)
 {
-    uint64_t sum = 0;
-    uint32_t infinite = 0;
+    WordSum sum = {0};
+    uint64_t sums = 0;
+    uint32_t last[BLOCK_OF_WORDS] = {0}, infinite = 0;
+    for (int i = 0; i < BLOCK_OF_WORDS; i++) { /* any numbers will do; steps are odd */
+        sum.keys[i] = (uint32_t)(i + 1) * 0x9e3779b9u;
+        sum.steps[i] = (uint32_t)(2 * i + 1) * 0x85ebca6bu;
+    }
     int64_t j = 0;
+    for (; j + BLOCK_OF_WORDS <= count; j += BLOCK_OF_WORDS)
+        add_block(&sum, words + j);
+    if (j < count) {
+        memcpy(last, words + j, (count - j) * sizeof(uint32_t));
+        add_block(&sum, last);
+    }
 #if defined(__GNUC__)
-    Pairs once = {0}, often = {0}, pairs;
-    Words over = {0}, each;
-    for (; j + 2 * LANES <= count; j += 2 * LANES) {
-        memcpy(&pairs, words + j, sizeof(pairs));
-        memcpy(&each, words + j, sizeof(each));
-        once += pairs;
-        often += once;
-        over |= (Words)((each & EXPONENT) == EXPONENT);
-    }
-    for (int i = 0; i < LANES; i++)
-        sum += (2 * often[i] + once[i]) * (2 * (uint64_t)i + 1);
-    for (int i = 0; i < 2 * LANES; i++)
-        infinite |= over[i];
+    for (int i = 0; i < BLOCK_OF_WORDS / 2; i++)
+        sums += sum.sums[i];
+    for (int i = 0; i < BLOCK_OF_WORDS; i++)
+        infinite |= sum.infinite[i];
+#else
+    sums = sum.sums;
+    infinite = sum.infinite;
 #endif
-    for (; j < count; j++) {
-        sum += (uint64_t)words[j] * (2 * (uint64_t)j + 1);
-        infinite |= (uint32_t)((words[j] & EXPONENT) == EXPONENT);
-    }
-    *total = (int64_t)sum;
+    *total = (int64_t)sums;
     *finite = !infinite;
 }
 
@@ -662,7 +692,7 @@ INLINE void norm_variance_body(const NormRow *row, float weight_var, float bias_
     }
     float rate = 1 / sqrtf(sum_of_side(&squares) / size + (1 - 1 / size) * average + eps);
     for (int64_t j = 0; j < row->padded; j += SIDE) {
-        Side n = (side_of(row->mean + j) - middle) * rate, weighted = n * side_of(row->var + j); /* zero behind the row */
+        Side n = (side_of(row->mean + j) - middle) * side_of(row->real + j) * rate, weighted = n * side_of(row->var + j);
         along += weighted;
         twice += n * weighted;
     }

@@ -1,6 +1,6 @@
 """Sums of bits, and the walk over a model, against what torch does itself."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -24,6 +24,38 @@ def tensors() -> list[Tensor]:
     found = [torch.randn(size).to(t) for size in sizes for t in (torch.float32, torch.float64, torch.bfloat16)]
     found += [torch.randn(6, 4).T, torch.randn(9)[1:], torch.randn(3, dtype=torch.complex64), torch.arange(5)]
     return [*found, nn.Parameter(torch.randn(8)), torch.tensor([True, False, True])]
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "signs": torch.neg,
+    "signs of two": lambda t: torch.cat([-t[:2], t[2:]]),
+    "signs of every other": lambda t: torch.where(torch.arange(len(t)) % 2 == 1, -t, t),
+    "doubled": lambda t: 2 * t,
+    "every other doubled": lambda t: torch.where(torch.arange(len(t)) % 2 == 1, 2 * t, t),
+    "a factor": lambda t: 1024 * t,
+    "turned round": lambda t: t.flip(0),
+    "mixed": lambda t: t[torch.randperm(len(t), generator=torch.Generator().manual_seed(0))],
+    "two change places": lambda t: torch.cat([t[1:2], t[:1], t[2:]]),
+    "two far ones change places": lambda t: torch.cat([t[52:53], t[1:52], t[:1], t[53:]]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_of_equal_size_do_not_cancel(change: str, dtype: torch.dtype) -> None:
+    for size in (63, 64, 4096, 1 << 16):
+        t = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+        assert bits_of(CHANGES[change](t).resolve_neg().contiguous()) != bits_of(t)
+
+
+def test_a_single_number_is_seen_wherever_it_is() -> None:
+    t = torch.zeros(70)
+    seen = set()
+    for place in range(len(t)):
+        t[place] = 1
+        seen.add(bits_of(t))
+        t[place] = 0
+    assert len(seen) == len(t)
 
 
 def test_many_at_once_are_each_of_them() -> None:

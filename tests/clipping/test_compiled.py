@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import dpformer as dp
 from dpformer import native
 from dpformer.clipping import norms
-from dpformer.clipping.bits import bits_of
 from dpformer.clipping.products import can_multiply, gram_squares, measured_products, products
 from dpformer.clipping.row_lengths import MOST, row_lengths, without_zeros
 from dpformer.clipping.uses import Lookup, Outer, Ragged
@@ -323,13 +322,6 @@ def test_wrong_arrays_are_refused() -> None:
     for function, arguments in wrong:
         with pytest.raises((ValueError, TypeError, BufferError)):
             function(*arguments)
-
-
-@needed
-def test_words_that_change_places_are_seen() -> None:
-    """In Python the sum of words is the same whatever their order."""
-    t = torch.randn(5000)
-    assert len({bits_of(t.roll(places)) for places in (0, 1, 2, 8, 16, 32, 4096)}) == 7
 
 
 def test_other_devices_and_precisions_do_without() -> None:

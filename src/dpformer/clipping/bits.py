@@ -1,6 +1,7 @@
-"""The sum of the bits of a tensor, read as whole numbers, modulo 2⁶⁴: whether its contents are what they were.
+"""A sum of the bits of a tensor, read as whole numbers, modulo 2⁶⁴: whether its contents are what they were.
 
-A guard against mistakes, not against forgery: nearly every change changes the sum. The model and its gradients are
+A guard against mistakes, not against forgery: each word counts by its place and is mixed first, so that changes of
+equal size (signs turned, a factor of two, words that change places) do not cancel. The model and its gradients are
 looked at in every step, and most of their tensors are small, so small ones are read together.
 """
 
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -18,7 +18,9 @@ from torch._utils import _flatten_dense_tensors as flattened
 from dpformer import native
 
 Bits = int | Tensor  # a tensor, () int64, where it was computed on another device
-SMALL = 1 << 12  # numbers
+SMALL = 1 << 12  # words
+AT_ONCE = 1 << 16  # words that are mixed at a time
+_MIX = -7046029254386353131  # an odd number of 64 bits: 2⁶⁴ over the golden ratio
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -28,58 +30,47 @@ def bits_of(t: Tensor) -> Bits:
 
 
 def bits_of_all(tensors: Sequence[Tensor]) -> list[Bits]:
-    """The sum of words of each; how long a word is depends on the tensor, and on what there is to read it."""
+    """Of each; what is summed depends on the tensor, and on what there is to read it."""
     return bits_and_finite(tensors)[0]
 
 
 def bits_and_finite(tensors: Sequence[Tensor]) -> tuple[list[Bits], bool]:
     """The same, and whether all numbers are known to be finite by it: False where nobody has looked."""
-    quick, finite = [place for place, t in enumerate(tensors) if is_quick(t)], False
     if native.kernels is None:
-        sums = _sums([np.from_dlpack(tensors[place].detach()) for place in quick])  # numpy() would forbid to resize it
+        quick, finite = [place for place, t in enumerate(tensors) if is_single(t)], False
+        sums = _sums([tensors[place].detach().reshape(-1).view(torch.int32) for place in quick])
     else:
-        places = [(tensors[place].data_ptr(), tensors[place].numel()) for place in quick]
-        sums, finite = native.kernels.sums_of_words(places)
+        quick = [place for place, t in enumerate(tensors) if _is_words(t)]
+        sums, finite = native.kernels.sums_of_words([_place(tensors[place]) for place in quick])
     found: dict[int, Bits] = dict(zip(quick, sums, strict=True))
     bits = [found[place] if place in found else _bits(t) for place, t in enumerate(tensors)]
-    return bits, finite and len(quick) == len(tensors)
+    return bits, finite and all(map(is_single, tensors))
 
 
-def is_quick(t: Tensor) -> bool:
-    """Whether its words lie one behind the other in memory that NumPy can read."""
-    return t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() and not t.is_neg()
+def is_single(t: Tensor) -> bool:
+    """Whether it is in float32, one behind the other in memory that NumPy can read."""
+    return t.dtype == torch.float32 and _is_words(t)
+
+
+def _is_words(t: Tensor) -> bool:
+    """Whether it is whole words of 32 bits, one behind the other in memory of the CPU."""
+    if not (t.is_cpu and t.layout == torch.strided and t.is_contiguous()) or t.is_neg() or t.is_conj():
+        return False
+    return t.dtype == torch.float32 or t.numel() * t.element_size() % 4 == 0
+
+
+def _place(t: Tensor) -> tuple[int, int]:
+    """Its address and words."""
+    return t.data_ptr(), t.numel() if t.dtype == torch.float32 else t.numel() * t.element_size() // 4
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether all numbers are, of real tensors."""
-    if native.kernels is not None and all(map(is_quick, tensors)):
-        return bool(native.kernels.sums_of_words([(t.data_ptr(), t.numel()) for t in tensors])[1])
+    if native.kernels is not None and all(map(is_single, tensors)):
+        return bool(native.kernels.sums_of_words([_place(t) for t in tensors])[1])
     small = [t for t in tensors if is_small(t)]
     every = [*([flattened(small)] if small else []), *(t for t in tensors if not is_small(t))]
     return all(math.isfinite(float(end)) for t in every if t.numel() for end in t.aminmax())
-
-
-def _sums(arrays: Sequence[np.ndarray]) -> list[int]:
-    """Small arrays are read together, others eight bytes at once."""
-    small = [place for place, array in enumerate(arrays) if 0 < array.size < SMALL]
-    sums = [0 if place in small else int(np.add.reduce(_words(a), dtype=np.int64)) for place, a in enumerate(arrays)]
-    if small:
-        together = [_words(arrays[place]) for place in small]
-        starts = [0, *accumulate(len(words) for words in together[:-1])]
-        for place, total in zip(small, np.add.reduceat(np.concatenate(together), starts, dtype=np.int64), strict=True):
-            sums[place] = int(total)
-    return sums
-
-
-def _words(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.int32 if array.size < SMALL or array.size % 2 else np.int64)
-
-
-def _bits(t: Tensor) -> Bits:
-    t = t.detach()
-    flat = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).reshape(-1)
-    total = _sum(flat)
-    return int(total) if total.device.type == "cpu" else total
 
 
 def is_small(t: Tensor) -> bool:
@@ -87,13 +78,37 @@ def is_small(t: Tensor) -> bool:
     return 0 < t.numel() < SMALL and t.dtype == torch.float32 and t.is_cpu
 
 
-def _sum(flat: Tensor) -> Tensor:
+def _sums(words: Sequence[Tensor]) -> list[int]:
+    """Small ones are read together."""
+    small = {place: len(some) for place, some in enumerate(words) if 0 < len(some) < SMALL}
+    sums = {place: int(_sum(some)) for place, some in enumerate(words) if place not in small}
+    if small:
+        lengths = np.array(list(small.values()))
+        starts = lengths.cumsum() - lengths
+        places = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+        mixed = _mixed(torch.cat([words[place] for place in small]), torch.from_numpy(places)).numpy()
+        sums.update(zip(small, np.add.reduceat(mixed, starts).tolist(), strict=True))
+    return [sums[place] for place in range(len(words))]
+
+
+def _bits(t: Tensor) -> Bits:
+    t = t.detach()
+    flat = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).reshape(-1)
+    total = _sum(flat.resolve_neg().view(_WORDS[flat.element_size()]))
+    return int(total) if total.device.type == "cpu" else total
+
+
+def _sum(words: Tensor) -> Tensor:
     """() int64."""
-    size = flat.element_size()
-    whole = len(flat) - len(flat) % (8 // size)
-    if flat.storage_offset() % (8 // size):
-        whole = 0
-    if whole == len(flat):
-        return flat.view(torch.int64).sum()  # eight bytes at once: thirty times as quick
-    long = flat[:whole].view(torch.int64).sum()
-    return long + flat[whole:].view(_WORDS[size]).sum(dtype=torch.int64)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, len(words), AT_ONCE):
+        some = words[start : start + AT_ONCE]
+        total += _mixed(some, torch.arange(start, start + len(some), device=words.device)).sum()
+    return total
+
+
+def _mixed(words: Tensor, places: Tensor) -> Tensor:
+    """(n,) int64: what each word adds to the sum, at its place."""
+    mixed = (words.to(torch.int64) + places * 2 + 1) * _MIX
+    mixed ^= mixed >> 29
+    return mixed * (places * 2 + 1)
