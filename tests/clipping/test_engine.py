@@ -1,5 +1,7 @@
 """How the engine behaves around the rules: odd users, odd batches, precision, memory, mistakes put in on purpose."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -245,18 +247,51 @@ def test_the_proof_frees_the_graph_as_a_backward_pass_does() -> None:
         losses.sum().backward()
 
 
-def test_a_hook_that_expects_a_gradient_may_be_there_when_the_graph_is_freed() -> None:
+def test_hooks_of_a_model_are_not_called_without_a_gradient() -> None:
     torch.manual_seed(0)
     model, x = Tiny(), torch.randn(B, 3)
     seen: list[Tensor] = []
 
     def watch(_module: nn.Module, _given: object, out: Tensor) -> None:
-        out.register_hook(lambda gradient: seen.append(gradient.norm()))
+        out.register_hook(seen.append)
 
     model.a.register_forward_hook(watch)
     engine(model, (x,), dp.normalize(1.0))
     expected = clipped_sum(one_at_a_time(model, (x,)), dp.normalize(1.0))
-    assert seen and relative_error(sums(model), expected) < 1e-5
+    assert relative_error(sums(model), expected) < 1e-5
+    assert seen and all(isinstance(gradient, Tensor) for gradient in seen)
+
+
+class _Counts(torch.autograd.Function):
+    largest: ClassVar[list[float]] = []
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        _Counts.largest.append(float(gradient.abs().max()))
+        return gradient
+
+
+def test_functions_of_a_model_are_not_called_with_zeros() -> None:
+    torch.manual_seed(0)
+    model, x = Tiny(), torch.randn(B, 3)
+    model.a.register_forward_hook(lambda _module, _given, out: _Counts.apply(out))
+    engine(model, (x,), dp.normalize(1.0))
+    assert _Counts.largest and min(_Counts.largest) > 0
+
+
+@pytest.mark.parametrize("before", [None, 3.0])
+def test_the_proof_leaves_gradients_of_inputs_alone(before: float | None) -> None:
+    torch.manual_seed(0)
+    model, x = Tiny(), torch.randn(B, 3, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    if before is not None:
+        x.grad, expected = torch.full_like(x, before), expected + before
+    engine(model, (x,), dp.normalize(1.0))
+    torch.testing.assert_close(x.grad, expected)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

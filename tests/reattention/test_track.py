@@ -59,6 +59,8 @@ def test_variances_of_a_layer_norm(compiled: bool, width: int, same: bool, monke
     exact = layer_norm(Gaussian(x.mean.double(), x.var.double()), *parts).var
     found = track.layer_norm(norm, x, WEIGHT_VAR).var
     torch.testing.assert_close(found.double(), exact, rtol=5e-6, atol=1e-12)
+    huge = track.layer_norm(norm, Tracked(torch.full_like(x.mean, 2e36), 0 * x.var), WEIGHT_VAR).var
+    assert bool(huge.isfinite().all())
     wide[1, 5, 0] = float("nan")
     assert torch.equal(track.layer_norm(norm, x, WEIGHT_VAR).var.isnan().any(-1), wide[..., 0].isnan())
 

@@ -156,7 +156,8 @@ class PhantomClipping:
         factors = self._factors(torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
         if proving:
             self._prove(losses, norms, factors, collected.groups, layout if new else None, doubtful)
-            let_go(losses)
+            if not self._gate.hooked:
+                let_go(losses)
         with full_precision(norms.device.type):
             self._add_clipped_sum(collected, finite, torch.where(finite, factors, 0), clip)
         last = max(collected.contexts, default=self._gate.context)

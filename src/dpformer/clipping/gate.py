@@ -80,6 +80,7 @@ class Gate(TorchFunctionMode):
         self.constants: dict[int, tuple[Tensor, int]] = {}  # with their count of writes
         self.calls: list[RecordedCall] = []
         self.context = 0  # counts the contexts that were entered
+        self.hooked = False  # whether the model has put a hook on a tensor: it is not called with no gradient
         self.doubts: set[int] = set()  # contexts in which rows may have changed places unseen: they are to be proven
         self.written: dict[int, Tensor] = {}  # by storage: made of constants, and users' data was written into it
         self.sink: list[Callable[[RecordedCall, Tensor], None]] = []
@@ -126,6 +127,8 @@ class Gate(TorchFunctionMode):
         if get_eval_frame_callback() is not None:  # inside torch.compile, which would compile the gate too
             raise UnsupportedUse(_COMPILED)
         kwargs = kwargs or {}
+        if func is Tensor.register_hook:
+            self.hooked = True
         if func in _SIZES and type(args[0]) is Tensor:
             return func(*args, **kwargs)
         vmapped = peek_interpreter_stack() is not None

@@ -25,16 +25,17 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import ParameterUses
-from dpformer.clipping.recorded_call import RecordedCall
+from dpformer.clipping.recorded_call import RecordedCall, is_begin
 from dpformer.clipping.rounding import full_precision
 
 EVERY = 128  # batches from one random proof to the next, on average: each costs about as much as a batch
@@ -110,16 +111,21 @@ def _precisions(losses: Tensor, calls: Sequence[RecordedCall]) -> set[torch.dtyp
     backward passes are rounded there, whatever the types at the calls.
     """
     found = {torch.float64} | {call.grad.dtype for call in calls if call.grad is not None}
+    for node in _nodes([losses.grad_fn, *(managed.grad_fn for call in calls for managed in call.managed)]):
+        found.update(given.dtype for given in node._input_metadata)
+    return {_REAL.get(dtype, dtype) for dtype in found}
+
+
+def _nodes(stack: list[Any]) -> Iterator[Any]:
+    """Of the graph behind these, but for leaves, which compute nothing."""
     seen: set[Any] = set()
-    stack: list[Any] = [losses.grad_fn, *(managed.grad_fn for call in calls for managed in call.managed)]
     while stack:
         node = stack.pop()
-        if node is None or node in seen or hasattr(node, "variable"):  # leaves compute nothing
+        if node is None or node in seen or hasattr(node, "variable"):
             continue
         seen.add(node)
-        found.update(given.dtype for given in node._input_metadata)
+        yield node
         stack += [after for after, _ in node.next_functions]
-    return {_REAL.get(dtype, dtype) for dtype in found}
 
 
 def _signs(users: int) -> Tensor:
@@ -145,11 +151,16 @@ def _autograd(
         else:
             _add_gradients(truth, call, grad)  # at once: the gradients of all calls take as much memory as the graph
 
+    outside = [(leaf, leaf.grad) for leaf in leaves(losses)]  # inputs whose gradient is asked for: not the proof's
+    for leaf, _ in outside:
+        leaf.grad = None
     sink.append(receive)
     try:
         torch.autograd.backward(losses, weights, retain_graph=True)
     finally:
         sink.pop()
+        for leaf, gradient in outside:
+            leaf.grad = gradient
     for call, grad in late:
         _add_gradients(truth, call, grad)
     return truth
@@ -169,10 +180,15 @@ def _prove_norms(norms: Tensor, groups: Sequence[ParameterUses], tolerance: floa
 
 
 def let_go(losses: Tensor) -> None:
-    """Frees what the graph has saved, as a usual backward pass does: whoever keeps the losses would keep it all."""
+    """Frees what the graph has saved, as a usual backward pass does: whoever keeps the losses would keep it all.
+
+    Functions of the model's own would be called with zeros, and may count: then it goes with the losses.
+    """
+    if any(isinstance(node, BackwardCFunction) and not is_begin(node) for node in _nodes([losses.grad_fn])):
+        return
     try:
         torch.autograd.backward(_Nothing.apply(losses))
-    except Exception:  # a hook of the user's own that does not expect None: then it goes with the losses
+    except Exception:  # a hook that was put on later, and does not expect None
         return
 
 

@@ -155,3 +155,8 @@ class _Begin(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         ctx.call.receive(grads[0])
         return None, None, None
+
+
+def is_begin(node: Any) -> bool:
+    """Whether a node of the graph is such a start."""
+    return getattr(type(node), "_forward_cls", None) is _Begin
