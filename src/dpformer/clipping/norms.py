@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpformer.clipping.expressions import Expression
 from dpformer.clipping.gate import leaves
-from dpformer.clipping.products import can_multiply, measured_products
+from dpformer.clipping.products import Scratch, can_multiply, measured_products
 from dpformer.clipping.recorded_call import Source
 from dpformer.clipping.rounding import CANCEL, LOOSE, PIECE, Rows, square_error, sums_of_squares
 from dpformer.clipping.row_lengths import RowLengths, is_plain, lengths_of, row_lengths, some_of, without_zeros
@@ -33,7 +33,7 @@ class ParameterUses:
     parameter: Tensor
     sources: list[Source]
     written: Tensor | None = None  # (B, *shape), if kept
-    again: bool = False  # written out again for each sum, to the same bits, instead of being kept
+    again: Scratch | None = None  # where to write out for each sum, to the same bits, instead of keeping it
     step: int = 0  # users whose gradients are written out at once, if they are not kept
     room: int = 0  # numbers that are kept
     alone: dict[int, list[Use]] = field(default_factory=dict)  # users whose rows cancel: added up in float64
@@ -50,7 +50,7 @@ class ParameterUses:
         assert isinstance(source, Dense)
         return source.grad
 
-    def measure(self, users: int, room: int, *, again: bool = False) -> list[Measured]:
+    def measure(self, users: int, room: int, *, again: Scratch | None = None) -> list[Measured]:
         """See `measure_all`."""
         return measure_all([self], users, room, again=again)[0]
 
@@ -97,7 +97,7 @@ class ParameterUses:
         if users * self.parameter.numel() > room or not can_multiply(use.left, use.right):
             return None
         most = reach([use])
-        told, made = measured_products(use.left, use.right, most, keep=not self.again)
+        told, made = measured_products(use.left, use.right, most, keep=self.again is None)
         few = told[:, 1] < most
         ways = Ways([use], lengths_of(told[None]), few, made is None, bool(few.any()))
         return self._by_rows(ways) if made is None else self._written(ways, 0, True, made)
@@ -115,7 +115,7 @@ class ParameterUses:
             square[gram] = squared_by_gram(without_zeros(uses, lengths, few))
         if kept:
             self.room = len(few) * self.parameter.numel()
-            if not self.again:
+            if self.again is None:
                 self.written, self.sources = written.view(len(written), *self.parameter.shape), []
         return Measured(self, uses, lengths, square, first)
 
@@ -128,7 +128,7 @@ class ParameterUses:
         if self.written is not None:
             self._but_alone(self.written).add_sum(shared, out)
         elif self.room:
-            self._but_alone(written_out(self.uses(0, len(c)))).add_sum(shared, out)
+            self._but_alone(self._written_again(len(c))).add_sum(shared, out)
         elif self.computes_anew:
             for a in range(0, len(c), self.step):  # the very numbers whose norms were taken
                 b = min(a + self.step, len(c))
@@ -139,6 +139,12 @@ class ParameterUses:
         for user, own in self.alone.items():
             gradient = written_in_double(own)[0].to(out.device)
             out += (c[user] * gradient).to(out.dtype)
+
+    def _written_again(self, users: int) -> Tensor:
+        uses = self.uses(0, users)
+        if self.again is None or len(uses) > 1 or not isinstance(uses[0], Outer):
+            return written_out(uses)
+        return self.again.products(uses[0].left, uses[0].right).view(users, *self.parameter.shape)
 
     def _but_alone(self, written: Tensor, first: int = 0) -> Dense:
         """Gradients of users from `first` on, without those added up in float64: theirs may have overflowed here."""
@@ -218,10 +224,12 @@ def _counted(uses: Sequence[Use], lengths: RowLengths) -> np.ndarray:
     return rows
 
 
-def measure_all(groups: Sequence[ParameterUses], users: int, room: int, *, again: bool = False) -> list[list[Measured]]:
+def measure_all(
+    groups: Sequence[ParameterUses], users: int, room: int, *, again: Scratch | None = None
+) -> list[list[Measured]]:
     """‖g_b‖² of each parameter; written-out gradients are kept (or made `again`) while `room` is enough."""
     for group in groups:
-        group.again = again and group.made_each == 0 and not group.computes_anew
+        group.again = again if group.made_each == 0 and not group.computes_anew else None
     at_once = {n: group.uses(0, users) for n, group in enumerate(groups) if group.made_each == 0}
     together = [n for n, uses in at_once.items() if not is_plain(uses)]
     whole = dict(zip(together, ways_of([at_once[n] for n in together]), strict=True))

@@ -19,6 +19,7 @@ from dpformer.clipping import norms
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import Measured, ParameterUses, by_parameter, measure_all, raised_squares
+from dpformer.clipping.products import Scratch
 from dpformer.clipping.recorded_call import RecordedCall
 from dpformer.clipping.rounding import full_precision, raised
 from dpformer.clipping.side_by_side import SideBySide
@@ -58,6 +59,7 @@ class PerUserNorms:
         self.small: list[SideBySide] = []  # of the groups with one dense use, at the end
         self.waiting: list[ParameterUses] = []  # to be measured
         self.numbers = 0  # that they hold, at most
+        self.scratch = None if forget else Scratch()
         self.room = norms.KEEP  # numbers of written-out gradients that may still be kept
         self.families = families_of(calls)
         self.contexts: set[int] = set()  # of the calls that were reached
@@ -110,7 +112,7 @@ class PerUserNorms:
         """The norms of what is waiting."""
         groups, self.waiting, self.numbers = self.waiting, [], 0
         kinds: dict[torch.dtype, list[Measured]] = {}
-        for measured in measure_all(groups, self.users, self.room, again=not self.forget):
+        for measured in measure_all(groups, self.users, self.room, again=self.scratch):
             self.room -= measured[0].group.room
             if len(measured) == 1:
                 kinds.setdefault(measured[0].dtype, []).append(measured[0])

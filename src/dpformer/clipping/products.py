@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from typing import cast
 
 import numpy as np
@@ -26,6 +27,25 @@ def products(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor | None]:
     """(B, T, Q), (B, T, P) → (B, Q, P): Σ_t left_bt ⊗ right_bt; and its sums of squares, (B,), if they came with it."""
     out = left.new_empty(len(left), left.shape[2], right.shape[2])
     return out, write_products(left, right, out)
+
+
+class Scratch:
+    """Memory for products that are read at once and not kept, of one parameter after the other.
+
+    Fresh blocks of that size would each find a place of their own between what the proof holds.
+    """
+
+    def __init__(self) -> None:
+        self.memory: Tensor | None = None
+
+    def products(self, left: Tensor, right: Tensor) -> Tensor:
+        """As `products`, until it is called again."""
+        size = len(left), left.shape[2], right.shape[2]
+        if self.memory is None or self.memory.dtype != left.dtype or self.memory.numel() < prod(size):
+            self.memory = left.new_empty(prod(size))
+        out = self.memory[: prod(size)].view(size)
+        write_products(left, right, out)
+        return out
 
 
 def write_products(left: Tensor, right: Tensor, out: Tensor) -> Tensor | None:
