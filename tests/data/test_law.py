@@ -87,14 +87,17 @@ def test_a_fraction_among_nanoseconds(tmp_path: Path) -> None:
     assert others(written(tmp_path / "log.csv", whole.encode() + b"troll,i1,1.5\n")) == clean
 
 
-def test_an_unclosed_quote_swallows_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", [b'troll,"i1,1', b'"troll,i1,1'])
+def test_an_unclosed_quote_swallows_nobody(tmp_path: Path, row: bytes) -> None:
     whole = log_of("csv")
     header, _, rest = whole.partition(b"\n")
-    path = written(tmp_path / "log.csv", header + b'\ntroll,"i1,1\n' + rest)
+    path = written(tmp_path / "log.csv", header + b"\n" + row + b"\n" + rest)
     for skip in (False, True):
         with pytest.raises(DpformerError, match="row 2 has a quote that does not close on its line"):
             read(path, reading=Reading(skip_bad_rows=skip))
-    assert others(path, quotes=False) == others(written(tmp_path / "clean.csv", whole))
+    read_as_it_is = others(path, quotes=False)
+    read_as_it_is.pop('"troll', None)
+    assert read_as_it_is == others(written(tmp_path / "clean.csv", whole))
 
 
 def test_rows_inside_a_quoted_field_are_not_rows(tmp_path: Path) -> None:
