@@ -44,7 +44,7 @@ def bits_and_finite(tensors: Sequence[Tensor]) -> tuple[list[Bits], bool]:
         sums, finite = native.kernels.sums_of_words([_place(tensors[place]) for place in quick])
     found: dict[int, Bits] = dict(zip(quick, sums, strict=True))
     bits = [found[place] if place in found else _bits(t) for place, t in enumerate(tensors)]
-    return bits, finite and all(map(is_single, tensors))
+    return bits, finite and len(quick) == len(tensors) and all(t.dtype == torch.float32 for t in tensors)
 
 
 def is_single(t: Tensor) -> bool:

@@ -80,7 +80,7 @@ class Gate(TorchFunctionMode):
         self.constants: dict[int, tuple[Tensor, int]] = {}  # with their count of writes
         self.calls: list[RecordedCall] = []
         self.context = 0  # counts the contexts that were entered
-        self.hooked = False  # whether the model has put a hook on a tensor: it is not called with no gradient
+        self.hooked = False  # whether the model has put a hook on a tensor, which expects a gradient
         self.doubts: set[int] = set()  # contexts in which rows may have changed places unseen: they are to be proven
         self.written: dict[int, Tensor] = {}  # by storage: made of constants, and users' data was written into it
         self.sink: list[Callable[[RecordedCall, Tensor], None]] = []

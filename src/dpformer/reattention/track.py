@@ -54,12 +54,10 @@ def layer_norm(layer: nn.LayerNorm, x: Tracked, weight_var: Tensor | None) -> Tr
     mean = layer(x.mean)
     if x.var is None or weight_var is None:
         return Tracked(mean, None)
-    weight, bias = (Gaussian(p.detach(), weight_var) for p in (layer.weight, layer.bias))
-    if compiled.can_norm(x.known()):
-        return Tracked(mean, compiled.norm_variance(x.known(), weight.mean, weight_var, layer.eps))
-    return Tracked(
-        mean, _rowwise(lambda m, v: moments.layer_norm(Gaussian(m, v), weight, bias, layer.eps).var, *x.known())
-    )
+    known, (weight, bias) = x.known(), (Gaussian(p.detach(), weight_var) for p in (layer.weight, layer.bias))
+    if compiled.can_norm(known):
+        return Tracked(mean, compiled.norm_variance(known, weight.mean, weight_var, layer.eps))
+    return Tracked(mean, _rowwise(lambda m, v: moments.layer_norm(Gaussian(m, v), weight, bias, layer.eps).var, *known))
 
 
 def feed_forward(
