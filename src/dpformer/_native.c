@@ -622,6 +622,74 @@ GRAM(gram_v4, V4, 8, 4)
 GRAM(gram_v3, V3, 4, 2)
 #endif
 
+/* -- rows of linear layers ------------------------------------------------------------------------------------------- */
+
+/* The sum of one user's rows, one after the other, so that zeros behind the last one change no bit. */
+INLINE void sum_rows_body(const Rows *rows, int64_t user, float *out)
+{
+    int64_t width = rows->width, t = 0;
+    memset(out, 0, width * sizeof(float));
+    for (; t + 4 <= rows->rows; t += 4) {
+        const float *a = row_of(rows, user, t), *b = row_of(rows, user, t + 1);
+        const float *c = row_of(rows, user, t + 2), *d = row_of(rows, user, t + 3);
+        for (int64_t j = 0; j < width; j++)
+            out[j] = (((out[j] + a[j]) + b[j]) + c[j]) + d[j];
+    }
+    for (; t < rows->rows; t++) {
+        const float *a = row_of(rows, user, t);
+        for (int64_t j = 0; j < width; j++)
+            out[j] += a[j];
+    }
+}
+
+COMPILED(sum_rows, (const Rows *rows, int64_t user, float *out), (rows, user, out))
+
+#define AT_ONCE 8192 /* numbers of a sum that stay in the cache while all users are added */
+#define CROWD 64     /* users that are added to each other first, so that little is lost however many there are */
+
+/* part[j] += the sum over eight users, or fewer, of c[user]*own[user][j]. */
+INLINE void weigh_some(const float *own, int64_t stride, int64_t users, const float *c, float *part, int64_t count)
+{
+    const float *a = own, *b = own + stride, *d = own + 2 * stride, *e = own + 3 * stride;
+    if (users == 8) {
+        const float *f = e + stride, *g = f + stride, *h = g + stride, *i = h + stride;
+        for (int64_t j = 0; j < count; j++)
+            part[j] += ((c[0] * a[j] + c[1] * b[j]) + (c[2] * d[j] + c[3] * e[j])) +
+                       ((c[4] * f[j] + c[5] * g[j]) + (c[6] * h[j] + c[7] * i[j]));
+        return;
+    }
+    for (int64_t user = 0; user < users; user++)
+        for (int64_t j = 0; j < count; j++)
+            part[j] += c[user] * own[user * stride + j];
+}
+
+/* Some numbers, from `from` to `to`, of the sum over users of c[user]*written[user]; added to `out` or put there. */
+INLINE void weigh_body(const float *written, int64_t users, int64_t numbers, const float *c, float *out, int adds,
+                       int64_t from, int64_t to)
+{
+    float sums[AT_ONCE], part[AT_ONCE];
+    for (int64_t here = from; here < to; here += AT_ONCE) {
+        int64_t count = to - here < AT_ONCE ? to - here : AT_ONCE;
+        memset(sums, 0, sizeof sums);
+        for (int64_t crowd = 0; crowd < users; crowd += CROWD) {
+            int64_t end = users - crowd < CROWD ? users : crowd + CROWD;
+            memset(part, 0, sizeof part);
+            for (int64_t user = crowd; user < end; user += 8)
+                weigh_some(written + user * numbers + here, numbers, end - user < 8 ? end - user : 8, c + user, part,
+                           count);
+            for (int64_t j = 0; j < count; j++)
+                sums[j] += part[j];
+        }
+        for (int64_t j = 0; j < count; j++)
+            out[here + j] = adds ? out[here + j] + sums[j] : sums[j];
+    }
+}
+
+COMPILED(weigh,
+         (const float *written, int64_t users, int64_t numbers, const float *c, float *out, int adds, int64_t from,
+          int64_t to),
+         (written, users, numbers, c, out, adds, from, to))
+
 /* -- layer normalisation ------------------------------------------------------------------------------------------- */
 
 /* Per user: sums over its rows of grad*(x - mean)*scale, and of grad; each row has a mean and a scale. */
@@ -1365,6 +1433,231 @@ static PyObject *py_square_by_gram(PyObject *self, PyObject *const *args, Py_ssi
 #endif
 }
 
+/* -- tensors, read where they are ------------------------------------------------------------------------------------- */
+
+/* DLPack's view of a tensor, and the table of functions in which a library offers it (dlpack.h, version 1). */
+typedef struct {
+    void *data;
+    int32_t device, device_id, ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t offset;
+} Tensor;
+
+typedef struct {
+    uint32_t major, minor;
+    void *before, *allocate, *share, *wrap;
+    int (*view)(void *, Tensor *);
+    void *stream;
+} Exchange;
+
+static int (*view_of)(void *, Tensor *) = NULL;
+
+/* exchange(capsule): from now on tensors of this library can be read; False if it offers another version. */
+static PyObject *py_exchange(PyObject *self, PyObject *capsule)
+{
+    (void)self;
+    const Exchange *offered = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (offered == NULL)
+        return NULL;
+    if (offered->major != 1 || offered->view == NULL)
+        Py_RETURN_FALSE;
+    view_of = offered->view;
+    Py_RETURN_TRUE;
+}
+
+/* Float32 of the CPU without gaps: where they lie, how many, and how many in the last dimension. */
+static float *open_tensor(PyObject *tensor, int64_t *numbers, int64_t *width)
+{
+    Tensor view;
+    if (view_of == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "tensors cannot be read here");
+        return NULL;
+    }
+    if (view_of(tensor, &view) != 0) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "not a tensor that can be read");
+        return NULL;
+    }
+    int plain = view.device == 1 && view.code == 2 && view.bits == 32 && view.lanes == 1;
+    *numbers = 1;
+    for (int n = view.ndim - 1; plain && n >= 0; n--) {
+        plain = view.shape[n] > 0 && view.shape[n] <= LONGEST && *numbers <= ((int64_t)1 << 40) &&
+                (view.strides == NULL || view.shape[n] == 1 || view.strides[n] == *numbers);
+        *numbers *= view.shape[n];
+    }
+    if (!plain) {
+        PyErr_SetString(PyExc_ValueError, "expected float32 on the CPU, some numbers without gaps");
+        return NULL;
+    }
+    *width = view.ndim ? view.shape[view.ndim - 1] : 1;
+    return (float *)((char *)view.data + view.offset);
+}
+
+/* The rows of users, as many of each, user by user. */
+static int open_users(PyObject *tensor, int64_t users, Rows *rows)
+{
+    int64_t numbers, width;
+    const float *base = open_tensor(tensor, &numbers, &width);
+    if (base == NULL)
+        return -1;
+    if (users < 1 || numbers / width % users || numbers / width / users > MANY) {
+        PyErr_SetString(PyExc_ValueError, "the rows cannot be divided among the users");
+        return -1;
+    }
+    *rows = (Rows){(const char *)base, users, 0, numbers / width / users, 4 * width, width};
+    rows->stride = rows->rows * rows->row_stride;
+    return 0;
+}
+
+#if TARGETS
+/* Users whose rows are measured, multiplied and added up together, by one thread. */
+typedef struct {
+    int64_t all, first, last;
+} Some;
+
+/* One use: its rows are measured into `told`, and multiplied into `written`, unless that is None. */
+static int measure_use(PyObject *use, const Some *users, double *told, double *squares)
+{
+    PyObject *one, *other, *written;
+    double reach;
+    Product product;
+    int64_t numbers, width, given = users->last - users->first;
+    if (!PyTuple_Check(use) || !PyArg_ParseTuple(use, "OOOd", &one, &other, &written, &reach))
+        return -1;
+    if (open_users(one, users->all, &product.left) < 0 || open_users(other, users->all, &product.right) < 0)
+        return -1;
+    if (product.left.rows != product.right.rows) {
+        PyErr_SetString(PyExc_ValueError, "the sides have different rows");
+        return -1;
+    }
+    if (written != Py_None) {
+        if ((product.out = open_tensor(written, &numbers, &width)) == NULL)
+            return -1;
+        if ((double)numbers != (double)users->all * product.left.width * product.right.width) {
+            PyErr_SetString(PyExc_ValueError, "the products have another size");
+            return -1;
+        }
+        product.out += users->first * product.left.width * product.right.width;
+    }
+    product.left.base += users->first * product.left.stride;
+    product.right.base += users->first * product.right.stride;
+    product.squares = squares;
+    product.strip = PyMem_RawMalloc(64 * 2 * (product.left.rows + 1));
+    if (product.strip == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    product.last = product.strip + 16 * (product.left.rows + 1);
+    Py_BEGIN_ALLOW_THREADS
+    if (written != Py_None)
+        measure_and_multiply(&product, given, reach < 0 ? NULL : told, reach);
+    else
+        for (int64_t user = 0; user < given; user++)
+            measure_user(&product.left, &product.right, user, told + 3 * user);
+    Py_END_ALLOW_THREADS
+    PyMem_RawFree(product.strip);
+    return 0;
+}
+#endif
+
+/* One gradient at the results of layers: its rows are added up into a part of each user's row of the matrix. */
+static int sum_use(PyObject *use, int64_t users, int64_t first, int64_t last, float *matrix, int64_t across)
+{
+    PyObject *grad;
+    Py_ssize_t place;
+    Rows rows;
+    if (!PyTuple_Check(use) || !PyArg_ParseTuple(use, "On", &grad, &place) || open_users(grad, users, &rows) < 0)
+        return -1;
+    if (place < 0 || place + rows.width > across) {
+        PyErr_SetString(PyExc_ValueError, "no such columns");
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t user = first; user < last; user++)
+        sum_rows(&rows, user, matrix + user * across + place);
+    Py_END_ALLOW_THREADS
+    return 0;
+}
+
+/* measure_uses(uses, sums, matrix, users, first, last, told, squares) */
+static PyObject *py_measure_uses(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+#if !TARGETS
+    (void)args, (void)count;
+    return PyErr_Format(PyExc_RuntimeError, "not compiled for this processor");
+#else
+    if (!expect(count, 8, "measure_uses"))
+        return NULL;
+    if (level == 0)
+        return PyErr_Format(PyExc_RuntimeError, "not compiled for this processor");
+    Some users = {PyLong_AsLongLong(args[3]), PyLong_AsLongLong(args[4]), PyLong_AsLongLong(args[5])};
+    if (PyErr_Occurred())
+        return NULL;
+    if (!PyList_Check(args[0]) || !PyList_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "expected two lists");
+    if (users.all < 1 || users.all > MANY || users.first < 0 || users.first > users.last || users.last > users.all)
+        return PyErr_Format(PyExc_ValueError, "no such users");
+    Py_ssize_t uses = PyList_GET_SIZE(args[0]), sums = PyList_GET_SIZE(args[1]);
+    int64_t numbers = 0, across = 0;
+    float *matrix = NULL;
+    if (sums && (matrix = open_tensor(args[2], &numbers, &across)) == NULL)
+        return NULL;
+    Py_buffer view[2];
+    if (open_arrays(args + 6, view, "DD") < 0)
+        return NULL;
+    int failed = (sums && numbers != users.all * across) || view[0].len != 24 * uses * users.all ||
+                 view[1].len != 8 * uses * users.all;
+    if (failed)
+        PyErr_SetString(PyExc_ValueError, "the results are not of these uses and users");
+    for (Py_ssize_t n = 0; !failed && n < uses; n++) {
+        int64_t at = n * users.all + users.first;
+        failed = measure_use(PyList_GET_ITEM(args[0], n), &users, (double *)view[0].buf + 3 * at,
+                             (double *)view[1].buf + at) < 0;
+    }
+    for (Py_ssize_t n = 0; !failed && n < sums; n++)
+        failed = sum_use(PyList_GET_ITEM(args[1], n), users.all, users.first, users.last, matrix, across) < 0;
+    close_arrays(view, 2);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+#endif
+}
+
+/* add_sums([(written, out, adds)], c, part, parts): a part of the numbers of each out, which c has a factor a user for. */
+static PyObject *py_add_sums(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 4, "add_sums"))
+        return NULL;
+    int64_t users, width, part = PyLong_AsLongLong(args[2]), parts = PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!PyList_Check(args[0]) || parts < 1 || part < 0 || part >= parts)
+        return PyErr_Format(PyExc_ValueError, "expected a list, and a part of parts");
+    const float *c = open_tensor(args[1], &users, &width);
+    if (c == NULL)
+        return NULL;
+    for (Py_ssize_t n = 0; n < PyList_GET_SIZE(args[0]); n++) {
+        PyObject *written, *out, *entry = PyList_GET_ITEM(args[0], n);
+        int64_t numbers, many;
+        int adds;
+        float *from, *to;
+        if (!PyTuple_Check(entry) || !PyArg_ParseTuple(entry, "OOp", &written, &out, &adds))
+            return NULL;
+        if ((from = open_tensor(written, &many, &width)) == NULL || (to = open_tensor(out, &numbers, &width)) == NULL)
+            return NULL;
+        if (many / users != numbers || many % users)
+            return PyErr_Format(PyExc_ValueError, "the sum has another size than a user's gradient");
+        Py_BEGIN_ALLOW_THREADS
+        weigh(from, users, numbers, c, to, adds, numbers * part / parts, numbers * (part + 1) / parts);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"release", (PyCFunction)(void (*)(void))py_release, METH_FASTCALL,
      "release(words, sums, again, first, a, least, most, most_sum, per_grid, divisor) -> how many are undecided"},
@@ -1390,6 +1683,13 @@ static PyMethodDef methods[] = {
      "add_lookups(ids, grad, out, squares): out[b, ids[b, t]] += grad[b, t], and the squares of out[b] follow"},
     {"square_by_gram", (PyCFunction)(void (*)(void))py_square_by_gram, METH_FASTCALL,
      "square_by_gram(left, right, squares): the squares of what write_products would write"},
+    {"exchange", py_exchange, METH_O, "exchange(capsule) -> whether tensors can be read by measure_uses and add_sums"},
+    {"measure_uses", (PyCFunction)(void (*)(void))py_measure_uses, METH_FASTCALL,
+     "measure_uses([(left, right, written, reach)], [(grad, place)], matrix, users, first, last, told, squares):\n"
+     "write_products of many uses, for users from first to last, and sums of users' rows into columns of the matrix;\n"
+     "without `written` rows are only measured, with a negative reach only multiplied"},
+    {"add_sums", (PyCFunction)(void (*)(void))py_add_sums, METH_FASTCALL,
+     "add_sums([(written, out, adds)], c, part, parts): out (+)= sum over users of c[b]*written[b], some of its numbers"},
     {NULL, NULL, 0, NULL},
 };
 

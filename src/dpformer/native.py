@@ -21,7 +21,24 @@ try:
 except ImportError:
     objects = None
 
-__all__ = ["kernels", "objects", "rows_of"]
+# Newer versions of torch let compiled code read tensors where they are, through the C interface of DLPack.
+_offered = kernels is not None and bool(
+    kernels.multiplies
+    and hasattr(Tensor, "__dlpack_c_exchange_api__")
+    and kernels.exchange(Tensor.__dlpack_c_exchange_api__)
+)
+
+__all__ = ["kernels", "multiplies", "objects", "reads_tensors", "rows_of"]
+
+
+def multiplies() -> bool:
+    """Whether compiled code multiplies rows, to the same bits whoever else is there."""
+    return kernels is not None and bool(kernels.multiplies)
+
+
+def reads_tensors() -> bool:
+    """Whether compiled code takes tensors themselves."""
+    return kernels is not None and _offered
 
 
 def rows_of(t: Tensor) -> np.ndarray:

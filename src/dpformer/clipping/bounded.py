@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.bits import Bits, bits_and_finite, bits_of_all
+from dpformer.clipping.products import add_sums, can_weigh
 
 _MARK = "_phantom_bound"
 _HALF = (torch.bfloat16, torch.float16)
@@ -109,6 +110,7 @@ class Addition:
     parameter: Tensor
     total: Tensor | Callable[[Tensor], None]  # the sum, or what adds it to a tensor
     dtype: torch.dtype  # that it is computed in
+    written: Tensor | None = None  # (B, *shape) what the factors are multiplied with, where that is all
 
     def add(self, out: Tensor) -> None:
         if isinstance(self.total, Tensor):
@@ -117,10 +119,15 @@ class Addition:
             self.total(out)
 
 
-def add_bounded(additions: Sequence[Addition], clip_norm: float, together: frozenset[int] | None) -> None:
+def add_bounded(
+    additions: Sequence[Addition], factors: Tensor, clip_norm: float, together: frozenset[int] | None
+) -> None:
     """`p.grad` += sums of users bounded by `clip_norm` over the parameters in `together`.
 
     What is there already must be such a sum too (or zero), else the whole is not and carries no mark.
+
+    Args:
+        factors: (B,) of the users.
     """
     parameters = [addition.parameter for addition in additions]
     before = bounds_of(parameters)
@@ -128,7 +135,11 @@ def add_bounded(additions: Sequence[Addition], clip_norm: float, together: froze
         mark is not None or parameter.grad is None or _is_zero(parameter.grad)
         for parameter, mark in zip(parameters, before, strict=True)
     ]
-    wides = [_add(addition, mark) for addition, mark in zip(additions, before, strict=True)]
+    quick = _add_written(additions, factors)
+    wides = [
+        None if is_added else _add(addition, mark)
+        for addition, mark, is_added in zip(additions, before, quick, strict=True)
+    ]
     marks = [
         (clip_norm, together)
         if mark is None
@@ -136,6 +147,26 @@ def add_bounded(additions: Sequence[Addition], clip_norm: float, together: froze
         for mark in before
     ]
     _mark(parameters, marks, wides, known)
+
+
+def _add_written(additions: Sequence[Addition], factors: Tensor) -> list[bool]:
+    """Adds what compiled code adds up, all at once; says of which additions it did."""
+    sums: list[tuple[Tensor, Tensor, bool]] = []
+    quick = [False] * len(additions)
+    for n, addition in enumerate(additions):
+        parameter, written = addition.parameter, addition.written
+        if written is None or parameter.dtype is not factors.dtype:
+            continue
+        gradient = parameter.grad
+        out = torch.empty_like(parameter, memory_format=torch.contiguous_format) if gradient is None else gradient
+        if can_weigh(written, out):
+            sums.append((written, out, gradient is not None))
+            quick[n] = True
+            if gradient is None:
+                parameter.grad = out
+    if sums:
+        add_sums(sums, factors)
+    return quick
 
 
 def _add(addition: Addition, before: Bound | None) -> Tensor | None:

@@ -256,10 +256,11 @@ class PhantomClipping:
                 group.parameter,
                 partial(group.add_sum, factors) if id(group) not in small else small[id(group)],
                 torch.promote_types(factors.dtype, group.parameter.dtype),
+                group.written if not group.alone else None,
             )
             for group in collected.groups
         ]
-        add_bounded(additions, clip.clip_norm, frozenset(self._gate.names))
+        add_bounded(additions, factors, clip.clip_norm, frozenset(self._gate.names))
 
     @staticmethod
     def _factors(norms: Tensor, upper: Tensor, clip: ClipFunction) -> Tensor:

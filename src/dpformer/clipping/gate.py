@@ -23,9 +23,11 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from dpformer import native
 from dpformer.clipping import picked
+from dpformer.clipping.affine import is_plain, record_affine
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.moves import MOVES, may_move
+from dpformer.clipping.moves import MOVES, SHAPES, may_move
 from dpformer.clipping.ordinary import marked_computed, tensors_of_users
 from dpformer.clipping.recorded_call import Build, Paired, RecordedCall, own
 from dpformer.clipping.registered import Registered
@@ -123,7 +125,8 @@ class Gate(TorchFunctionMode):
 
     # -- the gate itself ----------------------------------------------------------------------------------------------
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def in_python(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What every torch function does here; compiled code takes the short ways, and leaves the others to this."""
         if get_eval_frame_callback() is not None:  # inside torch.compile, which would compile the gate too
             raise UnsupportedUse(_COMPILED)
         kwargs = kwargs or {}
@@ -135,7 +138,7 @@ class Gate(TorchFunctionMode):
         if not vmapped and "out" not in kwargs and (_is_ordinary(func) or _is_harmless(func, args)):
             given = tensors_of_users(args, kwargs, self.own, self.constants)
             if given is not None:
-                self._look(func, args, kwargs)
+                self.look(func, args, kwargs)
                 return marked_computed(func(*args, **kwargs), given)
         tensors = tensors_of(*args, *kwargs.values())
         if vmapped and any(t.is_floating_point() for t in tensors):  # there are no marks then
@@ -157,7 +160,23 @@ class Gate(TorchFunctionMode):
             return self._express(func, args, kwargs)
         return self._use(func, args, kwargs, tensors)
 
-    def _look(self, func: Any, args: Any, kwargs: Any) -> None:
+    # A method of its class, as this one.
+    __torch_function__ = in_python if native.objects is None else native.objects.passage
+
+    def affine(
+        self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, trains_weight: bool, trains_bias: bool
+    ) -> Tensor | None:
+        """A linear layer that compiled code has found to be plain (affine.py); None if it is not, for other reasons."""
+        if self.packed is not None or not is_plain(x, weight, bias):
+            return None
+        return record_affine(self, func, x, weight, bias, trains_weight, trains_bias)
+
+    @staticmethod
+    def classify(func: Any) -> int:
+        """Which short way a function may take, for compiled code."""
+        return _classify(func)
+
+    def look(self, func: Any, args: Any, kwargs: Any) -> None:
         """Where rows may change places unseen, this batch is to be proven."""
         if func in MOVES and self.context not in self.doubts:
             user_of_row = None if self.packed is None else self.packed.user
@@ -188,7 +207,7 @@ class Gate(TorchFunctionMode):
         return out
 
     def _use(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        self._look(func, args, kwargs)
+        self.look(func, args, kwargs)
         turned, sources = False, []
         for t in tensors:  # every use passes here: no generators
             turned |= is_turned(t)
@@ -250,7 +269,7 @@ class Gate(TorchFunctionMode):
             raise UnsupportedUse(f"{label(func)} cannot be used here: {FREEZE_BATCH_NORM}")
         if public and (tensors or func in _CONSTANTS or _is_scalar(func, args)):
             return self._marked(func(*args, **kwargs))
-        self._look(func, args, kwargs)
+        self.look(func, args, kwargs)
         in_place = writes_in_place(func)
         if in_place or "out" in kwargs:
             self._no_longer_public(func, args, kwargs)
@@ -427,6 +446,25 @@ def _is_harmless(func: Any, args: tuple[Any, ...]) -> bool:
         whole = isinstance(one, int) and isinstance(other, int) and data.ndim > 1
         return whole and one % data.ndim > 0 and other % data.ndim > 0
     return func in _COPIES and picked.is_computed(args[0])
+
+
+def _classify(func: Any) -> int:
+    """The numbers of _objects.c."""
+    if func in _SIZES:
+        return 1
+    if func is F.linear or func is torch.addmm:
+        return 7 if func is F.linear else 8
+    if func is Tensor.transpose or func in _COPIES:
+        return 5 if func is Tensor.transpose else 6
+    if func is Tensor.register_hook or not _is_ordinary(func):
+        return 0
+    if func in SHAPES:
+        return 4
+    return 3 if func in MOVES else 2
+
+
+if native.objects is not None:
+    native.objects.tell({}, get_eval_frame_callback, peek_interpreter_stack, nn.Parameter)
 
 
 def label(func: Any) -> str:

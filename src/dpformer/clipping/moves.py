@@ -41,7 +41,7 @@ _ALONG: dict[Any, tuple[int, Any]] = {
     **dict.fromkeys(_named("fliplr hsplit"), (99, 1)),
 }
 _REPEATS = _named("repeat_interleave")
-_SHAPES = _named("view reshape")
+SHAPES = _named("view reshape")
 _INTO = _named("index_add index_copy index_fill index_reduce scatter scatter_add scatter_reduce")
 _INTO_ANYWHERE = _named("index_put masked_scatter put")
 _WRITES = {getattr(Tensor, f"{f.__name__}_"): f for f in _INTO + _INTO_ANYWHERE if hasattr(Tensor, f"{f.__name__}_")}
@@ -52,7 +52,7 @@ _PRODUCTS = {
 MOVES = {
     *_ALONG, *_INTO, *_INTO_ANYWHERE, *_WRITES, *_PRODUCTS, Tensor.__setitem__, Tensor.__rmatmul__, torch.einsum,
     torch.tensordot, torch.linalg.multi_dot, torch.chain_matmul, torch.sparse.addmm, F.linear, F.embedding_bag,
-    torch.addbmm, Tensor.addbmm, Tensor.addbmm_, *_SHAPES,
+    torch.addbmm, Tensor.addbmm, Tensor.addbmm_, *SHAPES,
     *_named("transpose_ t_ swapaxes_ swapdims_ as_strided as_strided_ set_ resize_"),
 }  # fmt: skip
 
@@ -73,7 +73,7 @@ def may_move(
         return _any_of_users([*args[1:2], kwargs.get("weight")], of_users)
     if func in _ALONG:
         return _moves_along(func, args, kwargs, of_users)
-    if func in _SHAPES:  # (B, …) → (1, B, …)
+    if func in SHAPES:  # (B, …) → (1, B, …)
         source = args[0] if args else kwargs["input"]
         sizes = kwargs.get("shape", args[1] if len(args) == 2 else args[1:])
         first = sizes[0] if isinstance(sizes, (tuple, list)) and sizes else None

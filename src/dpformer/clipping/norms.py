@@ -7,7 +7,7 @@ parameters fit `KEEP` numbers, so that the clipped sum is one weighted sum of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpformer import native
 from dpformer.clipping.expressions import Expression
 from dpformer.clipping.gate import leaves
-from dpformer.clipping.products import Scratch, can_multiply, measured_products
+from dpformer.clipping.products import A_FEW, Scratch, can_multiply, measured_products
 from dpformer.clipping.recorded_call import Source
 from dpformer.clipping.rounding import CANCEL, LOOSE, PIECE, Rows, square_error, sums_of_squares
 from dpformer.clipping.row_lengths import RowLengths, is_plain, lengths_of, row_lengths, some_of, without_zeros
@@ -64,9 +65,9 @@ class ParameterUses:
         each = self.made_each + self.parameter.numel()
         kept = users * each <= room
         if whole is not None and whole.all_few:
-            return [self._by_rows(whole)]
+            return [self.by_rows(whole)]
         if whole is not None and kept:
-            return [self._written(whole, 0, kept)]
+            return [self.wrote(whole, 0, kept)]
         self.step = users if kept else max(1, KEEP // max(1, each))
         return [self._measured(a, min(a + self.step, users), kept) for a in range(0, users, self.step)]
 
@@ -79,7 +80,7 @@ class ParameterUses:
         """Of some users."""
         return joined([s.part(a, b) for s in self.sources])
 
-    def _by_rows(self, ways: Ways) -> Measured:
+    def by_rows(self, ways: Ways) -> Measured:
         """Of all users, whose rows are few; those that are zero are not needed for the sum either."""
         short = without_zeros(ways.uses, ways.lengths)
         if len(self.sources) == 1 and isinstance(short[0], Outer):
@@ -90,7 +91,7 @@ class ParameterUses:
         (ways,) = ways_of([self.uses(a, b)])
         if ways.all_few:
             return Measured(self, ways.uses, ways.lengths, squared_by_gram(without_zeros(ways.uses, ways.lengths)), a)
-        return self._written(ways, a, kept)
+        return self.wrote(ways, a, kept)
 
     def at_once(self, use: Outer, users: int, room: int) -> Measured | None:
         """One outer product, by compiled code that looks at the rows and multiplies them; None if it cannot."""
@@ -100,9 +101,9 @@ class ParameterUses:
         told, made = measured_products(use.left, use.right, most, keep=self.again is None)
         few = told[:, 1] < most
         ways = Ways([use], lengths_of(told[None]), few, made is None, bool(few.any()))
-        return self._by_rows(ways) if made is None else self._written(ways, 0, True, made)
+        return self.by_rows(ways) if made is None else self.wrote(ways, 0, True, made)
 
-    def _written(self, ways: Ways, first: int, kept: bool, made: tuple[Tensor, Tensor] | None = None) -> Measured:
+    def wrote(self, ways: Ways, first: int, kept: bool, made: tuple[Tensor, Tensor] | None = None) -> Measured:
         """Gradients written out here, or by others before (`made`, with their squares)."""
         uses, lengths, few, mixed = ways.uses, ways.lengths, ways.few, ways.any_few  # the way is everybody's own
         written, square = made or squared_gradients(
@@ -129,9 +130,10 @@ class ParameterUses:
             self._but_alone(self.written).add_sum(shared, out)
         elif self.room:
             self._but_alone(self._written_again(len(c))).add_sum(shared, out)
-        elif self.computes_anew:
-            for a in range(0, len(c), self.step):  # the very numbers whose norms were taken
-                b = min(a + self.step, len(c))
+        elif self.computes_anew or (self.step and native.multiplies()):
+            step = self.step if self.computes_anew else min(self.step, max(1, A_FEW // self.parameter.numel()))
+            for a in range(0, len(c), step):  # the very numbers whose norms were taken, as if they had been kept
+                b = min(a + step, len(c))
                 self._but_alone(written_out(self.uses(a, b)), a).add_sum(shared[a:b], out)
         else:
             for source in self.sources:
@@ -246,7 +248,6 @@ def measure_all(
     return found
 
 
-@np.errstate(all="ignore")
 def raised_squares(measured: Sequence[Measured]) -> tuple[np.ndarray, np.ndarray]:
     """(G, n) ‖g_b‖² of each parameter, of the same users and precision, and what it is at most, whatever rounding did:
     a bound made of a user's own rows alone.
@@ -254,15 +255,31 @@ def raised_squares(measured: Sequence[Measured]) -> tuple[np.ndarray, np.ndarray
     Too few digits are made good one user at a time.
     """
     known = torch.stack([m.square for m in measured]).cpu().double().numpy()
-    rows = Rows.of(measured, measured[0].dtype)
+    large = None
+    if any(m.lengths.large is not None for m in measured):
+        none = np.zeros(known.shape[1], dtype=bool)
+        large = np.stack([none if m.lengths.large is None else m.lengths.large for m in measured])
+    again = [m.in_double for m in measured]
+    return raised(known, Rows.of(measured, measured[0].dtype), large, lambda place, user: float(again[place](user)))
+
+
+@np.errstate(all="ignore")
+def raised(
+    known: np.ndarray, rows: Rows, large: np.ndarray | None, in_double: Callable[[int, int], float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(G, n) squares, changed where they have too few digits, and what they are at most.
+
+    Args:
+        large: (G, n) whether a factor times a user's row may overflow, and one times its other side vanish.
+        in_double: the square of a parameter and a user again, in float64.
+    """
     error = square_error(known, rows)
     enough = (error <= LOOSE * known) & (rows.lengths**2 <= CANCEL**2 * known) & np.isfinite(known)
-    for place, one in enumerate(measured):
-        if one.lengths.large is not None:  # a factor times such a row may overflow, and one times its other side vanish
-            enough[place] &= ~one.lengths.large
+    if large is not None:
+        enough &= ~large
     if not enough.all():
         for place, user in np.argwhere(~enough).tolist():
-            known[place, user] = float(measured[place].in_double(user))
+            known[place, user] = in_double(place, user)
         error = square_error(known, rows)
     most = LOOSE * known
     return known, known + np.where(error <= most, error, most)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping import norms
+from dpformer.clipping.affine import AffineCall
+from dpformer.clipping.at_once import AtOnce, can_measure
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.gate import leaves
 from dpformer.clipping.norms import Measured, ParameterUses, by_parameter, measure_all, raised_squares
@@ -57,9 +59,10 @@ class PerUserNorms:
         self.squares = np.zeros((2, self.users))
         self.groups: list[ParameterUses] = []
         self.small: list[SideBySide] = []  # of the groups with one dense use, at the end
-        self.waiting: list[ParameterUses] = []  # to be measured
+        self.waiting: list[ParameterUses] = []  # other parameters to be measured
         self.numbers = 0  # that they hold, at most
         self.scratch = None if forget else Scratch()
+        self.linear = AtOnce(self.users, self.scratch)  # linear layers to be measured
         self.room = norms.KEEP  # numbers of written-out gradients that may still be kept
         self.families = families_of(calls)
         self.contexts: set[int] = set()  # of the calls that were reached
@@ -75,7 +78,7 @@ class PerUserNorms:
         call.grad = grad
         self.contexts.add(call.context)
         family.missing -= 1
-        if family.missing == 0 and not family.late:
+        if family.missing == 0 and not family.late and not self._settled_quickly(call, grad, family):
             self._settle(family)
 
     def finish(self) -> None:
@@ -85,7 +88,8 @@ class PerUserNorms:
                 self._settle(family)
         with full_precision(self.device.type):
             self._measure()
-            self.small = SideBySide.of([group for group in self.groups if group.is_dense])
+            beside = {id(group) for some in self.small for group in some.groups}
+            self.small += SideBySide.of([g for g in self.groups if g.is_dense and id(g) not in beside])
         for some in self.small:
             self._add(some.squares().cpu().double().numpy())
 
@@ -93,6 +97,21 @@ class PerUserNorms:
         """(B,) ‖g_b‖, and what it is at most."""
         squared, upper = torch.from_numpy(self.squares).to(wide(self.device)).to(self.device)
         return squared.to(self.dtype).sqrt(), raised(upper, self.dtype)
+
+    def _settled_quickly(self, call: RecordedCall, grad: Tensor, family: Family) -> bool:
+        """Linear layers that are used once wait for others, if they are as plain as most."""
+        if type(call) is not AffineCall or len(family.calls) > 1:
+            return False
+        if not can_measure(call, grad, self.users) or self.linear.room + self.users * call.weight.numel() > self.room:
+            return False
+        family.settled = True
+        self.linear.add(call, grad)
+        if self.forget:
+            call.forget()
+        if self.linear.numbers > WAITING:
+            with full_precision(self.device.type):
+                self._measure_linear()
+        return True
 
     def _settle(self, family: Family) -> None:
         family.settled = True
@@ -110,6 +129,7 @@ class PerUserNorms:
 
     def _measure(self) -> None:
         """The norms of what is waiting."""
+        self._measure_linear()
         groups, self.waiting, self.numbers = self.waiting, [], 0
         kinds: dict[torch.dtype, list[Measured]] = {}
         for measured in measure_all(groups, self.users, self.room, again=self.scratch):
@@ -120,8 +140,26 @@ class PerUserNorms:
             for m in measured:  # a few users at a time
                 self._add(np.stack(raised_squares([m]))[:, 0], m.first)
         for some in kinds.values():
-            for squares in np.stack(raised_squares(some), 1):  # one by one, wherever the waiting ends
-                self._add(squares)
+            self._add_all(*raised_squares(some))
+
+    def _measure_linear(self) -> None:
+        linear, self.linear = self.linear, AtOnce(self.users, self.scratch)
+        if not linear.numbers:
+            return
+        found = linear.measure()
+        self.groups += found.groups
+        self.room -= sum(group.room for group in found.groups)
+        if found.small is not None:
+            self.groups += found.small.groups
+            self.small.append(found.small)
+        self._add_all(*found.squares)
+        if found.others:
+            self._add_all(*raised_squares(found.others))
+
+    def _add_all(self, squares: np.ndarray, upper: np.ndarray) -> None:
+        """(G, B) each: one by one, wherever the waiting ends."""
+        for one in np.stack([squares, upper], 1):
+            self._add(one)
 
     def _add(self, squares: np.ndarray, first: int = 0) -> None:
         """(2, n) of users from `first` on."""

@@ -7,8 +7,9 @@ each number is a sum over the rows in their order, to which padding adds zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from math import prod
 from typing import cast
 
@@ -46,6 +47,13 @@ class Scratch:
         out = self.memory[: prod(size)].view(size)
         write_products(left, right, out)
         return out
+
+    def views(self, sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Room for tensors of float32 on the CPU of which only one is needed at a time."""
+        most = max(map(prod, sizes), default=0)
+        if self.memory is None or self.memory.dtype != torch.float32 or self.memory.numel() < most:
+            self.memory = torch.empty(most)
+        return [self.memory[: prod(size)].view(size) for size in sizes]
 
 
 def write_products(left: Tensor, right: Tensor, out: Tensor) -> Tensor | None:
@@ -91,6 +99,27 @@ def gram_squares(left: Tensor, right: Tensor) -> Tensor:
     return squares
 
 
+def can_weigh(written: Tensor, out: Tensor) -> bool:
+    """Whether compiled code adds up such gradients of users into such a sum."""
+    return native.reads_tensors() and _is_plain(written) and _is_plain(out)
+
+
+def _is_plain(t: Tensor) -> bool:
+    return t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() and t.numel() > 0 and not t.is_neg()
+
+
+def add_sums(sums: list[tuple[Tensor, Tensor, bool]], c: Tensor) -> None:
+    """out (+)= Σ_b c_b·written_b for each (written, out, whether to add); one user after the other in every number."""
+    factors, numbers = c.to(torch.float32).contiguous(), sum(written.numel() for written, _, _ in sums)
+    threads = torch.get_num_threads() if numbers >= LARGE else 1
+
+    def add(part: int, parts: int) -> None:
+        assert native.kernels is not None
+        native.kernels.add_sums(sums, factors, part, parts)
+
+    in_parts(add, [(part, threads) for part in range(threads)])
+
+
 def can_multiply(left: Tensor, right: Tensor) -> bool:
     """Whether compiled code does it."""
     return (
@@ -116,7 +145,26 @@ def in_threads(work: Callable[..., object], threads: int, *arrays: np.ndarray) -
     """Some users each."""
     if threads <= 1:
         work(*arrays)
-        return
+    else:
+        list(_pool(threads).map(work, *(np.array_split(array, threads) for array in arrays)))
+
+
+def parts_of(users: int, work: int) -> list[tuple[int, int]]:
+    """Users from a to b for each thread, if there are so many multiply-adds."""
+    threads = min(torch.get_num_threads(), users) if work >= LARGE else 1
+    ends = [users * part // threads for part in range(threads + 1)]
+    return list(pairwise(ends))
+
+
+def in_parts(work: Callable[[int, int], object], parts: Sequence[tuple[int, int]]) -> None:
+    """A thread for each part."""
+    if len(parts) == 1:
+        work(*parts[0])
+    else:
+        list(_pool(len(parts)).map(work, *zip(*parts, strict=True)))
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
     if threads not in _pools:
         _pools[threads] = ThreadPoolExecutor(threads)
-    list(_pools[threads].map(work, *(np.array_split(array, threads) for array in arrays)))
+    return _pools[threads]

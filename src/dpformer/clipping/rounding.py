@@ -89,7 +89,7 @@ class Rows:
     def of(some: Sequence[WithRows], dtype: torch.dtype) -> Rows:
         lengths = np.stack([one.lengths.total for one in some])
         counts = np.stack([one.lengths.count for one in some])
-        public = [(len(one.uses), n := prod(one.uses[0].shape), _share(n, dtype)) for one in some]
+        public = [(len(one.uses), n := prod(one.uses[0].shape), share(n, dtype)) for one in some]
         uses, numbers, shares = np.array(public, dtype=np.float64).T[:, :, None]
         return Rows(lengths, counts, uses, numbers, shares, dtype)
 
@@ -111,7 +111,7 @@ def smallest(dtype: torch.dtype) -> float:
 def squared_lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
     """(B, n) → (B,) ‖row‖² as computed, and what it is at most, in `wide` precision."""
     square, numbers = sums_of_squares(rows), rows.shape[1]
-    return square, square * (1 + _share(numbers, rows.dtype)) + numbers * smallest(rows.dtype)
+    return square, square * (1 + share(numbers, rows.dtype)) + numbers * smallest(rows.dtype)
 
 
 def sums_of_squares(rows: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def sums_of_squares(rows: Tensor) -> Tensor:
     return total if whole == numbers else total + sums_of_squares(rows[:, whole:])
 
 
-def _share(numbers: int, dtype: torch.dtype) -> float:
+def share(numbers: int, dtype: torch.dtype) -> float:
     """Of the square of a row of so many numbers: what it may lack."""
     return _MARGIN * (min(numbers, PIECE) + 8.0) * unit(dtype)
 

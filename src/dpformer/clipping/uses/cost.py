@@ -42,9 +42,7 @@ def reach(uses: Sequence[Use]) -> float:
     numbers; a gradient costs a pass over its p·q numbers, and where it is too large to be kept for the sum, n·p·q.
     """
     device, numbers = tensor_of(uses[0]).device.type, prod(uses[0].shape)
-    double = DOUBLE.get(device, DOUBLE_ELSEWHERE)
-    if device == "cpu" and native.kernels is not None and native.kernels.multiplies:
-        double *= HALF
+    double = _double(device)
     if not closed_form(uses) or double == inf:
         return 0.0
     outers = [use for use in uses if isinstance(use, (Outer, Ragged))]
@@ -52,6 +50,22 @@ def reach(uses: Sequence[Use]) -> float:
     if not outers:
         return 4.0 * numbers / depth
     width = max(use.left.shape[-1] + use.right.shape[-1] for use in outers)
+    return _reach(double, width, depth, numbers)
+
+
+def reach_of_product(left: int, right: int) -> float:
+    """The same of one outer product of rows so wide, on the CPU."""
+    return _reach(_double("cpu"), left + right, 0, left * right)
+
+
+def _double(device: str) -> float:
+    double = DOUBLE.get(device, DOUBLE_ELSEWHERE)
+    if device == "cpu" and native.kernels is not None and native.kernels.multiplies:
+        double *= HALF
+    return double
+
+
+def _reach(double: float, width: int, depth: int, numbers: int) -> float:
     square = double * (width + depth)
     linear = PASSES * width - (0 if numbers <= OFTEN else numbers)
     return (sqrt(linear * linear + 4 * square * PASSES * numbers) - linear) / (2 * square)

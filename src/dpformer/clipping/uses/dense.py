@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from dpformer.clipping.products import add_sums, can_weigh
+
 
 @dataclass
 class Dense:
@@ -31,7 +33,9 @@ class Dense:
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
         grads = self.grad.reshape(len(c), -1)
-        if out.dtype == grads.dtype and out.is_contiguous():
+        if can_weigh(grads, out):
+            add_sums([(grads, out, True)], c)
+        elif out.dtype == grads.dtype and out.is_contiguous():
             out.view(-1).addmv_(grads.T, c.to(grads.dtype))
         else:
             out += (c.to(grads.dtype) @ grads).reshape(self.shape)
