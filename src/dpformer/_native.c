@@ -26,6 +26,7 @@ processors and chosen when the module is loaded. Elsewhere there is one.
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
 #define TARGETS 1
 #define V4 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,prefer-vector-width=512")))
 #define V3 __attribute__((target("avx2,fma,bmi,bmi2")))
@@ -185,13 +186,51 @@ INLINE void hash_row_body(const uint32_t *words, const uint32_t *keys, int64_t c
     *hash = total;
 }
 
-COMPILED(hash_row, (const uint32_t *words, const uint32_t *keys, int64_t count, uint64_t *hash),
-         (words, keys, count, hash))
+#if TARGETS
+/* AVX2 has a product of 32 bits, which compilers do not find in one of 64. */
+V3 static void hash_row_v3(const uint32_t *words, const uint32_t *keys, int64_t count, uint64_t *hash)
+{
+    __m256i sums = _mm256_setzero_si256();
+    uint64_t parts[4], rest = 0;
+    int64_t j = 0;
+    for (; j + 8 <= count; j += 8) {
+        __m256i keyed = _mm256_add_epi32(_mm256_loadu_si256((const __m256i *)(words + j)),
+                                         _mm256_loadu_si256((const __m256i *)(keys + j)));
+        __m256i high = _mm256_srli_epi64(keyed, 32);
+        __m256i negative = _mm256_srli_epi64(_mm256_srai_epi32(keyed, 31), 32); /* where the upper word is */
+        sums = _mm256_add_epi64(sums, _mm256_mul_epu32(keyed, high));
+        sums = _mm256_sub_epi64(sums, _mm256_slli_epi64(_mm256_and_si256(keyed, negative), 32));
+    }
+    if (j < count)
+        hash_row_body(words + j, keys + j, count - j, &rest);
+    _mm256_storeu_si256((__m256i *)parts, sums);
+    *hash = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + rest;
+}
+
+V4 static void hash_row_v4(const uint32_t *words, const uint32_t *keys, int64_t count, uint64_t *hash)
+{
+    hash_row_body(words, keys, count, hash);
+}
+#endif
+
+static void hash_row(const uint32_t *words, const uint32_t *keys, int64_t count, uint64_t *hash)
+{
+#if TARGETS
+    if (level == 2)
+        hash_row_v4(words, keys, count, hash);
+    else if (level == 1)
+        hash_row_v3(words, keys, count, hash);
+    else
+#endif
+        hash_row_body(words, keys, count, hash);
+}
 
 /* -- sums of bits ----------------------------------------------------------------------------------------------- */
 
 #define BLOCK_OF_WORDS 16 /* words that are read at once */
 #define EXPONENT 0x7f800000u
+#define FIRST_KEY(i) ((uint32_t)((i) + 1) * 0x9e3779b9u)
+#define KEY_STEP(i) ((uint32_t)(2 * (i) + 1) * 0x85ebca6bu)
 #if defined(__GNUC__)
 typedef uint64_t Pairs __attribute__((vector_size(4 * BLOCK_OF_WORDS)));
 typedef uint32_t Words __attribute__((vector_size(4 * BLOCK_OF_WORDS)));
@@ -235,8 +274,8 @@ INLINE void sum_words_body(const uint32_t *words, int64_t count, int64_t *total,
     uint64_t sums = 0;
     uint32_t last[BLOCK_OF_WORDS] = {0}, infinite = 0;
     for (int i = 0; i < BLOCK_OF_WORDS; i++) { /* any numbers will do; steps are odd */
-        sum.keys[i] = (uint32_t)(i + 1) * 0x9e3779b9u;
-        sum.steps[i] = (uint32_t)(2 * i + 1) * 0x85ebca6bu;
+        sum.keys[i] = FIRST_KEY(i);
+        sum.steps[i] = KEY_STEP(i);
     }
     int64_t j = 0;
     for (; j + BLOCK_OF_WORDS <= count; j += BLOCK_OF_WORDS)
@@ -258,7 +297,57 @@ INLINE void sum_words_body(const uint32_t *words, int64_t count, int64_t *total,
     *finite = !infinite;
 }
 
-COMPILED(sum_words, (const uint32_t *words, int64_t count, int64_t *total, int *finite), (words, count, total, finite))
+#if TARGETS
+/* The same by products of 32 bits. */
+V3 static void sum_words_v3(const uint32_t *words, int64_t count, int64_t *total, int *finite)
+{
+    uint32_t first[BLOCK_OF_WORDS], each[BLOCK_OF_WORDS], last[BLOCK_OF_WORDS] = {0};
+    uint64_t parts[4];
+    for (int i = 0; i < BLOCK_OF_WORDS; i++) {
+        first[i] = FIRST_KEY(i);
+        each[i] = KEY_STEP(i);
+    }
+    __m256i keys[2], steps[2], sums[2], infinite = _mm256_setzero_si256(), exponent = _mm256_set1_epi32(EXPONENT);
+    for (int n = 0; n < 2; n++) {
+        keys[n] = _mm256_loadu_si256((const __m256i *)(first + 8 * n));
+        steps[n] = _mm256_loadu_si256((const __m256i *)(each + 8 * n));
+        sums[n] = _mm256_setzero_si256();
+    }
+    for (int64_t j = 0; j < count; j += BLOCK_OF_WORDS) {
+        const uint32_t *here = words + j;
+        if (count - j < BLOCK_OF_WORDS) {
+            memcpy(last, here, (count - j) * sizeof(uint32_t));
+            here = last;
+        }
+        for (int n = 0; n < 2; n++) {
+            __m256i block = _mm256_loadu_si256((const __m256i *)(here + 8 * n)), keyed = _mm256_add_epi32(block, keys[n]);
+            keys[n] = _mm256_add_epi32(keys[n], steps[n]);
+            sums[n] = _mm256_add_epi64(sums[n], _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32)));
+            infinite = _mm256_or_si256(infinite, _mm256_cmpeq_epi32(_mm256_and_si256(block, exponent), exponent));
+        }
+    }
+    _mm256_storeu_si256((__m256i *)parts, _mm256_add_epi64(sums[0], sums[1]));
+    *total = (int64_t)((parts[0] + parts[1]) + (parts[2] + parts[3]));
+    *finite = _mm256_testz_si256(infinite, infinite);
+}
+
+V4 static void sum_words_v4(const uint32_t *words, int64_t count, int64_t *total, int *finite)
+{
+    sum_words_body(words, count, total, finite);
+}
+#endif
+
+static void sum_words(const uint32_t *words, int64_t count, int64_t *total, int *finite)
+{
+#if TARGETS
+    if (level == 2)
+        sum_words_v4(words, count, total, finite);
+    else if (level == 1)
+        sum_words_v3(words, count, total, finite);
+    else
+#endif
+        sum_words_body(words, count, total, finite);
+}
 
 /* -- squares of rows -------------------------------------------------------------------------------------------- */
 
