@@ -131,24 +131,55 @@ INLINE void release_group_body(const int64_t *words, float *sums, uint8_t *again
         }
 }
 
-/* Sums that get the numbers from `first` on of these words, whole groups; the places that are left as they were, and
-the words of their radii and angles. */
-INLINE void release_body(const int64_t *words, int64_t first, float *sums, int64_t count, const Scale *scale,
-                         int64_t *places, int64_t *radii, int64_t *angles, int64_t *found)
+/* Sums in pieces of memory one behind the other, and how far one has come. */
+typedef struct {
+    float *const *pieces;
+    const int64_t *counts;
+    int64_t piece, at;
+} Sums;
+
+/* Copies the next numbers into `room`, or out of it. */
+INLINE void copy_sums(const Sums *sums, float *room, int64_t count, int out)
 {
-    int64_t n = 0;
+    int64_t piece = sums->piece, at = sums->at;
+    for (int64_t done = 0; done < count; piece++, at = 0) {
+        int64_t some = sums->counts[piece] - at < count - done ? sums->counts[piece] - at : count - done;
+        float *here = sums->pieces[piece] + at;
+        memcpy(out ? here : room + done, out ? room + done : here, some * sizeof(float));
+        done += some;
+    }
+}
+
+INLINE void go_on(Sums *sums, int64_t count)
+{
+    for (sums->at += count; sums->at > 0 && sums->at >= sums->counts[sums->piece];)
+        sums->at -= sums->counts[sums->piece++];
+}
+
+/* What float32 does not decide: places, words and the sums themselves, which are left as they are. */
+typedef struct {
+    int64_t *places, *radii, *angles, found;
+    float *values;
+} Undecided;
+
+/* Numbers from `first` of the words on for the next `count` sums, of which `begin` were before. */
+INLINE void release_body(const int64_t *words, int64_t first, Sums *sums, int64_t begin, int64_t count,
+                         const Scale *scale, Undecided *left)
+{
     uint8_t again[GROUP];
     float room[GROUP];
     for (int64_t done = 0; done < count;) {
         int64_t skip = (first + done) % GROUP, some = GROUP - skip < count - done ? GROUP - skip : count - done;
         const int64_t *group = words + (first + done - skip);
-        if (some == GROUP)
-            release_group_body(group, sums + done, again, scale);
-        else { /* a part of a group: the other numbers are made, and left */
+        int whole = some == GROUP && sums->counts[sums->piece] - sums->at >= GROUP;
+        float *here = whole ? sums->pieces[sums->piece] + sums->at : room;
+        if (!whole) { /* a part of a group: the other numbers are made, and left; or pieces that share one */
             memset(room, 0, sizeof room);
-            memcpy(room + skip, sums + done, some * sizeof(float));
-            release_group_body(group, room, again, scale);
-            memcpy(sums + done, room + skip, some * sizeof(float));
+            copy_sums(sums, room + skip, some, 0);
+        }
+        release_group_body(group, here, again, scale);
+        if (!whole) {
+            copy_sums(sums, room + skip, some, 1);
             memset(again, 0, skip);
             memset(again + skip + some, 0, GROUP - skip - some);
         }
@@ -158,20 +189,21 @@ INLINE void release_body(const int64_t *words, int64_t first, float *sums, int64
             if (eight)
                 for (int i = k; i < k + 8; i++)
                     if (again[i]) {
-                        places[n] = done + i - skip;
-                        radii[n] = group[i % HALF];
-                        angles[n++] = group[HALF + i % HALF];
+                        left->places[left->found] = begin + done + i - skip;
+                        left->radii[left->found] = group[i % HALF];
+                        left->angles[left->found] = group[HALF + i % HALF];
+                        left->values[left->found++] = here[i];
                     }
         }
         done += some;
+        go_on(sums, some);
     }
-    *found = n;
 }
 
 COMPILED(release,
-         (const int64_t *words, int64_t first, float *sums, int64_t count, const Scale *scale, int64_t *places,
-          int64_t *radii, int64_t *angles, int64_t *found),
-         (words, first, sums, count, scale, places, radii, angles, found))
+         (const int64_t *words, int64_t first, Sums *sums, int64_t begin, int64_t count, const Scale *scale,
+          Undecided *left),
+         (words, first, sums, begin, count, scale, left))
 
 /* -- hashes ----------------------------------------------------------------------------------------------------- */
 
@@ -946,39 +978,6 @@ static int expect(Py_ssize_t given, Py_ssize_t expected, const char *what)
     return 0;
 }
 
-static PyObject *py_release(PyObject *self, PyObject *const *args, Py_ssize_t count)
-{
-    (void)self;
-    if (!expect(count, 10, "release"))
-        return NULL;
-    double number[6];
-    for (int n = 0; n < 6; n++) {
-        number[n] = PyFloat_AsDouble(args[4 + n]);
-        if (number[n] == -1.0 && PyErr_Occurred())
-            return NULL;
-    }
-    Py_ssize_t first = PyLong_AsSsize_t(args[3]);
-    if (first == -1 && PyErr_Occurred())
-        return NULL;
-    Py_buffer view[3];
-    if (open_arrays(args, view, "qFQ") < 0)
-        return NULL;
-    int64_t words = view[0].len / 8, numbers = view[1].len / 4, room = view[2].len / 24, found = 0;
-    if (first < 0 || words % GROUP || numbers > words || first > words - numbers || room < numbers) {
-        PyErr_SetString(PyExc_ValueError, "not as many words, in whole groups, and places as sums");
-        close_arrays(view, 3);
-        return NULL;
-    }
-    Scale scale = {(float)number[0], (float)number[1], (float)number[2],
-                   (float)number[3], (float)number[4], (float)number[5]};
-    int64_t *places = view[2].buf;
-    Py_BEGIN_ALLOW_THREADS
-    release(view[0].buf, first, view[1].buf, numbers, &scale, places, places + room, places + 2 * room, &found);
-    Py_END_ALLOW_THREADS
-    close_arrays(view, 3);
-    return PyLong_FromLongLong(found);
-}
-
 /* Words of four bytes by address and number: an array of a tensor would forbid torch to resize it, as FSDP does. */
 static int open_place(PyObject *place, const uint32_t **words, int64_t *count)
 {
@@ -997,6 +996,120 @@ static int open_place(PyObject *place, const uint32_t **words, int64_t *count)
     *count = number;
     return 0;
 }
+
+/* Addresses and counts of pieces of memory; how many numbers there are, or -1. */
+static int64_t open_pieces(PyObject *list, float ***pieces, int64_t **counts)
+{
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of addresses and counts");
+        return -1;
+    }
+    Py_ssize_t many = PyList_GET_SIZE(list);
+    int64_t total = 0;
+    *pieces = PyMem_New(float *, many + 1);
+    *counts = PyMem_New(int64_t, many + 1);
+    int failed = *pieces == NULL || *counts == NULL;
+    if (failed)
+        PyErr_NoMemory();
+    for (Py_ssize_t n = 0; !failed && n < many; n++) {
+        const uint32_t *words = NULL;
+        failed = open_place(PyList_GET_ITEM(list, n), &words, *counts + n) < 0;
+        (*pieces)[n] = (float *)words;
+        if (!failed && ((*counts)[n] == 0 || (*counts)[n] > ((int64_t)1 << 48) - total)) {
+            PyErr_SetString(PyExc_ValueError, "a piece is empty, or too large");
+            failed = 1;
+        }
+        total += failed ? 0 : (*counts)[n];
+    }
+    if (!failed)
+        return total;
+    PyMem_Free(*pieces);
+    PyMem_Free(*counts);
+    return -1;
+}
+
+/* release(words, pieces, again, values, first, begin, limits ...) -> (how many are undecided, how many were done) */
+static PyObject *py_release(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 12, "release"))
+        return NULL;
+    double number[6];
+    for (int n = 0; n < 6; n++) {
+        number[n] = PyFloat_AsDouble(args[6 + n]);
+        if (number[n] == -1.0 && PyErr_Occurred())
+            return NULL;
+    }
+    int64_t first = PyLong_AsLongLong(args[4]), begin = PyLong_AsLongLong(args[5]), *counts;
+    if (PyErr_Occurred())
+        return NULL;
+    float **pieces;
+    int64_t total = open_pieces(args[1], &pieces, &counts);
+    if (total < 0)
+        return NULL;
+    PyObject *arrays[] = {args[0], args[2], args[3]}, *said = NULL;
+    Py_buffer view[3];
+    if (open_arrays(arrays, view, "qQF") == 0) {
+        int64_t words = view[0].len / 8, room = view[1].len / 24;
+        int wrong = first < 0 || words % GROUP || first > words || begin < 0 || begin > total;
+        int64_t some = wrong ? 0 : words - first < total - begin ? words - first : total - begin;
+        if (wrong || room < some || view[2].len / 4 < some)
+            PyErr_SetString(PyExc_ValueError, "not as many words, in whole groups, and places as sums");
+        else {
+            Scale scale = {(float)number[0], (float)number[1], (float)number[2],
+                           (float)number[3], (float)number[4], (float)number[5]};
+            int64_t *places = view[1].buf;
+            Undecided left = {places, places + room, places + 2 * room, 0, view[2].buf};
+            Sums sums = {pieces, counts, 0, 0};
+            Py_BEGIN_ALLOW_THREADS
+            if (some)
+                go_on(&sums, begin);
+            release(view[0].buf, first, &sums, begin, some, &scale, &left);
+            Py_END_ALLOW_THREADS
+            said = Py_BuildValue("(LL)", (long long)left.found, (long long)some);
+        }
+        close_arrays(view, 3);
+    }
+    PyMem_Free(pieces);
+    PyMem_Free(counts);
+    return said;
+}
+
+/* put(pieces, places, values): numbers at some places, in order. */
+static PyObject *py_put(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (!expect(count, 3, "put"))
+        return NULL;
+    float **pieces;
+    int64_t *counts, total = open_pieces(args[0], &pieces, &counts), before = 0, piece = 0;
+    if (total < 0)
+        return NULL;
+    Py_buffer view[2];
+    int failed = open_arrays(args + 1, view, "qf") < 0;
+    if (!failed) {
+        const int64_t *places = view[0].buf;
+        const float *values = view[1].buf;
+        int64_t many = view[0].len / 8;
+        failed = view[1].len / 4 != many;
+        for (int64_t n = 0; !failed && n < many; n++)
+            failed = places[n] < (n ? places[n - 1] : 0) || places[n] >= total;
+        if (failed)
+            PyErr_SetString(PyExc_ValueError, "places are not in order, or there are no such places");
+        for (int64_t n = 0; !failed && n < many; n++) {
+            while (places[n] - before >= counts[piece])
+                before += counts[piece++];
+            pieces[piece][places[n] - before] = values[n];
+        }
+        close_arrays(view, 2);
+    }
+    PyMem_Free(pieces);
+    PyMem_Free(counts);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 
 /* Words of several tensors, one behind the other, in rows; a row that lies in one tensor is hashed where it lies. */
 typedef struct {
@@ -1556,6 +1669,48 @@ static PyObject *py_exchange(PyObject *self, PyObject *capsule)
     Py_RETURN_TRUE;
 }
 
+/* Whether a view is of whole words of 32 bits, one behind the other in memory of the CPU; how many. */
+static int is_words(const Tensor *view, int64_t *words)
+{
+    double bits = view->bits * view->lanes;
+    int64_t numbers = 1;
+    for (int n = view->ndim - 1; n >= 0; n--) {
+        if (view->strides != NULL && view->shape[n] != 1 && view->strides[n] != numbers && view->shape[n] != 0)
+            return 0;
+        numbers *= view->shape[n];
+        bits *= (double)view->shape[n];
+    }
+    *words = (int64_t)(bits / 32);
+    return view->device == 1 && bits >= 0 && bits < 9e15 && 32.0 * *words == bits;
+}
+
+/* sums_of_tensors(tensors) -> a list of sums of words, or None where a tensor is not such; and whether all numbers of all
+tensors are float32 and finite. */
+static PyObject *py_sums_of_tensors(PyObject *self, PyObject *tensors)
+{
+    (void)self;
+    if (!PyList_Check(tensors) || view_of == NULL)
+        return PyErr_Format(PyExc_TypeError, "expected a list of tensors that can be read");
+    PyObject *sums = PyList_New(PyList_GET_SIZE(tensors));
+    int all_finite = 1;
+    for (Py_ssize_t n = 0; sums != NULL && n < PyList_GET_SIZE(tensors); n++) {
+        Tensor view;
+        int64_t words, total = 0;
+        int finite = 1, plain = view_of(PyList_GET_ITEM(tensors, n), &view) == 0;
+        if (!plain)
+            PyErr_Clear(); /* it has no memory that can be read: a sparse one, say */
+        else if ((plain = is_words(&view, &words)) != 0 && words > 0)
+            sum_words((const uint32_t *)((const char *)view.data + view.offset), words, &total, &finite);
+        all_finite &= plain && finite && view.code == 2 && view.bits == 32;
+        PyObject *sum = plain ? PyLong_FromLongLong(total) : Py_NewRef(Py_None);
+        if (sum == NULL)
+            Py_CLEAR(sums);
+        else
+            PyList_SET_ITEM(sums, n, sum);
+    }
+    return sums == NULL ? NULL : Py_BuildValue("(NO)", sums, all_finite ? Py_True : Py_False);
+}
+
 /* Float32 of the CPU without gaps: where they lie, how many, and how many in the last dimension. */
 static float *open_tensor(PyObject *tensor, int64_t *numbers, int64_t *width)
 {
@@ -1749,7 +1904,9 @@ static PyObject *py_add_sums(PyObject *self, PyObject *const *args, Py_ssize_t c
 
 static PyMethodDef methods[] = {
     {"release", (PyCFunction)(void (*)(void))py_release, METH_FASTCALL,
-     "release(words, sums, again, first, a, least, most, most_sum, per_grid, divisor) -> how many are undecided"},
+     "release(words, [(address, count)], again, values, first, begin, a, least, most, most_sum, per_grid, divisor)\n"
+     "-> how many are undecided, with their places, words and sums, and how many sums the words were enough for"},
+    {"put", (PyCFunction)(void (*)(void))py_put, METH_FASTCALL, "put([(address, count)], places, values)"},
     {"hash_words", (PyCFunction)(void (*)(void))py_hash_words, METH_FASTCALL,
      "hash_words([(address, words)], keys, hashes, width) -> how many words"},
     {"sums_of_words", py_sums_of_words, METH_O, "sums_of_words([(address, words)]) -> ([sums], whether all floats are finite)"},
@@ -1773,6 +1930,8 @@ static PyMethodDef methods[] = {
     {"square_by_gram", (PyCFunction)(void (*)(void))py_square_by_gram, METH_FASTCALL,
      "square_by_gram(left, right, squares): the squares of what write_products would write"},
     {"exchange", py_exchange, METH_O, "exchange(capsule) -> whether tensors can be read by measure_uses and add_sums"},
+    {"sums_of_tensors", py_sums_of_tensors, METH_O,
+     "sums_of_tensors([tensors]) -> ([sums, or None], whether all numbers are float32 and finite)"},
     {"measure_uses", (PyCFunction)(void (*)(void))py_measure_uses, METH_FASTCALL,
      "measure_uses([(left, right, written, reach)], [(grad, place)], matrix, users, first, last, told, squares):\n"
      "write_products of many uses, for users from first to last, and sums of users' rows into columns of the matrix;\n"

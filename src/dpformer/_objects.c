@@ -386,14 +386,17 @@ static PyObject *tell(PyObject *self, PyObject *const *args, Py_ssize_t count)
 /* Whether a dictionary of a module is the same one, with the same names and the same objects in the same order. */
 static int is_same(PyObject *seen)
 {
-    PyObject *module, *kind, *home, *names, *values, *key, *value;
-    if (!PyTuple_Check(seen)) {
-        PyErr_SetString(PyExc_TypeError, "expected tuples");
+    PyObject *key, *value;
+    if (!PyTuple_Check(seen) || PyTuple_GET_SIZE(seen) != 5) {
+        PyErr_SetString(PyExc_TypeError, "expected tuples of five");
         return -1;
     }
-    if (!PyArg_ParseTuple(seen, "OUO!O!O!", &module, &kind, &PyDict_Type, &home, &PyList_Type, &names, &PyList_Type,
-                          &values))
+    PyObject *module = PyTuple_GET_ITEM(seen, 0), *kind = PyTuple_GET_ITEM(seen, 1), *home = PyTuple_GET_ITEM(seen, 2);
+    PyObject *names = PyTuple_GET_ITEM(seen, 3), *values = PyTuple_GET_ITEM(seen, 4);
+    if (!PyUnicode_Check(kind) || !PyDict_Check(home) || !PyList_Check(names) || !PyList_Check(values)) {
+        PyErr_SetString(PyExc_TypeError, "expected a module, a name, a dict and two lists");
         return -1;
+    }
     PyObject *now = PyObject_GetAttr(module, kind);
     if (now == NULL)
         return -1;

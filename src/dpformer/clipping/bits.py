@@ -36,6 +36,10 @@ def bits_of_all(tensors: Sequence[Tensor]) -> list[Bits]:
 
 def bits_and_finite(tensors: Sequence[Tensor]) -> tuple[list[Bits], bool]:
     """The same, and whether all numbers are known to be finite by it: False where nobody has looked."""
+    if native.reads_tensors():
+        assert native.kernels is not None
+        read, finite = native.kernels.sums_of_tensors(list(tensors))
+        return [_bits(t) if bits is None else bits for t, bits in zip(tensors, read, strict=True)], finite
     if native.kernels is None:
         quick, finite = [place for place, t in enumerate(tensors) if is_single(t)], False
         sums = _sums([tensors[place].detach().reshape(-1).view(torch.int32) for place in quick])

@@ -27,47 +27,46 @@ class Room:
         self.bytes = bytearray(8 * STRIP + 63)  # the cipher may write up to a block more
         self.words = np.frombuffer(self.bytes, dtype=np.int64, count=STRIP)
         self.again = np.empty((3, STRIP), dtype=np.int64)
+        self.values = np.empty(STRIP, dtype=np.float32)
 
 
 def release_runs(runs: Sequence[Run], scale: float, per_grid: float, divisor: float) -> None:
     """Each sum ← round(scale·z + per_grid·sum) / divisor."""
+    assert native.kernels is not None
     if not hasattr(_thread, "room"):
         _thread.room = Room()
-    undecided = [found for run in runs for found in _release(run, _thread.room, scale, per_grid, divisor)]
+    limits = (math.sqrt(2) * scale, float(LEAST_RADIUS), float(MOST_RADIUS), MOST_SUM, per_grid, divisor)
+    undecided = [found for run in runs for found in _release(run, _thread.room, limits)]
     if not undecided:
         return
-    sums, places, numbers, radii, angles = zip(*undecided, strict=True)
-    noise = scale * in_double(*(np.concatenate(part) for part in (numbers, radii, angles)))
-    done = 0
-    for some, here in zip(sums, places, strict=True):
-        whole = np.rint(noise[done : done + len(here)] + per_grid * some[here].astype(np.float64))
-        some[here] = whole / divisor
+    pieces, befores, places, radii, angles, values = zip(*undecided, strict=True)
+    numbers = np.concatenate([before + some for before, some in zip(befores, places, strict=True)])
+    noise = scale * in_double(numbers, np.concatenate(radii), np.concatenate(angles))
+    whole = np.rint(noise + per_grid * np.concatenate(values).astype(np.float64))
+    decided, done = (whole / divisor).astype(np.float32), 0
+    for some, here in zip(pieces, places, strict=True):
+        native.kernels.put(some, here, decided[done : done + len(here)])
         done += len(here)
 
 
-Undecided = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Pieces = list[tuple[int, int]]  # where numbers lie in memory, and how many
+Undecided = tuple[Pieces, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _release(run: Run, room: Room, scale: float, per_grid: float, divisor: float) -> list[Undecided]:
-    """What float32 decides; of the rest: the sums, the places in them and in the run, and the words."""
+def _release(run: Run, room: Room, limits: tuple[float, ...]) -> list[Undecided]:
+    """What float32 decides; of the rest: the pieces of the run, the numbers of a group before it, the places in it, the
+    words and the sums."""
     assert native.kernels is not None
-    limits = (math.sqrt(2) * scale, float(LEAST_RADIUS), float(MOST_RADIUS), MOST_SUM, per_grid, divisor)
-    numbers, undecided, start = run.pieces[0].numbers, [], run.before
-    filled = (0, 0)  # the numbers of the run whose words are there
-    for piece in run.pieces:
-        sums = piece.sums.detach().numpy()
-        end = start + piece.count
-        while start < end:
-            if start >= filled[1]:
-                low = start // GROUP * GROUP
-                filled = (low, min(low + STRIP, run.room))
-                address = {"step": numbers.step, "stream": numbers.stream, "group": run.group + low // GROUP}
-                numbers.random.fill_words(memoryview(room.bytes), filled[1] - low, **address)
-            stop, first = min(end, filled[1]), start - filled[0]
-            part = sums[piece.count - (end - start) : piece.count - (end - stop)]
-            words = room.words[: filled[1] - filled[0]]
-            if found := native.kernels.release(words, part, room.again, first, *limits):
-                places, radii, angles = room.again[:, :found].copy()
-                undecided.append((part, places, places + first, radii, angles))
-            start = stop
+    numbers, undecided, done = run.pieces[0].numbers, [], 0
+    pieces = [(piece.sums.data_ptr(), piece.count) for piece in run.pieces]
+    while done < run.count:
+        low = (run.before + done) // GROUP * GROUP
+        count = min(STRIP, run.room - low)
+        address = {"step": numbers.step, "stream": numbers.stream, "group": run.group + low // GROUP}
+        numbers.random.fill_words(memoryview(room.bytes), count, **address)
+        first = run.before + done - low
+        found, now = native.kernels.release(room.words[:count], pieces, room.again, room.values, first, done, *limits)
+        if found:
+            undecided.append((pieces, run.before, *room.again[:, :found].copy(), room.values[:found].copy()))
+        done += now
     return undecided
