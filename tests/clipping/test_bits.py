@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from dpformer import native
-from dpformer.clipping.bits import SMALL, bits_of, bits_of_all
+from dpformer.clipping.bits import SMALL, bits_and_finite, bits_of, bits_of_all
 from dpformer.clipping.registered import Walk, registered
 
 
-@pytest.fixture(autouse=True, params=["compiled", "in Python"])
+@pytest.fixture(autouse=True, params=["compiled", "by address", "in Python"])
 def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code and its twin pass the same tests."""
+    if request.param == "by address":  # with a version of torch that does not let compiled code read tensors
+        monkeypatch.setattr(native, "_offered", False)
     if request.param == "in Python":
         monkeypatch.setattr(native, "kernels", None)
         monkeypatch.setattr(native, "objects", None)
@@ -143,3 +145,35 @@ def test_a_tensor_that_was_looked_at_can_be_resized() -> None:
         t = nn.Parameter(torch.randn(size))
         bits_of(t)
         t.untyped_storage().resize_(0)
+
+
+def by_definition(words: list[int]) -> int:
+    """NH of blocks of 16 words whose keys move on from block to block, modulo 2⁶⁴."""
+    words = words + [0] * (-len(words) % 16)
+    keyed = [
+        (word + (n % 16 + 1) * 0x9E3779B9 + n // 16 * (2 * (n % 16) + 1) * 0x85EBCA6B) % 2**32
+        for n, word in enumerate(words)
+    ]
+    total = sum(a * b for a, b in zip(keyed[::2], keyed[1::2], strict=True)) % 2**64
+    return total - 2**64 if total >= 2**63 else total
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 15, 16, 17, 31, 33, 100, 4099])
+def test_compiled_sums_are_what_they_are_said_to_be(count: int) -> None:
+    """On every processor, whatever vectors it has."""
+    if native.kernels is None:
+        pytest.skip("nothing was compiled")
+    t = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    words = [word % 2**32 for word in t.view(torch.int32).tolist()]
+    assert bits_of(t) == by_definition(words)
+    assert native.kernels.sums_of_words([(t.data_ptr(), count)]) == ([by_definition(words)], True)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("place", [0, 7, 8, 15, 16, 40])
+def test_numbers_that_are_not_finite_are_seen(bad: float, place: int) -> None:
+    fine, strange = torch.randn(41), torch.randn(41)
+    strange[place] = bad
+    assert not bits_and_finite([fine, strange])[1]
+    assert bits_and_finite([fine])[1] == (native.kernels is not None), "False where nobody has looked"
+    assert not bits_and_finite([fine, torch.zeros(3, dtype=torch.float64)])[1]

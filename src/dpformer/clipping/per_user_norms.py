@@ -173,7 +173,8 @@ def families_of(calls: Sequence[RecordedCall]) -> dict[int, Family]:
     for call in calls:
         joined = Family([call], 1, late=any(managed.grad_fn is not None for managed in call.managed))
         of_call[id(call)] = joined
-        for key in [id(p) for managed in call.managed for p in leaves(managed)]:
+        made_of = [p for managed in call.managed for p in leaves(managed)] if joined.late else call.managed
+        for key in map(id, made_of):
             family = of_parameter.get(key)
             of_parameter[key] = joined
             if family is None or family is joined:

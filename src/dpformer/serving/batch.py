@@ -96,9 +96,8 @@ def write_recommendations(
         title = "" if release.titles is None else "title, "
         select = f"""SELECT user_id, rank, item_id, {title}score FROM found
             JOIN users ON users.number = user_number JOIN items ON items.number = item ORDER BY user_number, rank"""
-        if (
-            "csv" in form
-        ):  # on a full disk several threads wait for each other for ever (DuckDB 2.0, seen in two of two rounds of 40 tries)
+        # On a full disk several threads of DuckDB 2.0 wait for each other for ever (in two of two rounds of 40 tries).
+        if "csv" in form:
             connection.execute("SET threads = 1")
         connection.execute(f"COPY ({select}) TO {text(str(part))} ({form})")
     return packed
