@@ -33,6 +33,8 @@ class Source(Protocol):
 Paired = Callable[..., Tensor]  # (gradient of the output, *parameters) → number
 Build = Callable[[Tensor, UserRows], Sequence[tuple[Tensor, Source]]]
 
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+
 
 def paired(function: Callable[..., Tensor]) -> Paired:
     """⟨function(parameters), gradient⟩: its derivative by a parameter is what the gradient contributes to it."""
@@ -54,7 +56,7 @@ def fresh(out: Tensor) -> Tensor:
     """The same without a copy, for a result that is a view of what nobody else holds: F.linear of three dimensions."""
     if not out._is_view() or not out.is_contiguous() or out._base is None or out._base.numel() != out.numel():
         return own(out)
-    whole: Tensor = torch.ops.aten._unsafe_view(out, out.shape)
+    whole: Tensor = _UNSAFE_VIEW(out, out.shape)
     return whole
 
 
