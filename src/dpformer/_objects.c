@@ -322,7 +322,8 @@ static int short_way(PyObject *gate, PyObject *func, PyObject *args, PyObject *k
     if (quiet != 1)
         return quiet < 0;
     if (kind == SIZE) {
-        if (PyTuple_GET_SIZE(args) == 0 || (PyObject *)Py_TYPE(PyTuple_GET_ITEM(args, 0)) != tensor_type)
+        PyObject *type = PyTuple_GET_SIZE(args) == 0 ? NULL : (PyObject *)Py_TYPE(PyTuple_GET_ITEM(args, 0));
+        if (type == NULL || (type != tensor_type && type != parameter_type))
             return 0;
         *out = PyObject_Call(func, args, kwargs);
         return 1;

@@ -38,10 +38,12 @@ class AffineCall(RecordedCall):
         self.func, self.sink, self.context, self.grad = func, gate.sink, gate.context, None
         self.source, self.weight, self.bias = x, weight, bias
         self.trains_weight, self.trains_bias = trains_weight, trains_bias
-        self.managed = [t for t, trained in ((weight, trains_weight), (bias, trains_bias)) if trained and t is not None]
+        self.managed = [weight] if trains_weight else []
+        if trains_bias and bias is not None:
+            self.managed.append(bias)
         self.names = tuple([gate.names[id(t)] for t in self.managed])
         self.shape = x.shape
-        self.versions = [x._version, *[t._version for t in self.managed]]
+        self.versions = self._versions()
         self.refusal: Refusal = gate.refusal
 
     @property
@@ -51,8 +53,12 @@ class AffineCall(RecordedCall):
 
     def check(self) -> None:
         """Autograd's own check does not see what only the recorded calls have kept."""
-        if self.versions != [self.source._version, *[t._version for t in self.managed]]:
+        if self.versions != self._versions():
             raise self.refusal(self.managed[0], self.func, CHANGED)
+
+    def _versions(self) -> list[int]:
+        """Counts of writes."""
+        return [self.source._version, *[t._version for t in self.managed]]
 
     @property
     def build(self) -> Build:  # type: ignore[override]

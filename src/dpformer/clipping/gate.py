@@ -132,7 +132,7 @@ class Gate(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.register_hook:
             self.hooked = True
-        if func in _SIZES and type(args[0]) is Tensor:
+        if func in _SIZES and type(args[0]) in (Tensor, nn.Parameter):
             return func(*args, **kwargs)
         vmapped = peek_interpreter_stack() is not None
         if not vmapped and "out" not in kwargs and (_is_ordinary(func) or _is_harmless(func, args)):
