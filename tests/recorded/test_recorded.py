@@ -2,8 +2,9 @@
 
     python -m tests.recorded.test_recorded      records them anew, for a commit that says why they changed
 
-Bits depend on the processor (which kernels torch takes, and which of ours there are), so a record is of one kind of arithmetic; on another one the
-tests skip. The hash of the config is held fixed: it addresses the noise, and a new option would change it.
+Bits depend on the processor (which kernels torch takes, and which of ours there are), so a record is of one kind of
+arithmetic; on another one the tests skip. The hash of the config is held fixed: it addresses the noise, and a new
+option would change it.
 """
 
 import hashlib
