@@ -1699,7 +1699,7 @@ static PyObject *py_sums_of_tensors(PyObject *self, PyObject *tensors)
         int finite = 1, plain = view_of(PyList_GET_ITEM(tensors, n), &view) == 0;
         if (!plain)
             PyErr_Clear(); /* it has no memory that can be read: a sparse one, say */
-        else if ((plain = is_words(&view, &words)) != 0 && words > 0)
+        else if ((plain = is_words(&view, &words) && (view.data != NULL || words == 0)) != 0 && words > 0)
             sum_words((const uint32_t *)((const char *)view.data + view.offset), words, &total, &finite);
         all_finite &= plain && finite && view.code == 2 && view.bits == 32;
         PyObject *sum = plain ? PyLong_FromLongLong(total) : Py_NewRef(Py_None);
@@ -1724,7 +1724,7 @@ static float *open_tensor(PyObject *tensor, int64_t *numbers, int64_t *width)
             PyErr_SetString(PyExc_ValueError, "not a tensor that can be read");
         return NULL;
     }
-    int plain = view.device == 1 && view.code == 2 && view.bits == 32 && view.lanes == 1;
+    int plain = view.data != NULL && view.device == 1 && view.code == 2 && view.bits == 32 && view.lanes == 1;
     *numbers = 1;
     for (int n = view.ndim - 1; plain && n >= 0; n--) {
         plain = view.shape[n] > 0 && view.shape[n] <= LONGEST && *numbers <= ((int64_t)1 << 40) &&
@@ -1810,11 +1810,13 @@ static int measure_use(PyObject *use, const Some *users, double *told, double *s
 static int sum_use(PyObject *use, int64_t users, int64_t first, int64_t last, float *matrix, int64_t across)
 {
     PyObject *grad;
-    Py_ssize_t place;
+    Py_ssize_t place, columns;
     Rows rows;
-    if (!PyTuple_Check(use) || !PyArg_ParseTuple(use, "On", &grad, &place) || open_users(grad, users, &rows) < 0)
+    if (!PyTuple_Check(use) || !PyArg_ParseTuple(use, "Onn", &grad, &place, &columns))
         return -1;
-    if (place < 0 || place + rows.width > across) {
+    if (open_users(grad, users, &rows) < 0)
+        return -1;
+    if (rows.width != columns || columns > across || place < 0 || place > across - columns) {
         PyErr_SetString(PyExc_ValueError, "no such columns");
         return -1;
     }
@@ -1879,7 +1881,7 @@ static PyObject *py_add_sums(PyObject *self, PyObject *const *args, Py_ssize_t c
     int64_t users, width, part = PyLong_AsLongLong(args[2]), parts = PyLong_AsLongLong(args[3]);
     if (PyErr_Occurred())
         return NULL;
-    if (!PyList_Check(args[0]) || parts < 1 || part < 0 || part >= parts)
+    if (!PyList_Check(args[0]) || parts < 1 || parts > MANY || part < 0 || part >= parts)
         return PyErr_Format(PyExc_ValueError, "expected a list, and a part of parts");
     const float *c = open_tensor(args[1], &users, &width);
     if (c == NULL)
@@ -1933,7 +1935,7 @@ static PyMethodDef methods[] = {
     {"sums_of_tensors", py_sums_of_tensors, METH_O,
      "sums_of_tensors([tensors]) -> ([sums, or None], whether all numbers are float32 and finite)"},
     {"measure_uses", (PyCFunction)(void (*)(void))py_measure_uses, METH_FASTCALL,
-     "measure_uses([(left, right, written, reach)], [(grad, place)], matrix, users, first, last, told, squares):\n"
+     "measure_uses([(left, right, written, reach)], [(grad, place, columns)], matrix, users, first, last, told, squares):\n"
      "write_products of many uses, for users from first to last, and sums of users' rows into columns of the matrix;\n"
      "without `written` rows are only measured, with a negative reach only multiplied"},
     {"add_sums", (PyCFunction)(void (*)(void))py_add_sums, METH_FASTCALL,

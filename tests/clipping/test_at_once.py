@@ -223,3 +223,76 @@ def test_engine_and_naive_agree_after_many_steps() -> None:
         engine(model, (x,), dp.normalize(1.0))
     truth = one_at_a_time(model.double(), (x.double(),))
     assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-5
+
+
+@pytest.mark.parametrize("proof", [True, False])
+def test_a_bias_of_one_number_is_added_to_every_output(proof: bool) -> None:
+    """addmm broadcasts it: its gradient is the sum over all outputs (an attack found only the first one)."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.c = nn.Linear(4, 6), nn.Linear(5, 3)
+            self.weight, self.shift = nn.Parameter(torch.randn(6, 5)), nn.Parameter(torch.randn(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.a(x * 1.0))
+            return self.c(torch.addmm(self.shift, h, self.weight).tanh()).square().sum(1)
+
+    torch.manual_seed(0)
+    model, x = Shifted(), torch.randn(7, 4)
+    norms, ours, _ = run(model, x, proof=proof)
+    truth = one_at_a_time(model.double(), (x.double(),))
+    torch.testing.assert_close(norms.double(), norms_of(truth), rtol=1e-6, atol=0)
+    assert relative_error(ours, clipped_sum(truth, dp.clip(0.5))) < 1e-5
+
+
+def test_a_linear_layer_whose_bias_is_one_number_is_refused() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.shift = nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.randn(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(torch.tanh(x), self.weight, self.shift).square().sum(1)
+
+    model = Shifted()
+    with pytest.raises(dp.UnsupportedUse, match="a number for each output"), dp.PhantomClipping(model):
+        model(torch.randn(3, 4))
+
+
+@needed
+def test_a_gradient_that_is_written_to_while_it_waits_is_refused() -> None:
+    model, x = made()
+    clipping, kept = dp.PhantomClipping(model, proof=False), []
+
+    def keep(grad: Tensor) -> None:
+        kept.append(grad)
+
+    def write(grad: Tensor) -> None:
+        for other in kept:
+            other.mul_(100)
+
+    with clipping:
+        h = model.wide(torch.tanh(model.first(x)))
+        h.register_hook(write)
+        y = model.narrow(torch.relu(h))
+        y.register_hook(keep)
+        losses = y.square().sum((1, 2))
+    with pytest.raises(dp.UnsupportedUse, match="changed in place"):
+        clipping.backward(losses, dp.clip(1.0))
+
+
+@needed
+def test_a_gradient_that_is_added_to_counts_its_writes() -> None:
+    """So that autograd, and whoever keeps `p.grad`, sees that it was written to."""
+    model, x = made()
+    clipping = dp.PhantomClipping(model)
+    for _ in range(2):
+        before = model.wide.weight.grad
+        version = None if before is None else before._version
+        with clipping:
+            losses = model(x)
+        clipping.backward(losses, dp.clip(1.0))
+    assert before is not None and before is model.wide.weight.grad and version is not None
+    assert before._version > version

@@ -273,7 +273,7 @@ def test_wrong_arrays_are_refused() -> None:
     frozen.flags.writeable = False
     limits = (1000.0, 0.01, 3.9, 8192.0, 1.0, 1.0)
     sums, values = np.zeros(600, dtype=np.float32), np.zeros(600, dtype=np.float32)
-    pieces = [(sums.ctypes.data, 512)]
+    pieces, empty = [(sums.ctypes.data, 512)], (np.empty((0, 2, 3)), np.empty((0, 2)))
     wrong = [
         (kernels.release, (words, pieces, places, values, 513, 0, *limits)),
         (kernels.release, (words, pieces, places, values, -1, 0, *limits)),
@@ -288,6 +288,14 @@ def test_wrong_arrays_are_refused() -> None:
         (kernels.release, (words, [sums], places, values, 0, 0, *limits)),
         (kernels.release, (words, pieces, places, values, 2**63 - 1 - 256, 0, *limits)),
         (kernels.release, (words.view(np.float64), pieces, places, values, 0, 0, *limits)),
+        (kernels.measure_uses, ([], [(torch.zeros(2, 2), 2**63 - 2, 2)], torch.zeros(2, 2), 2, 0, 2, *empty)),
+        (kernels.measure_uses, ([], [(torch.zeros(2, 2), 0, 1)], torch.zeros(2, 2), 2, 0, 2, *empty)),
+        (kernels.measure_uses, ([], [(torch.zeros(2, 2), 1, 2)], torch.zeros(2, 2), 2, 0, 2, *empty)),
+        (kernels.measure_uses, ([], [(torch._efficientzerotensor(2, 2), 0, 2)], torch.zeros(2, 2), 2, 0, 2, *empty)),
+        (kernels.measure_uses, ([], [], None, 2, 1, 3, *empty)),
+        (kernels.add_sums, ([(torch.zeros(2, 3), torch.zeros(4), True)], torch.zeros(2), 0, 1)),
+        (kernels.add_sums, ([(torch.zeros(2, 3), torch.zeros(3), True)], torch.zeros(2), 2**62, 2**63 - 1)),
+        (kernels.add_sums, ([(torch.zeros(2, 6)[:, ::2], torch.zeros(3), True)], torch.zeros(2), 0, 1)),
         (kernels.put, (pieces, np.array([512]), np.zeros(1, dtype=np.float32))),
         (kernels.put, (pieces, np.array([-1]), np.zeros(1, dtype=np.float32))),
         (kernels.put, (pieces, np.array([3, 2]), np.zeros(2, dtype=np.float32))),

@@ -101,15 +101,15 @@ def run(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.addmm(bias, x, weight)
 
 
-def is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def is_plain(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the numbers are what compiled code reads, and torch computes in float32 what is asked for in float32."""
     single = torch.float32
     return (
         x.dtype is single
         and weight.dtype is single
-        and (bias is None or (bias.dtype is single and bias.ndim == 1))
         and x.ndim > 1
         and weight.ndim == 2
+        and (bias is None or (bias.dtype is single and bias.shape == weight.shape[func is torch.addmm :][:1]))
         and weight.is_cpu
         and x.is_cpu
         and weight.numel() > 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpformer import native
-from dpformer.clipping.affine import AffineCall
+from dpformer.clipping.affine import CHANGED, AffineCall
 from dpformer.clipping.norms import Measured, ParameterUses, Ways, raised
 from dpformer.clipping.products import Scratch, in_parts, parts_of
 from dpformer.clipping.rounding import Rows, share
@@ -29,6 +29,7 @@ def can_measure(call: AffineCall, grad: Tensor, users: int) -> bool:
     return (
         native.reads_tensors()
         and grad.dtype == torch.float32
+        and grad.layout == torch.strided
         and call.shape[0] % users == 0
         and grad.numel() > 0
         and not (grad.is_neg() or call.source.is_neg())
@@ -56,23 +57,28 @@ class AtOnce:
         self.users, self.again = users, again
         self.weights: list[tuple[Tensor, Tensor, Tensor]] = []  # a parameter, and the two sides of its outer products
         self.biases: list[tuple[Tensor, Tensor]] = []  # a parameter, and the gradient at the result
+        self.reads: list[tuple[AffineCall, Tensor, int]] = []  # what calls wait with, and its count of writes
         self.numbers = 0  # that they hold
         self.room = 0  # numbers that will be written out
         self.work = 0  # multiply-adds
 
     def add(self, call: AffineCall, grad: Tensor) -> None:
         call.check()
-        grad = grad.contiguous()
+        grad, source = grad.contiguous(), call.source.contiguous()
+        self.reads += [(call, grad, grad._version), (call, source, source._version)]
         if call.trains_weight:
-            self.weights.append((call.weight, *call.sides(grad, call.source.contiguous())))
+            self.weights.append((call.weight, *call.sides(grad, source)))
             self.room += self.users * call.weight.numel()
             self.work += grad.numel() * call.shape[-1]
         if call.trains_bias and call.bias is not None:
             self.biases.append((call.bias, grad))
-        self.numbers += grad.numel() + call.source.numel()
+        self.numbers += grad.numel() + source.numel()
 
     def measure(self) -> Found:
         """By one call of compiled code for each thread."""
+        for call, read, version in self.reads:
+            if read._version != version:  # a hook has kept the gradient, say, and writes into it later
+                raise call.refusal(call.managed[0], call.func, CHANGED)
         sizes = [(left.shape[-1], right.shape[-1]) for _, left, right in self.weights]
         reaches = [reach_of_product(*size) for size in sizes]
         if self.again is None:
@@ -98,7 +104,7 @@ class AtOnce:
         plain = np.flatnonzero(~odd)
         return Found(groups, small, self._raised(plain, groups, told[plain], squares[plain]), others)
 
-    def _biases(self) -> tuple[SideBySide | None, list[tuple[Tensor, int]]]:
+    def _biases(self) -> tuple[SideBySide | None, list[tuple[Tensor, int, int]]]:
         """Room for the gradients of all biases in one matrix, and whose rows are added up from which column on."""
         if not self.biases:
             return None, []
@@ -109,7 +115,8 @@ class AtOnce:
             ParameterUses(bias, [Dense(part)])
             for (bias, _), part in zip(self.biases, matrix.split(sizes, 1), strict=True)
         ]
-        return SideBySide(groups, matrix), [(grad, at) for (_, grad), at in zip(self.biases, places, strict=False)]
+        sums = [(grad, at, n) for (_, grad), at, n in zip(self.biases, places, sizes, strict=False)]
+        return SideBySide(groups, matrix), sums
 
     def _use(self, n: int) -> Outer:
         weight, *sides = self.weights[n]

@@ -162,10 +162,13 @@ def _add_written(additions: Sequence[Addition], factors: Tensor) -> list[bool]:
         if can_weigh(written, out):
             sums.append((written, out, gradient is not None))
             quick[n] = True
-            if gradient is None:
-                parameter.grad = out
     if sums:
         add_sums(sums, factors)
+    made = (out for _, out, _ in sums)
+    for parameter in (addition.parameter for addition, is_added in zip(additions, quick, strict=True) if is_added):
+        out = next(made)
+        if parameter.grad is None:
+            parameter.grad = out
     return quick
 
 

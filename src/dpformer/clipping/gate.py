@@ -167,7 +167,7 @@ class Gate(TorchFunctionMode):
         self, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, trains_weight: bool, trains_bias: bool
     ) -> Tensor | None:
         """A linear layer that compiled code has found to be plain (affine.py); None if it is not, for other reasons."""
-        if self.packed is not None or not is_plain(x, weight, bias):
+        if self.packed is not None or not is_plain(func, x, weight, bias):
             return None
         return record_affine(self, func, x, weight, bias, trains_weight, trains_bias)
 

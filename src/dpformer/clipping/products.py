@@ -118,6 +118,8 @@ def add_sums(sums: list[tuple[Tensor, Tensor, bool]], c: Tensor) -> None:
         native.kernels.add_sums(sums, factors, part, parts)
 
     in_parts(add, [(part, threads) for part in range(threads)])
+    if written_to := [out for _, out, adds in sums if adds]:  # torch counts only what it writes itself
+        torch.autograd.graph.increment_version(written_to)
 
 
 def can_multiply(left: Tensor, right: Tensor) -> bool:

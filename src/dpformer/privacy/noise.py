@@ -131,6 +131,9 @@ def release_sums(pairs: Iterable[tuple[Tensor, Numbers]], deviation: float, divi
     """
     release = Release(deviation, divisor)
     pairs = list(pairs)
+    for sums, numbers in pairs:  # compiled code writes by address
+        if sums.numel() != numbers.count:
+            raise ValueError(f"a sum of {sums.numel()} numbers got noise for {numbers.count}")
     total = sum(numbers.count for _, numbers in pairs)
     threads = torch.get_num_threads() if all(sums.device.type == "cpu" for sums, _ in pairs) else 1
     each = min(PIECE, max(WIDE, -(-total // (threads * GROUP)) * GROUP))  # a piece for every thread, if large enough

@@ -40,6 +40,8 @@ def linear(gate: Gate, func: Any, input: Tensor, weight: Tensor, bias: Tensor | 
     x = input
     if gate.is_managed(x) or x.ndim < 2 or weight.ndim != 2:
         raise gate.refusal(weight if gate.is_managed(weight) else x, func, "give it an input with a batch dimension")
+    if bias is not None and gate.is_managed(bias) and bias.shape != weight.shape[:1]:
+        raise gate.refusal(bias, func, "give it a number for each output")
     trained, trained_bias = weight if gate.is_managed(weight) else None, bias if gate.is_managed(bias) else None
     managed = [p for p in (trained, trained_bias) if p is not None]
     source = x.detach()
