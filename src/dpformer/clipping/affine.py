@@ -15,14 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.recorded_call import Build, Paired, RecordedCall, fresh, paired
+from dpformer.clipping.recorded_call import CHANGED, Build, Paired, RecordedCall, fresh, paired
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense, Outer
 
 if TYPE_CHECKING:
     from dpformer.clipping.gate import Gate
 
-CHANGED = "a tensor that it read was changed in place afterwards: build a new tensor instead"
 Refusal = Callable[[Any, Any, str], UnsupportedUse]
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from dpformer import native
-from dpformer.clipping.affine import CHANGED, AffineCall
-from dpformer.clipping.norms import Measured, ParameterUses, Ways, raised
+from dpformer.clipping.affine import AffineCall
+from dpformer.clipping.norms import Measured, ParameterUses, Ways, raise_squares
 from dpformer.clipping.products import Scratch, in_parts, parts_of
+from dpformer.clipping.recorded_call import CHANGED
 from dpformer.clipping.rounding import Rows, share
 from dpformer.clipping.row_lengths import MOST, lengths_of
 from dpformer.clipping.side_by_side import SideBySide
@@ -85,6 +86,7 @@ class AtOnce:
             written = [torch.empty(self.users, *size) for size in sizes]
             groups = [ParameterUses(weight, [], out) for (weight, _, _), out in zip(self.weights, written, strict=True)]
         else:
+            # Threads may write over each other here: squares are taken before anything is written.
             written = self.again.views([(self.users, *size) for size in sizes])
             groups = [ParameterUses(one[0], [self._use(n)], None, self.again) for n, one in enumerate(self.weights)]
         small, sums = self._biases()
@@ -139,7 +141,7 @@ class AtOnce:
             one = Measured(groups[n], [self._use(n)], lengths_of(told[place][None]), torch.empty(0), 0)
             return float(one.in_double(user))
 
-        return raised(squares, rows, None, in_double)
+        return raise_squares(squares, rows, None, in_double)
 
     def _other(
         self,

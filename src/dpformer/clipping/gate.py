@@ -29,7 +29,7 @@ from dpformer.clipping.affine import is_plain, record_affine
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.moves import MOVES, SHAPES, may_move
 from dpformer.clipping.ordinary import marked_computed, tensors_of_users
-from dpformer.clipping.recorded_call import Build, Paired, RecordedCall, own
+from dpformer.clipping.recorded_call import CHANGED, Build, Paired, RecordedCall, own
 from dpformer.clipping.registered import Registered
 from dpformer.clipping.trees import tensors_of
 from dpformer.clipping.turned import TRANSPOSES, follow_batch, is_turned, mark_turned
@@ -395,8 +395,7 @@ class Gate(TorchFunctionMode):
 
         def checked(grad: Tensor, rows: UserRows) -> Any:
             if any(t._version != version for t, version in kept):
-                fix = "a tensor that it read was changed in place afterwards: build a new tensor instead"
-                raise self.refusal(parameter, func, fix)
+                raise self.refusal(parameter, func, CHANGED)
             return build(grad, rows)
 
         return checked if kept else build

@@ -260,11 +260,13 @@ def raised_squares(measured: Sequence[Measured]) -> tuple[np.ndarray, np.ndarray
         none = np.zeros(known.shape[1], dtype=bool)
         large = np.stack([none if m.lengths.large is None else m.lengths.large for m in measured])
     again = [m.in_double for m in measured]
-    return raised(known, Rows.of(measured, measured[0].dtype), large, lambda place, user: float(again[place](user)))
+    return raise_squares(
+        known, Rows.of(measured, measured[0].dtype), large, lambda place, user: float(again[place](user))
+    )
 
 
 @np.errstate(all="ignore")
-def raised(
+def raise_squares(
     known: np.ndarray, rows: Rows, large: np.ndarray | None, in_double: Callable[[int, int], float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """(G, n) squares, changed where they have too few digits, and what they are at most.

@@ -109,7 +109,7 @@ def _is_plain(t: Tensor) -> bool:
 
 
 def add_sums(sums: list[tuple[Tensor, Tensor, bool]], c: Tensor) -> None:
-    """out (+)= Σ_b c_b·written_b for each (written, out, whether to add); one user after the other in every number."""
+    """out (+)= Σ_b c_b·written_b for each (written, out, whether to add); the same bits by any threads."""
     factors, numbers = c.to(torch.float32).contiguous(), sum(written.numel() for written, _, _ in sums)
     threads = torch.get_num_threads() if numbers >= LARGE else 1
 
@@ -124,13 +124,7 @@ def add_sums(sums: list[tuple[Tensor, Tensor, bool]], c: Tensor) -> None:
 
 def can_multiply(left: Tensor, right: Tensor) -> bool:
     """Whether compiled code does it."""
-    return (
-        native.kernels is not None
-        and bool(native.kernels.multiplies)
-        and left.dtype == right.dtype == torch.float32
-        and left.is_cpu
-        and right.is_cpu
-    )
+    return native.multiplies() and left.dtype == right.dtype == torch.float32 and left.is_cpu and right.is_cpu
 
 
 def _threads(left: np.ndarray, right: np.ndarray) -> int:

@@ -33,6 +33,7 @@ class Source(Protocol):
 Paired = Callable[..., Tensor]  # (gradient of the output, *parameters) → number
 Build = Callable[[Tensor, UserRows], Sequence[tuple[Tensor, Source]]]
 
+CHANGED = "a tensor that it read was changed in place afterwards: build a new tensor instead"
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
 

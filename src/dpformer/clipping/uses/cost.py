@@ -60,7 +60,7 @@ def reach_of_product(left: int, right: int) -> float:
 
 def _double(device: str) -> float:
     double = DOUBLE.get(device, DOUBLE_ELSEWHERE)
-    if device == "cpu" and native.kernels is not None and native.kernels.multiplies:
+    if device == "cpu" and native.multiplies():
         double *= HALF
     return double
 
