@@ -539,7 +539,11 @@ typedef struct {
     double *dots;     /* some columns in float64, and inner products of the rows of both sides */
 } Product;
 
-/* Columns of many rows that are far apart, each on a page of its own, are put one behind the other first. */
+/* Columns of rows that are far apart: no processor guesses that the same line of each is wanted next, so it is asked for
+while this one is multiplied. Where there are many rows, each on a page of its own, columns are put one behind the other
+first. */
+#define AHEAD 16 /* numbers: one line of the cache */
+#define FAR_AHEAD(stride) ((stride) > 256)
 #define FAR(rows, stride) ((rows) > 96 && (stride) > 1024)
 
 #define PRODUCT(NAME, TARGET, BYTES, MOST, PAIR)                                                                       \
@@ -638,12 +642,19 @@ typedef struct {
         for (; c + MOST <= high; c += MOST) {                                                                          \
             const float *here = from + c;                                                                              \
             int64_t step = stride;                                                                                     \
+            if (FAR_AHEAD(stride))                                                                                     \
+                for (int64_t t = 0, next = c + AHEAD < high ? AHEAD : high - 1 - c; t < rows; t++)                     \
+                    __builtin_prefetch(here + t * stride + next);                                                      \
             if (FAR(rows, stride)) {                                                                                   \
-                for (int64_t t = 0; t < rows; t++)                                                                     \
-                    for (int i = 0; i < MOST; i++)                                                                     \
-                        product->strip[t * MOST + i] = from[t * stride + c + i];                                       \
-                here = product->strip;                                                                                 \
-                step = MOST;                                                                                           \
+                float *to = product->strip;                                                                            \
+                if (c + width <= high)                                                                                 \
+                    for (int64_t t = 0; t < rows; t++) /* a few columns more than are needed: one vector a row */      \
+                        *(NAME##_vector *)(to + t * width) = *(const NAME##_vector *)(here + t * stride);              \
+                else                                                                                                   \
+                    for (int64_t t = 0; t < rows; t++)                                                                 \
+                        memcpy(to + t * width, here + t * stride, MOST * sizeof(float));                               \
+                here = to;                                                                                             \
+                step = width;                                                                                          \
             }                                                                                                          \
             total += (turned ? NAME##_most_turned : NAME##_most)(product, user, c, here, step);                        \
         }                                                                                                              \
