@@ -1430,6 +1430,76 @@ static PyObject *py_write_products(PyObject *self, PyObject *const *args, Py_ssi
 #endif
 }
 
+/* write_ragged(left, right, counts, out, squares, first, last): `write_products` of users with unequal numbers of rows,
+packed user by user; only of those from first to last. */
+static PyObject *py_write_ragged(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+#if !TARGETS
+    (void)args, (void)count;
+    return PyErr_Format(PyExc_RuntimeError, "not compiled for this processor");
+#else
+    if (!expect(count, 7, "write_ragged"))
+        return NULL;
+    if (level == 0)
+        return PyErr_Format(PyExc_RuntimeError, "not compiled for this processor");
+    int64_t first = PyLong_AsLongLong(args[5]), last = PyLong_AsLongLong(args[6]), rows = 0, most = 0;
+    if (PyErr_Occurred())
+        return NULL;
+    Py_buffer sides[2], view[3];
+    Product product;
+    if (open_rows(args[0], sides, &product.left) < 0)
+        return NULL;
+    if (open_rows(args[1], sides + 1, &product.right) < 0) {
+        PyBuffer_Release(sides);
+        return NULL;
+    }
+    if (open_arrays(args + 2, view, "qFD") < 0) {
+        close_arrays(sides, 2);
+        return NULL;
+    }
+    const int64_t *counts = view[0].buf;
+    int64_t users = view[0].len / 8, numbers = product.left.width * product.right.width;
+    int wrong = sides[0].ndim != 2 || sides[1].ndim != 2 || product.left.rows != product.right.rows || users > MANY ||
+                (double)view[1].len != 4.0 * users * numbers || view[2].len != 8 * users || first < 0 ||
+                first > last || last > users;
+    for (int64_t user = 0; user < users && !wrong; user++) {
+        wrong = counts[user] < 0 || counts[user] > product.left.rows - rows;
+        rows += counts[user];
+        most = counts[user] > most ? counts[user] : most;
+    }
+    product.strip = NULL;
+    if (wrong || rows != product.left.rows) {
+        wrong = 1;
+        PyErr_SetString(PyExc_ValueError, "the sides, the products and their squares are not of these users");
+    }
+    else if ((product.strip = PyMem_RawMalloc(64 * 2 * (most + 1))) == NULL) {
+        PyErr_NoMemory();
+        wrong = 1;
+    }
+    else {
+        product.last = product.strip + 16 * (most + 1);
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t user = 0; user < last; user++) {
+            product.left.rows = product.right.rows = counts[user];
+            product.out = (float *)view[1].buf + user * numbers;
+            product.squares = (double *)view[2].buf + user;
+            if (user >= first)
+                (level == 2 ? product_v4 : product_v3)(&product, 0);
+            product.left.base += counts[user] * product.left.row_stride;
+            product.right.base += counts[user] * product.right.row_stride;
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_RawFree(product.strip);
+    close_arrays(view, 3);
+    close_arrays(sides, 2);
+    if (wrong)
+        return NULL;
+    Py_RETURN_NONE;
+#endif
+}
+
 static PyObject *py_norm_sums(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
@@ -1930,6 +2000,9 @@ static PyMethodDef methods[] = {
     {"write_products", (PyCFunction)(void (*)(void))py_write_products, METH_FASTCALL,
      "write_products(left, right, out, squares[, told, reach]): out[b] = sum over t of left[b, t] (x) right[b, t], and\n"
      "its squares; told as in measure_rows; False and nothing written if everybody has fewer rows than reach"},
+    {"write_ragged", (PyCFunction)(void (*)(void))py_write_ragged, METH_FASTCALL,
+     "write_ragged(left, right, counts, out, squares, first, last): write_products of users with unequal numbers of\n"
+     "rows, packed user by user; only of those from first to last"},
     {"norm_sums", (PyCFunction)(void (*)(void))py_norm_sums, METH_FASTCALL,
      "norm_sums(x, grad, mean, scale, scaled, summed): sums over t of grad*(x - mean)*scale, and of grad"},
     {"norm_variances", (PyCFunction)(void (*)(void))py_norm_variances, METH_FASTCALL,

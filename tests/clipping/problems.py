@@ -462,6 +462,23 @@ class GeneratedBias(nn.Module):
         return per_user(torch.tanh(x * self.net(places)))
 
 
+@problem(floats(B, T, D))
+class PublicReads(nn.Module):
+    """Tables read by constants: all rows in their order, the first ones, some twice, a padding row, and one with a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.first, self.twice, self.hooked = (nn.Embedding(n, D) for n in (T, T + 3, T, T))
+        self.padded = nn.Embedding(T, D, padding_idx=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(T)
+        hooked = self.hooked(places)
+        hooked.register_hook(lambda grad: 3 * grad)
+        x = torch.tanh(x * self.all(places) + self.first(places[None]))
+        return per_user(torch.tanh(x * self.twice(places // 2) + self.padded(places)) * hooked)
+
+
 @problem(floats(B, 2, T, T))
 class RelativePositions(nn.Module):
     """T5: a table of distances read by constant indices, shared by all users, with as many places as users."""

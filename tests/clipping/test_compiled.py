@@ -161,6 +161,19 @@ def test_threads_change_nothing(two_threads: None) -> None:
     assert np.array_equal(many[2][0], one[2][0]) and torch.equal(many[2][1][0], one[2][1][0])
 
 
+@needed
+@pytest.mark.parametrize("counts", [[3, 0, 5, 130, 7, 7, 1], [0], [], [0, 0], [120] * 9 + [300] * 4], ids=str)
+def test_users_with_unequal_numbers_of_rows(counts: list[int], two_threads: None) -> None:
+    """The same bits as each user alone, by any number of threads."""
+    for high, wide in ((1500, 64), (7, 5), (50, 1), (3, 70)):
+        left, right = torch.randn(sum(counts), high), torch.randn(sum(counts), wide)
+        written, squares = Ragged(left, right, counts, (high, wide)).squared_dense()
+        assert squares is not None and len(squares) == len(counts)
+        for user, some in enumerate(zip(left.split(counts), right.split(counts), strict=True)):
+            alone, square = products(some[0][None], some[1][None])
+            assert torch.equal(alone[0], written[user]) and torch.equal(square[0], squares[user])
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -271,6 +284,7 @@ def test_wrong_arrays_are_refused() -> None:
     words, places = np.zeros(512, dtype=np.int64), np.zeros((3, 600), dtype=np.int64)
     frozen = single[:, 0].copy()
     frozen.flags.writeable = False
+    ragged = np.zeros((2, 4, 4), dtype=np.float32), np.zeros(2)
     limits = (1000.0, 0.01, 3.9, 8192.0, 1.0, 1.0)
     sums, values = np.zeros(600, dtype=np.float32), np.zeros(600, dtype=np.float32)
     pieces, empty = [(sums.ctypes.data, 512)], (np.empty((0, 2, 3)), np.empty((0, 2)))
@@ -323,6 +337,15 @@ def test_wrong_arrays_are_refused() -> None:
         (kernels.write_products, (single, single, np.zeros((2, 4, 5), dtype=np.float32), np.zeros(2))),
         (kernels.write_products, (single, single, np.zeros((2, 4, 4)), np.zeros(2))),
         (kernels.write_products, (single, single, np.zeros((2, 4, 4), dtype=np.float32), np.zeros(3))),
+        (kernels.write_ragged, (*[single[0]] * 2, np.array([1, 1]), *ragged, 0, 2)),
+        (kernels.write_ragged, (*[single[0]] * 2, np.array([1, 3]), *ragged, 0, 2)),
+        (kernels.write_ragged, (*[single[0]] * 2, np.array([4, -1]), *ragged, 0, 2)),
+        (kernels.write_ragged, (*[single[0]] * 2, np.array([2**62, 2**62]), *ragged, 0, 2)),
+        (kernels.write_ragged, (*[single[0]] * 2, np.array([1, 2]), *ragged, 0, 3)),
+        (kernels.write_ragged, (*[single[0]] * 2, np.array([1, 2]), *ragged, -1, 2)),
+        (kernels.write_ragged, (single[0], single[0, :2], np.array([1, 2]), *ragged, 0, 2)),
+        (kernels.write_ragged, (*[single[0]] * 2, np.array([1, 2]), ragged[0], np.zeros(3), 0, 2)),
+        (kernels.write_ragged, (*[single] * 2, np.array([1, 2]), *ragged, 0, 2)),
         (kernels.square_by_gram, (single, single, np.zeros(3))),
         (kernels.square_by_gram, (single[0], single[0], np.zeros(3))),
         (kernels.pack_rows, (single + 1, single + 1, single[:, :2].copy(), single[:, :2].copy())),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -33,8 +34,8 @@ class Expression:
         return prod(self.shape) + prod(self.z.shape) + sum(getattr(s, "numbers_each", 0) for s in self.sources)
 
     def part(self, a: int, b: int) -> Dense:
-        grads = torch.stack([s.part(a, b).dense() for s in self.sources]).sum(0)
-        return Dense(self._pull(grads, batched=True))
+        each = [s.part(a, b).dense() for s in self.sources]
+        return Dense(self._pull(each[0] if len(each) == 1 else torch.stack(each).sum(0), batched=True))
 
     def add_sum(self, c: Tensor, out: Tensor) -> None:
         grads = torch.zeros(self.z.shape, dtype=torch.promote_types(self.z.dtype, torch.float32), device=c.device)
@@ -50,12 +51,40 @@ class Expression:
         grads = grads.to(self.z.dtype)
         if not batched:
             return widened(torch.autograd.grad(self.z, self.parameter, grads, retain_graph=True)[0])
+        ids = read_ids(self.z, self.parameter)
+        if ids is not None:
+            return widened(_spread(grads, ids, self.parameter))
         try:
             (out,) = torch.autograd.grad(self.z, self.parameter, grads, retain_graph=True, is_grads_batched=True)
         except RuntimeError:  # an autograd function of the model's own that cannot be batched
             each = [torch.autograd.grad(self.z, self.parameter, g, retain_graph=True)[0] for g in grads]
             out = torch.stack(each)
         return widened(out)
+
+
+def read_ids(z: Tensor, table: Tensor) -> Tensor | None:
+    """What rows z is, if it is nothing but rows of the table, as positions are: the same for every user."""
+    node = z.grad_fn
+    if node is None or node.name() != "EmbeddingBackward0" or z._backward_hooks:
+        return None
+    made_of: Any = node.next_functions[0][0]
+    padding, by_frequency = (getattr(node, f"_saved_{name}") for name in ("padding_idx", "scale_grad_by_freq"))
+    if getattr(made_of, "variable", None) is not table or by_frequency or 0 <= padding < len(table):
+        return None
+    return cast(Tensor, getattr(node, "_saved_indices"))  # noqa: B009
+
+
+def _spread(grads: Tensor, ids: Tensor, table: Tensor) -> Tensor:
+    """(B, *ids, d) → (B, M, d): each user's rows where they were read. Autograd, batched, takes several times as long."""
+    rows = grads.reshape(len(grads), ids.numel(), table.shape[1])
+    first = torch.equal(ids.flatten(), torch.arange(ids.numel(), dtype=ids.dtype, device=ids.device))
+    if first and ids.numel() == len(table):
+        return rows
+    out = rows.new_zeros(len(rows), *table.shape)
+    if first:
+        out[:, : ids.numel()] = rows
+        return out
+    return out.index_add_(1, ids.flatten(), rows)
 
 
 def widened(t: Tensor) -> Tensor:

@@ -66,6 +66,24 @@ def write_products(left: Tensor, right: Tensor, out: Tensor) -> Tensor | None:
     return squares
 
 
+def write_ragged(left: Tensor, right: Tensor, counts: Sequence[int], out: Tensor) -> Tensor | None:
+    """The same of users with unequal numbers of rows, (N, Q) and (N, P) packed user by user; None if nothing is written
+    since compiled code cannot."""
+    if not can_multiply(left, right):
+        return None
+    squares = torch.empty(len(counts), dtype=torch.float64)
+    arrays = native.rows_of(left), native.rows_of(right), np.array(counts, dtype=np.int64), out.numpy(), squares.numpy()
+
+    def write(first: int, last: int) -> None:
+        assert native.kernels is not None
+        native.kernels.write_ragged(*arrays, first, last)
+
+    threads = len(parts_of(len(counts), left.numel() * right.shape[1]))
+    ends = np.searchsorted(arrays[2].cumsum(), [len(left) * part // threads for part in range(1, threads)]).tolist()
+    in_parts(write, list(pairwise([0, *ends, len(counts)])))  # as many rows for each thread
+    return squares
+
+
 def measured_products(
     left: Tensor, right: Tensor, reach: float, keep: bool = True
 ) -> tuple[np.ndarray, tuple[Tensor, Tensor] | None]:

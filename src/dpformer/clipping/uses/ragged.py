@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpformer.clipping.products import write_products
+from dpformer.clipping.products import write_ragged
 
 
 @dataclass
@@ -62,9 +62,11 @@ class Ragged:
     def squared_dense(self) -> tuple[Tensor, Tensor | None]:
         """And the squares of the users' norms, if they came with it."""
         out = self.left.new_empty(len(self.counts), self.left.shape[1], self.right.shape[1])
-        squares = [write_products(left, right, out[a:b]) for a, b, left, right in self.blocks()]
-        known = [some for some in squares if some is not None]
-        return out.view(-1, *self.shape), torch.cat(known) if known and len(known) == len(squares) else None
+        squares = write_ragged(self.left, self.right, self.counts, out)
+        if squares is None:
+            for a, b, left, right in self.blocks():
+                torch.bmm(left.mT, right, out=out[a:b])
+        return out.view(-1, *self.shape), squares
 
     def add_to(self, out: Tensor) -> None:
         for a, b, left, right in self.blocks():
