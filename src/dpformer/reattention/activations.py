@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpformer.reattention import compiled
 from dpformer.reattention.moments import Gaussian
 
 # Beyond 40 deviations Φ is 0 or 1 and φ is 0 in float64; clamping there keeps 0·∞ out.
@@ -34,6 +35,8 @@ def relu(x: Gaussian, *, mean: Tensor | None = None) -> Gaussian:
 
     The paper's Eq. 20 subtracts c² where it must subtract the squared *output* mean.
     """
+    if mean is not None and compiled.can_read(x):
+        return Gaussian(mean, compiled.relu_variance(x))
     a = (x.mean * x.var.clamp(min=torch.finfo(x.mean.dtype).tiny).rsqrt_()).clamp_(-_FAR, _FAR)
     cdf = _cdf(a)
     u = _density(a).addcmul_(a, cdf)

@@ -1,4 +1,5 @@
-"""Variances through LayerNorm in one pass of compiled code: the twin of `moments.layer_norm`, as exact."""
+"""Variances through LayerNorm and ReLU in one pass of compiled code each: twins of `moments.layer_norm` and
+`activations.relu`, as exact."""
 
 import torch
 from torch import Tensor
@@ -12,9 +13,9 @@ from dpformer.reattention.recording import recording
 LARGE = 1 << 16  # numbers that are worth several threads
 
 
-def can_norm(x: Gaussian) -> bool:
-    """Whether compiled code is there, and can read these numbers."""
-    plain = all(type(t) is Tensor and t.is_cpu and t.dtype == torch.float32 for t in x)
+def can_read(x: Gaussian) -> bool:
+    """Whether compiled code is there, and can read these numbers, which nobody differentiates."""
+    plain = all(type(t) is Tensor and t.is_cpu and t.dtype == torch.float32 and not t.requires_grad for t in x)
     return native.kernels is not None and plain and not recording() and peek_interpreter_stack() is None
 
 
@@ -31,4 +32,15 @@ def norm_variance(x: Gaussian, weight: Tensor, weight_var: Tensor, eps: float) -
             kernel(mean, var, scale, some, variance, variance, eps)
 
         in_threads(work, torch.get_num_threads() if out.numel() >= LARGE else 1, *arrays)
+        return out
+
+
+def relu_variance(x: Gaussian) -> Tensor:
+    """The variance of max(0, x)."""
+    assert native.kernels is not None
+    with torch._C.DisableTorchFunction():
+        out = torch.empty(x.mean.shape)
+        arrays = [t.expand(x.mean.shape).contiguous().view(-1).numpy() for t in (x.mean, x.var)]
+        threads = torch.get_num_threads() if out.numel() >= LARGE else 1
+        in_threads(native.kernels.relu_variances, threads, *arrays, out.view(-1).numpy())
         return out

@@ -55,7 +55,7 @@ def layer_norm(layer: nn.LayerNorm, x: Tracked, weight_var: Tensor | None) -> Tr
     if x.var is None or weight_var is None:
         return Tracked(mean, None)
     known, (weight, bias) = x.known(), (Gaussian(p.detach(), weight_var) for p in (layer.weight, layer.bias))
-    if compiled.can_norm(known):
+    if compiled.can_read(known):
         return Tracked(mean, compiled.norm_variance(known, weight.mean, weight_var, layer.eps))
     return Tracked(mean, _rowwise(lambda m, v: moments.layer_norm(Gaussian(m, v), weight, bias, layer.eps).var, *known))
 
