@@ -425,25 +425,37 @@ INLINE void square_rows_body(const Rows *rows, double *squares)
 
 COMPILED(square_rows, (const Rows *rows, double *squares), (rows, squares))
 
+/* The rows of a user from the first to the last one that is not zero; what is not a number is not zero. */
+typedef struct {
+    int64_t first, end;
+} Span;
+
 /* What the rows of one user say: the sum of |left|*|right| (or |left|), how many are not zero, the longest side. */
-INLINE void measure_user_body(const Rows *left, const Rows *right, int64_t user, double *told)
+INLINE void measure_user_body(const Rows *left, const Rows *right, int64_t user, double *told, Span *span)
 {
     double total = 0, count = 0, most = 0;
+    Span found = {0, 0};
     for (int64_t n = 0; n < left->rows; n++) {
         double one = square_of_row(row_of(left, user, n), left->width);
         double other = right ? square_of_row(row_of(right, user, n), right->width) : 1.0;
         double length = sqrt(one) * sqrt(other);
         total += length;
-        count += length != 0; /* what is not a number counts too */
+        if (length != 0) {
+            found.first = count == 0 ? n : found.first;
+            found.end = n + 1;
+            count++;
+        }
         most = one > most ? one : most;
         most = right && other > most ? other : most;
     }
     told[0] = total;
     told[1] = count;
     told[2] = sqrt(most);
+    *span = found;
 }
 
-COMPILED(measure_user, (const Rows *left, const Rows *right, int64_t user, double *told), (left, right, user, told))
+COMPILED(measure_user, (const Rows *left, const Rows *right, int64_t user, double *told, Span *span),
+         (left, right, user, told, span))
 
 /* The rows of each user whose product is not zero, in their order, then zeros: at most `room` of each. */
 static int pack_rows(const Rows *left, const Rows *right, int64_t room, float *lefts, float *rights)
@@ -1345,6 +1357,7 @@ static int measure_pair(PyObject *one, PyObject *other, double *out, int64_t use
 {
     Py_buffer view[2];
     Rows left, right;
+    Span span;
     int paired = other != Py_None, wrong;
     if (open_rows(one, view, &left) < 0)
         return -1;
@@ -1359,7 +1372,7 @@ static int measure_pair(PyObject *one, PyObject *other, double *out, int64_t use
     else {
         Py_BEGIN_ALLOW_THREADS
         for (int64_t user = 0; user < users; user++)
-            measure_user(&left, paired ? &right : NULL, user, out + 3 * user);
+            measure_user(&left, paired ? &right : NULL, user, out + 3 * user, &span);
         Py_END_ALLOW_THREADS
     }
     close_arrays(view, 1 + paired);
@@ -1408,21 +1421,28 @@ static int open_sides(PyObject *const *args, Py_buffer *views, Rows *left, Rows 
 
 #if TARGETS
 /* Rows and products of all users; a user's rows are multiplied while they are in the cache. Where everybody has fewer
-rows than `reach`, nothing is multiplied: 0. */
+rows than `reach`, nothing is multiplied: 0. Rows of zeros before the first other one and after the last, which is what
+padding is in the backward pass, change no bit and are left out. */
 static int measure_and_multiply(const Product *product, int64_t users, double *told, double reach)
 {
     int64_t known = 0; /* users whose rows are measured */
+    Span span;
     while (told && known < users) {
-        measure_user(&product->left, &product->right, known, told + 3 * known);
+        measure_user(&product->left, &product->right, known, told + 3 * known, &span);
         if (told[3 * known++ + 1] >= reach)
             break;
         if (known == users)
             return 0;
     }
     for (int64_t user = 0; user < users; user++) {
-        if (told && user >= known)
-            measure_user(&product->left, &product->right, user, told + 3 * user);
-        (level == 2 ? product_v4 : product_v3)(product, user);
+        Product one = *product;
+        if (told && user >= known) {
+            measure_user(&product->left, &product->right, user, told + 3 * user, &span);
+            one.left.base += span.first * one.left.row_stride;
+            one.right.base += span.first * one.right.row_stride;
+            one.left.rows = one.right.rows = span.end - span.first;
+        }
+        (level == 2 ? product_v4 : product_v3)(&one, user);
     }
     return 1;
 }
@@ -1917,6 +1937,7 @@ static int measure_use(PyObject *use, const Some *users, double *told, double *s
     PyObject *one, *other, *written;
     double reach;
     Product product;
+    Span span;
     int64_t numbers, width, given = users->last - users->first;
     if (!PyTuple_Check(use) || !PyArg_ParseTuple(use, "OOOd", &one, &other, &written, &reach))
         return -1;
@@ -1949,7 +1970,7 @@ static int measure_use(PyObject *use, const Some *users, double *told, double *s
         measure_and_multiply(&product, given, reach < 0 ? NULL : told, reach);
     else
         for (int64_t user = 0; user < given; user++)
-            measure_user(&product.left, &product.right, user, told + 3 * user);
+            measure_user(&product.left, &product.right, user, told + 3 * user, &span);
     Py_END_ALLOW_THREADS
     PyMem_RawFree(product.strip);
     return 0;
