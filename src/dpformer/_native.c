@@ -693,7 +693,8 @@ first. */
     typedef double NAME##_wide __attribute__((vector_size(8 * COUNT), aligned(8)));                                    \
                                                                                                                        \
     /* Adds inner products of EACH rows from i on with EACH rows from j on; rows after the last one count for nothing. */\
-    TARGET INLINE void NAME##_block(const double *some, int64_t rows, int64_t i, int64_t j, NAME##_wide *dots)         \
+    TARGET INLINE void NAME##_block(const double *some, int64_t columns, int64_t rows, int64_t i, int64_t j,           \
+                                    NAME##_wide *dots)                                                                 \
     {                                                                                                                  \
         const double *one[EACH], *other[EACH];                                                                         \
         NAME##_wide sum[EACH][EACH];                                                                                   \
@@ -703,7 +704,7 @@ first. */
             for (int b = 0; b < EACH; b++)                                                                             \
                 sum[a][b] = (NAME##_wide){0};                                                                          \
         }                                                                                                              \
-        for (int c = 0; c < COLUMNS; c += COUNT) {                                                                     \
+        for (int64_t c = 0; c < columns; c += COUNT) {                                                                 \
             NAME##_wide row[EACH];                                                                                     \
             for (int b = 0; b < EACH; b++)                                                                             \
                 row[b] = *(const NAME##_wide *)(other[b] + c);                                                         \
@@ -724,15 +725,16 @@ first. */
             dots[n] = (NAME##_wide){0};                                                                                \
         for (int64_t c = 0; c < rows->width; c += COLUMNS) {                                                           \
             int64_t here = rows->width - c < COLUMNS ? rows->width - c : COLUMNS;                                      \
+            int64_t filled = (here + COUNT - 1) / COUNT * COUNT;                                                       \
             for (int64_t t = 0; t < count; t++) {                                                                      \
                 const float *row = row_of(rows, user, t) + c;                                                          \
                 for (int64_t k = 0; k < here; k++)                                                                     \
                     some[t * COLUMNS + k] = row[k];                                                                    \
-                memset(some + t * COLUMNS + here, 0, (COLUMNS - here) * sizeof(double));                               \
+                memset(some + t * COLUMNS + here, 0, (filled - here) * sizeof(double));                                \
             }                                                                                                          \
             for (int64_t i = 0; i < count; i += EACH)                                                                  \
                 for (int64_t j = 0; j <= i; j += EACH)                                                                 \
-                    NAME##_block(some, count, i, j, dots);                                                             \
+                    NAME##_block(some, filled, count, i, j, dots);                                                     \
         }                                                                                                              \
     }                                                                                                                  \
                                                                                                                        \
@@ -764,7 +766,7 @@ first. */
 PRODUCT(product_v4, V4, 64, 12, 2)
 PRODUCT(product_v3, V3, 32, 6, 2)
 GRAM(gram_v4, V4, 8, 4)
-GRAM(gram_v3, V3, 4, 2)
+GRAM(gram_v3, V3, 4, 3)
 #endif
 
 /* -- rows of linear layers ------------------------------------------------------------------------------------------- */
