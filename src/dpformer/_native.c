@@ -863,7 +863,7 @@ COMPILED(norm_sums,
 
 /* -- variances through a layer norm ------------------------------------------------------------------------------- */
 
-#define SIDE 16 /* numbers that are computed side by side */
+#define SIDE 8 /* numbers that are computed side by side */
 #if defined(__GNUC__)
 typedef float Side __attribute__((vector_size(4 * SIDE)));
 typedef float AnySide __attribute__((vector_size(4 * SIDE), aligned(4), may_alias)); /* wherever it lies */
@@ -878,11 +878,12 @@ typedef float Side;
 
 INLINE float sum_of_side(const Side *side)
 {
-    const float *each = (const float *)side;
-    float sum = 0;
-    for (int i = 0; i < SIDE; i++)
-        sum += each[i];
-    return sum;
+    float each[SIDE];
+    memcpy(each, side, sizeof(each));
+    for (int half = SIDE / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            each[i] += each[i + half];
+    return each[0];
 }
 
 /* A row whose width is no multiple of SIDE is filled up with zeros; `real` is one where there is a number. */
