@@ -464,7 +464,7 @@ class GeneratedBias(nn.Module):
 
 @problem(floats(B, T, D))
 class PublicReads(nn.Module):
-    """Tables read by constants: all rows in their order, the first ones, some twice, a padding row, and one with a hook."""
+    """Tables read by constants: all rows in their order, the first ones, some twice, padding, and one with a hook."""
 
     def __init__(self) -> None:
         super().__init__()

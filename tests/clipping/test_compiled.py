@@ -195,6 +195,25 @@ def test_few_rows_are_not_multiplied_and_one_user_with_more_is() -> None:
 
 
 @needed
+def test_rows_of_padding_are_left_out_of_products(two_threads: None) -> None:
+    """Before and after the others, on one side or both: the same bits; unless the other side is not a number there."""
+    torch.set_num_threads(1)  # several threads measure first
+    left, right = torch.randn(3, 9, 70), torch.randn(3, 9, 20)
+    alone = measured_products(left, right, 0.0)
+    long, wide = F.pad(left, (0, 0, 4, 130)), F.pad(right, (0, 0, 4, 130), value=2.0)
+    padded = measured_products(long, wide, 0.0)
+    assert torch.equal(padded[1][0], alone[1][0]) and torch.equal(padded[1][1], alone[1][1])
+    assert np.array_equal(padded[0][:, :2], alone[0][:, :2])
+    empty = measured_products(long * torch.tensor([1.0, 0.0, 1.0])[:, None, None], wide, 0.0)[1]
+    assert not empty[0][1].any() and empty[1][1] == 0 and torch.equal(empty[0][2], alone[1][0][2])
+    for strange in (float("nan"), float("inf")):
+        wide[1, 140], wide[2, 0] = strange, strange
+        found = measured_products(long, wide, 0.0)
+        assert found[1][0].isnan().flatten(1).all(1).tolist() == [False, True, True]
+        assert np.isnan(found[0][:, 0]).tolist() == [False, True, True]
+
+
+@needed
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e25])
 def test_rows_are_measured_as_in_torch(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are zero, very small, very large, or not numbers."""
@@ -354,6 +373,10 @@ def test_wrong_arrays_are_refused() -> None:
         (kernels.add_lookups, (np.full((2, 3), -1), single, np.zeros((2, 3, 4), dtype=np.float32), np.zeros(2))),
         (kernels.norm_sums, (single, single, single[..., 0].copy(), single[..., 0].copy(), frozen, frozen)),
         (kernels.norm_sums, (single, single, *[single[..., 1:].copy()] * 2, *[single[:, 0].copy()] * 2)),
+        (kernels.relu_variances, (single[0], single[1, :2].copy(), single[0].copy())),
+        (kernels.relu_variances, (single[0], single[1], single[0, :2].copy())),
+        (kernels.relu_variances, (single[0], double[1], single[0].copy())),
+        (kernels.relu_variances, (single[0], single[1], frozen)),
         (kernels.norm_variances, (single[0], single[1, :2], single[0, 0].copy(), single[0].copy(), 1.0, 1.0, 1.0)),
         (kernels.norm_variances, (single[0], single[1], single[0, 0, 1:].copy(), single[0].copy(), 1.0, 1.0, 1.0)),
         (kernels.norm_variances, (single[0], single[1], single[0, 0].copy(), single.copy(), 1.0, 1.0, 1.0)),

@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy.special import ndtr
 
-from dpformer.reattention import Gaussian, gelu, relu
+from dpformer import native
+from dpformer.reattention import Gaussian, compiled, gelu, relu
 
 RULES = {
     "relu": (relu, lambda x: np.maximum(x, 0)),
@@ -87,3 +88,27 @@ def test_extremes(name: str, dtype: torch.dtype) -> None:
         if var == 0:
             assert not y.var.any()
             np.testing.assert_allclose(y.mean.numpy(), function(mean.numpy().astype(float)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(native.kernels is None, reason="nothing was compiled")
+def test_compiled_relu_against_its_twin_in_float64() -> None:
+    """Means from nothing to a thousand deviations away, whatever the variance, and what is not a number."""
+    mean = torch.cat([torch.randn(20_000) * size for size in (1e-3, 0.1, 1.0, 10.0, 1000.0)])
+    var = torch.rand(100_000) ** 8 * torch.tensor([1e-12, 1e-6, 1e-3, 1.0, 100.0]).repeat(20_000) + 1e-30
+    assert compiled.can_read(Gaussian(mean, var)) and not compiled.can_read(
+        Gaussian(mean.clone().requires_grad_(), var)
+    )
+    exact = relu(Gaussian(mean.double(), var.double()), mean=mean).var
+    error = (relu(Gaussian(mean, var), mean=mean).var - exact).abs() / var
+    assert float(error.max()) < 4e-6  # a few roundings of a mean that is some deviations away
+    assert float(error[mean.abs() < 2 * var.sqrt()].max()) < 1e-6
+    broad = relu(Gaussian(mean.view(-1, 10), var[:10_000, None]), mean=mean.view(-1, 10)).var
+    assert torch.equal(broad[:, 3], relu(Gaussian(mean[3::10], var[:10_000]), mean=mean[3::10]).var)
+    nan, inf = float("nan"), float("inf")
+    odd = Gaussian(
+        torch.tensor([0.0, nan, inf, -inf, 0.0, 1.0, -1.0, 1.0]), torch.tensor([0.0, 1, 1, 1, nan, 0, 0, inf])
+    )
+    found = relu(odd, mean=odd.mean).var
+    torch.testing.assert_close(
+        found, torch.tensor([0.0, nan, 1, 0, nan, 0, 0, inf]), equal_nan=True, rtol=0, atol=1e-30
+    )

@@ -75,7 +75,7 @@ def read_ids(z: Tensor, table: Tensor) -> Tensor | None:
 
 
 def _spread(grads: Tensor, ids: Tensor, table: Tensor) -> Tensor:
-    """(B, *ids, d) → (B, M, d): each user's rows where they were read. Autograd, batched, takes several times as long."""
+    """(B, *ids, d) → (B, M, d): rows where they were read; batched autograd takes several times as long."""
     rows = grads.reshape(len(grads), ids.numel(), table.shape[1])
     first = torch.equal(ids.flatten(), torch.arange(ids.numel(), dtype=ids.dtype, device=ids.device))
     if first and ids.numel() == len(table):
