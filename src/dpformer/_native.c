@@ -22,8 +22,10 @@ processors and chosen when the module is loaded. Elsewhere there is one.
 #else
 #define ALONE __attribute__((noinline, noclone))
 #endif
+#define FETCH(place) __builtin_prefetch(place)
 #else
 #define INLINE static inline
+#define FETCH(place) ((void)0)
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -519,6 +521,8 @@ INLINE void add_lookups_body(const int64_t *ids, const Rows *grad, int64_t user,
         for (int64_t t = 0; t < rows; t++) {
             float *entry = out + own[t] * width;
             const float *row = row_of(grad, user, t);
+            for (int64_t j = 0; pass == 0 && t + 8 < rows && j < width; j += 16) /* entries lie anywhere in memory */
+                FETCH(out + own[t + 8] * width + j);
             if (pass == 1) {
                 for (int64_t j = 0; j < width; j++)
                     entry[j] += row[j];
@@ -657,7 +661,7 @@ first. */
             int64_t step = stride;                                                                                     \
             if (FAR_AHEAD(stride))                                                                                     \
                 for (int64_t t = 0, next = c + AHEAD < high ? AHEAD : high - 1 - c; t < rows; t++)                     \
-                    __builtin_prefetch(here + t * stride + next);                                                      \
+                    FETCH(here + t * stride + next);                                                                   \
             if (FAR(rows, stride)) {                                                                                   \
                 float *to = product->strip;                                                                            \
                 if (c + width <= high)                                                                                 \
