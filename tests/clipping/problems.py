@@ -464,19 +464,21 @@ class GeneratedBias(nn.Module):
 
 @problem(floats(B, T, D))
 class PublicReads(nn.Module):
-    """Tables read by constants: all rows in their order, the first ones, some twice, padding, and one with a hook."""
+    """Tables read by constants: all rows in their order, the first ones, some twice, padding, and with hooks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.all, self.first, self.twice, self.hooked = (nn.Embedding(n, D) for n in (T, T + 3, T, T))
+        self.all, self.first, self.twice, self.hooked, self.tripled = (nn.Embedding(n, D) for n in (T, T + 3, T, T, T))
         self.padded = nn.Embedding(T, D, padding_idx=1)
 
     def forward(self, x: Tensor) -> Tensor:
         places = torch.arange(T)
         hooked = self.hooked(places)
         hooked.register_hook(lambda grad: 3 * grad)
+        tripled = self.tripled(places)
+        assert tripled.grad_fn is None or tripled.grad_fn.register_hook(lambda to, _: (3 * to[0],))
         x = torch.tanh(x * self.all(places) + self.first(places[None]))
-        return per_user(torch.tanh(x * self.twice(places // 2) + self.padded(places)) * hooked)
+        return per_user(torch.tanh(x * self.twice(places // 2) + self.padded(places)) * hooked * tripled)
 
 
 @problem(floats(B, 2, T, T))

@@ -5,7 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 from scipy.special import ndtr
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dpformer import native
 from dpformer.reattention import Gaussian, compiled, gelu, relu
@@ -112,3 +114,24 @@ def test_compiled_relu_against_its_twin_in_float64() -> None:
     torch.testing.assert_close(
         found, torch.tensor([0.0, nan, 1, 0, nan, 0, 0, inf]), equal_nan=True, rtol=0, atol=1e-30
     )
+
+
+def test_whoever_follows_torch_sees_all_of_a_relu() -> None:
+    """Traced, or with a tangent: compiled code would leave a hole."""
+    mean, var = torch.randn(4, 3), torch.rand(3)
+    expected = relu(Gaussian(mean, var), mean=mean).var
+
+    def variance(m: torch.Tensor) -> torch.Tensor:
+        return relu(Gaussian(m, var), mean=m).var
+
+    for traced in (torch.jit.trace(variance, (mean,)), make_fx(variance)(mean)):
+        torch.testing.assert_close(traced(mean), expected)
+    with fwAD.dual_level():
+        assert fwAD.unpack_dual(variance(fwAD.make_dual(mean, torch.ones_like(mean)))).tangent is not None
+
+
+def test_means_that_are_broadcast() -> None:
+    mean, var = torch.randn(3), torch.rand(4, 3) + 0.1
+    found = relu(Gaussian(mean, var), mean=mean).var
+    torch.testing.assert_close(found, relu(Gaussian(mean.expand(4, 3).double(), var.double())).var.float())
+    assert relu(Gaussian(torch.tensor([-3e38]), torch.tensor([3e38])), mean=mean).var.item() == 0

@@ -71,7 +71,11 @@ def read_ids(z: Tensor, table: Tensor) -> Tensor | None:
     padding, by_frequency = (getattr(node, f"_saved_{name}") for name in ("padding_idx", "scale_grad_by_freq"))
     if getattr(made_of, "variable", None) is not table or by_frequency or 0 <= padding < len(table):
         return None
-    return cast(Tensor, getattr(node, "_saved_indices"))  # noqa: B009
+    ids = cast(Tensor, getattr(node, "_saved_indices"))  # noqa: B009
+    # Hooks on the node or on the table show themselves only in what they do.
+    ones = torch.ones_like(z)
+    (pulled,) = torch.autograd.grad(z, table, ones, retain_graph=True)
+    return ids if pulled.layout == torch.strided and torch.equal(pulled, _spread(ones[None], ids, table)[0]) else None
 
 
 def _spread(grads: Tensor, ids: Tensor, table: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Variances through LayerNorm and ReLU in one pass of compiled code each: twins of `moments.layer_norm` and
-`activations.relu`, as exact."""
+`activations.relu`, in float32 as they are."""
 
 import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 from dpformer import native
 from dpformer.clipping.products import in_threads
@@ -14,9 +15,20 @@ LARGE = 1 << 16  # numbers that are worth several threads
 
 
 def can_read(x: Gaussian) -> bool:
-    """Whether compiled code is there, and can read these numbers, which nobody differentiates."""
+    """Whether compiled code is there, and can read these numbers, which nobody differentiates or traces."""
     plain = all(type(t) is Tensor and t.is_cpu and t.dtype == torch.float32 and not t.requires_grad for t in x)
-    return native.kernels is not None and plain and not recording() and peek_interpreter_stack() is None
+    return native.kernels is not None and plain and not recording() and not _watched()
+
+
+def _watched() -> bool:
+    """Whether a transform, a tracer or forward differentiation follows torch's functions: it would not see compiled
+    code."""
+    return (
+        peek_interpreter_stack() is not None
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+    )
 
 
 def norm_variance(x: Gaussian, weight: Tensor, weight_var: Tensor, eps: float) -> Tensor:
@@ -39,8 +51,8 @@ def relu_variance(x: Gaussian) -> Tensor:
     """The variance of max(0, x)."""
     assert native.kernels is not None
     with torch._C.DisableTorchFunction():
-        out = torch.empty(x.mean.shape)
-        arrays = [t.expand(x.mean.shape).contiguous().view(-1).numpy() for t in (x.mean, x.var)]
+        both = torch.broadcast_tensors(x.mean, x.var)
+        out, arrays = torch.empty(both[0].shape), [t.contiguous().view(-1).numpy() for t in both]
         threads = torch.get_num_threads() if out.numel() >= LARGE else 1
         in_threads(native.kernels.relu_variances, threads, *arrays, out.view(-1).numpy())
         return out
