@@ -472,7 +472,7 @@ class PublicReads(nn.Module):
         self.padded = nn.Embedding(T, D, padding_idx=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(T)
+        places = torch.arange(T, device=x.device)
         hooked = self.hooked(places)
         hooked.register_hook(lambda grad: 3 * grad)
         tripled = self.tripled(places)
