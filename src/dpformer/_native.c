@@ -998,7 +998,8 @@ INLINE void relu_variances_body(const float *mean, const float *var, float *out,
         a = a > 12.0f ? 12.0f : a;
         float density = exp_below(-0.5f * a * a), tail = density * scaled_tail(fabsf(a));
         float below = a < 0 ? tail : 1.0f - tail, u = 0.3989422804f * density + a * below, unit = below + u * (a - u);
-        unit = a <= -12.0f || unit < 0 ? 0 : unit;
+        unit = unit < 0 ? 0 : unit;
+        unit = a <= -12.0f ? 0 : unit; /* not both in one: compilers would branch */
         out[i] = unit * var[i];
     }
 }
