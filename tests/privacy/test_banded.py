@@ -96,6 +96,8 @@ def test_how_much_is_left_in_the_sum(bands: int, steps: int) -> None:
     exact = np.linalg.norm(np.linalg.inv(banded(bands, steps)).sum(0))
     assert noise_over(bands).sum_deviation(steps) == pytest.approx(exact, rel=1e-9)
     assert Independent().sum_deviation(steps) == pytest.approx(steps**0.5)
+    assert noise_over(bands).step_deviation(steps) == pytest.approx(exact / steps**0.5, rel=1e-9)
+    assert Independent().step_deviation(steps) == 1, "not a bit is rounded"
 
 
 def test_users_take_turns() -> None:

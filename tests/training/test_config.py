@@ -51,7 +51,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
         ({"bands": 0}, "bands is 0; it must be greater than or equal to 1"),
         ({"bands": 4, "epsilon": float("inf")}, "bands is 4; it is for networks trained with noise"),
         ({"bands": 4, "model": "counts"}, "bands is for networks"),
-        ({"bands": 4, "reattention": True}, "bands is 4, and Re-Attention knows the error of independent noise only"),
+        ({"bands": 4, "reattention_error": "adam"}, "bands is 4, and adam is the error of independent noise"),
     ],
 )
 def test_bad_choices_are_one_sentence(choices: dict[str, object], sentence: str) -> None:

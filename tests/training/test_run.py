@@ -140,6 +140,21 @@ def test_rows_scaled_by_popularity_pay_for_it_and_are_released_unscaled(log: Pat
     torch.testing.assert_close(assistant.eval()(batch), leader.eval()(batch), rtol=0, atol=0)
 
 
+def test_correlated_noise_is_an_error_of_what_it_leaves_in_the_sum(log: Path, tmp_path: Path) -> None:
+    """Re-Attention takes the noise of a step, and correlated steps take back part of each other's."""
+    config = tiny_config(log, bands=2, batch_size=20, reattention=True, frequency_bias=False).resolve(
+        users=60, threads=1
+    )
+    plan, p = make_plan(config, 60), torch.linspace(0.01, 0.9, 20)
+    model = network.build_model(config, plan, 20, p, SecureRandom("run", seed=1))
+    assert isinstance(model, Transformer)
+    sigma = plan.noise_multiplier * plan.noise.sum_deviation(plan.steps) / plan.steps**0.5
+    torch.testing.assert_close(model.item_error, sigma / 20 / p)
+    assert sigma < 0.9 * plan.noise_multiplier / plan.noise.coefficients()[0], "less than what one step adds"
+    done = train(config.but(epochs=1), tmp_path / "run")
+    assert verify(done.folder).passed
+
+
 def test_counts_are_one_release(tmp_path: Path) -> None:
     """No steps, no checkpoint; the whole budget in one event, and the statement does not speak of training."""
     config = tiny_config(write_log(tmp_path / "log.csv", users=400), model="counts", seed=None)

@@ -335,12 +335,8 @@ class Config(BaseModel):
             raise ValueError("warm_start is for networks, and model is counts: leave it out")
         if self.noise.correlated and (not self.private or self.model == "counts"):
             raise ValueError(f"{self.noise.choice}; it is for networks trained with noise: leave it out")
-        asked = self.reattention or self.reattention_scale != 1 or self.reattention_error != "gradient"
-        if self.noise.correlated and asked and self.reattention is not False:
-            raise ValueError(
-                f"{self.noise.choice}, and Re-Attention knows the error of independent noise only: "
-                "leave one of them out"
-            )
+        if self.noise.correlated and self.reattention_error == "adam":
+            raise ValueError(f"{self.noise.choice}, and adam is the error of independent noise: leave one of them out")
         first = "warm_start" if self.warm_start else "items_share" if self.releases_items else "frequency_share"
         if getattr(self, first) + self.metrics_share * self.private_metrics >= 1:
             raise ValueError(f"{first} and metrics_share leave nothing for training: lower them")

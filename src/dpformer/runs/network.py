@@ -190,7 +190,7 @@ def _set_error(model: Transformer, config: Config, plan: Plan, frequencies: Tens
         rates = [learning_rate(config, plan, step) for step in steps]
         error = adam_error(rates, model.num_items, scale=config.reattention_scale)
     elif frequencies is not None:
-        noise, batch_size = plan.noise_multiplier, plan.expected_batch_size
+        noise, batch_size = plan.noise_multiplier * plan.noise.step_deviation(plan.steps), plan.expected_batch_size
         error = effective_error(noise, batch_size, frequencies, scale=config.reattention_scale)
     else:
         return

@@ -13,6 +13,7 @@ besides.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -83,6 +84,10 @@ class Noise(ABC):
             reach = min(t, len(c) - 1)
             inverse[t] = -np.dot(c[1 : reach + 1], inverse[t - reach : t][::-1]) / c[0]
         return float(np.linalg.norm(np.cumsum(inverse)))
+
+    def step_deviation(self, steps: int) -> float:
+        """Deviation, in units of σ, of independent noise a step that would leave as much in the sum of all steps."""
+        return self.sum_deviation(steps) / math.sqrt(steps) if self.correlated else 1.0
 
     # What it costs.
 
