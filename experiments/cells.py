@@ -44,7 +44,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "lstm": {"model": "lstm"},
     "unshared": {"model": "transformer", "reattention": False, "shared": False},
     "vanilla": {"model": "transformer", "reattention": False},
-    "reattention": {"model": "transformer", "reattention": True},
+    "reattention": {"model": "transformer", "reattention": True, "reattention_variant": "renormalised"},
+    "literal": {"model": "transformer", "reattention": True, "reattention_variant": "literal"},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "ml-1m": {"learning_rate": 8e-3, "epochs": 20, "batch_size": 512, "max_length": 200, "dropout": 0.2},
@@ -55,9 +56,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "dim": 64, "heads": 2, "blocks": 2,
     },
 }  # fmt: skip
-EPOCH_MINUTES = {"ml-1m": 0.6, "games": 1.2, "synthetic": 0.1, "tinyshakespeare": 0.5}  # vanilla, one core
-TIMES = {"gru": 0.8, "lstm": 0.8, "unshared": 1.0, "vanilla": 1.0, "reattention": 1.2}
-GRID = {"batch_size": (256, 1024, 4096), "learning_rate": (1e-3, 3e-3, 9e-3), "epochs": 10}
+EPOCH_MINUTES = {"ml-1m": 0.35, "games": 0.7, "synthetic": 0.1, "tinyshakespeare": 0.5}  # vanilla, one core
+TIMES = {"gru": 0.8, "lstm": 0.8, "unshared": 1.0, "vanilla": 1.0, "reattention": 1.2, "literal": 1.2}
+GRID: dict[str, Any] = {"batch_size": (512, 1024, 4096), "learning_rate": (1e-3, 5e-3, 9e-3), "epochs": 20}
+SMALL_GRID: dict[str, Any] = {"batch_size": (256, 1024, 4096), "learning_rate": (1e-3, 3e-3, 9e-3), "epochs": 10}
+GRIDS = {"ml-1m": GRID, "games": GRID, "synthetic": SMALL_GRID}
 SEEDS = (0, 1, 2)
 EPSILONS = (5, 8, 10)
 
@@ -71,6 +74,7 @@ class Cell:
     choices: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     minutes: float = 0.5  # about, on one core
+    ablation: str | None = None  # a change that the product has no option for (`ablation.py`)
 
     @property
     def name(self) -> str:
@@ -87,7 +91,7 @@ class Cell:
     @property
     def command(self) -> str:
         """The command line that does the same."""
-        if not self.trains:
+        if not self.trains or self.ablation:
             return f"DPFORMER_DATA=FOLDER python -m experiments.fill {self.name}"
         file = [FILES[self.data]] if self.data in FILES else []
         return " ".join(["dpformer train", *file, *map(_flag, self.choices.items()), f"--seed {self.seed}"])
@@ -144,7 +148,7 @@ def longest(data: str, epsilon: float, there: Callable[[Cell], bool]) -> dict[st
     """For each row of a table the changes of its longest run; vanilla and Re-Attention are as long as each other."""
     long = [LONG, GROWN[data]] if data == "ml-1m" and epsilon == LONG_EPSILON else [GROWN[data]]
     both = [change for change in long if all(there(paper(data, model, epsilon, **change)) for model in TWO)]
-    rows = {model: both[0] if both else {} for model in TWO}
+    rows = {model: both[0] if both else {} for model in (*TWO, "literal")}
     return rows | {model: MET[data] if there(paper(data, model, epsilon, **MET[data])) else {} for model in OTHERS}
 
 
@@ -302,7 +306,7 @@ def ceiling(data: str, seed: int = 0) -> Cell:
 
 HEAT_MAPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "ml-1m": [("vanilla", {}), ("unshared", {}), ("unshared", {"dim": 32})],
-    "games": [("vanilla", {}), ("reattention", {})],
+    "games": [("vanilla", {}), ("literal", {})],
     "synthetic": [("vanilla", {}), ("reattention", {}), ("unshared", {}), ("unshared", {"dim": 32})],
 }
 HEAT_EPSILON = {"ml-1m": 5, "games": 8, "synthetic": 5}
@@ -310,10 +314,11 @@ HEAT_EPSILON = {"ml-1m": 5, "games": 8, "synthetic": 5}
 
 def heat_map(data: str, model: str, **changes: Any) -> list[Cell]:
     """Batch × learning rate, few epochs."""
+    grid = GRIDS[data]
     return [
-        paper(data, model, HEAT_EPSILON[data], **changes, batch_size=batch, learning_rate=rate, epochs=GRID["epochs"])
-        for batch in GRID["batch_size"]
-        for rate in GRID["learning_rate"]
+        paper(data, model, HEAT_EPSILON[data], **changes, batch_size=batch, learning_rate=rate, epochs=grid["epochs"])
+        for batch in grid["batch_size"]
+        for rate in grid["learning_rate"]
     ]
 
 

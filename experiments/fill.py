@@ -7,7 +7,7 @@ name has all of them.
 
 import argparse
 
-from experiments.cells import cells
+from experiments.literal import everything, queue
 from experiments.store import fill, load
 
 from dpformer.runs import Interrupted
@@ -19,9 +19,10 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="only list the cells")
+    parser.add_argument("--literal", action="store_true", help="only the study of Re-Attention as printed")
     arguments = parser.parse_args()
     keep_freed_memory()
-    for cell in cells():
+    for cell in queue(load) if arguments.literal else everything(load):
         if not all(word in cell.name for word in arguments.words):
             continue
         done = load(cell.name) is not None

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.cells import EPSILONS, HEAT_MAPS, ITEMS, TITLES, cells, heat_maps
+from experiments.cells import EPSILONS, GRIDS, HEAT_MAPS, ITEMS, TITLES, heat_maps
+from experiments.literal import everything
 from experiments.store import ROOT, load
 
 from experiments import plots, tables
@@ -52,7 +53,9 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
         )
     for data in HEAT_MAPS:
         made[f"{data} heat maps"] = lambda d=data: _image(  # type: ignore[misc]
-            plots.heat(d, out / f"heat-{d}.svg"), f"{TITLES[d]}: batch × learning rate", f"fill {d} epochs=10"
+            plots.heat(d, out / f"heat-{d}.svg"),
+            f"{TITLES[d]}: batch × learning rate",
+            f"fill {d} epochs={GRIDS[d]['epochs']}",
         )
     return made
 
@@ -63,7 +66,7 @@ def _accuracy(data: str) -> str:
 
 def commands() -> str:
     """Every run that is in the store, with the command that repeats it."""
-    there = [cell for cell in cells() if load(cell.name) is not None]
+    there = [cell for cell in everything(load) if load(cell.name) is not None]
     return "\n".join(f"    {cell.command}" for cell in there)
 
 
@@ -78,9 +81,10 @@ def _image(path: Path | None, title: str, command: str) -> str:
 
 def missing() -> str:
     """What is not in the store, with the command that computes it, the most informative first."""
-    left = [cell for cell in cells() if load(cell.name) is None]
+    every = everything(load)
+    left = [cell for cell in every if load(cell.name) is None]
     hours = sum(cell.minutes for cell in left) / 60
-    done = len(cells()) - len(left)
+    done = len(every) - len(left)
     if not left:
         return f"Nothing: all {done} runs are in the store."
     lines = "\n".join(f"    python -m experiments.fill {cell.name}  # {cell.minutes:.0f} min" for cell in left)

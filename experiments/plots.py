@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from experiments.cells import (
     EPSILONS,
-    GRID,
+    GRIDS,
     HEAT_EPSILON,
     HEAT_MAPS,
     TITLES,
@@ -26,6 +26,7 @@ from experiments.cells import (
     paper,
     warm,
 )
+from experiments.literal import run
 from experiments.paper_numbers import PAPER
 from experiments.store import load
 from experiments.tables import Result, last, results, signal
@@ -34,8 +35,14 @@ from matplotlib.figure import Figure
 
 from dpformer.privacy import calibrate
 
-COLOURS = {"vanilla": "#b5452c", "reattention": "#2b6777"}
-NAMES = {"vanilla": "vanilla", "reattention": "Re-Attention"}
+COLOURS = {"vanilla": "#b5452c", "literal": "#2b6777"}
+NAMES = {"vanilla": "vanilla", "literal": "Re-Attention"}
+HEAT_TITLES = {
+    "unshared": "not shared",
+    "vanilla": "shared",
+    "reattention": "shared, Re-Attention",
+    "literal": "shared, Re-Attention as printed",
+}
 METRICS = {"ndcg@10": "NDCG@10, %", "hit@10": "HIT@10, %"}
 matplotlib.rcParams |= {"svg.hashsalt": "dpformer", "svg.fonttype": "none"}  # the same bytes for the same numbers
 
@@ -61,14 +68,14 @@ def band(axis: Axes, found: list[Result], value: Callable[[dict[str, Any]], floa
 
 
 def convergence(data: str, path: Path) -> Path | None:
-    """NDCG and HIT every 5 epochs, vanilla and Re-Attention, ε = 5 and 10."""
+    """NDCG and HIT by epoch, vanilla and Re-Attention as printed, ε = 5 and 10, with the spread over seeds."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 6), layout="constrained", sharex=True)
     drawn = False
     for column, epsilon in enumerate((5, 10)):
         for row, (metric, label) in enumerate(METRICS.items()):
             axis = axes[row, column]
             for model, colour in COLOURS.items():
-                found = results(lambda seed, m=model, e=epsilon: paper(data, m, e, seed))
+                found = results(lambda seed, m=model, e=epsilon: run(data, m, e, seed))
                 name = f"{NAMES[model]}, {len(found)} seed{'s' if len(found) > 1 else ''}"
                 drawn |= band(
                     axis, found, lambda p, k=metric: 100 * p["masked"][k], color=colour, marker=".", label=name
@@ -104,12 +111,12 @@ def _level(axis: Axes, found: list[Result], metric: str, colour: str, name: str)
 def signals(path: Path) -> Path | None:
     """MovieLens: accuracy by what all steps together know of the mean gradient, ours and the paper's."""
     figure, axis = plt.subplots(figsize=(6, 3.8), layout="constrained")
-    every = [paper("ml-1m", model, epsilon) for model in COLOURS for epsilon in EPSILONS] + longer()
+    every = [made("ml-1m", model, e, 0) for made in (paper, run) for model in COLOURS for e in EPSILONS] + longer()
     every += [cell for cell in correlated() if cell.data == "ml-1m" and "bands" in cell.choices]
     drawn = False
-    for cell in every:
+    for cell in {cell.name: cell for cell in every}.values():
         model = cell.label.split("-")[0]
-        for result in results(cell.with_seed):
+        for result in results(cell.with_seed) if model in COLOURS else ():
             mark = "s" if "bands" in cell.choices else "o"
             axis.plot(signal(result), 100 * last(result)["ndcg@10"], mark, color=COLOURS[model])
             drawn = True
@@ -144,26 +151,26 @@ def heat(data: str, path: Path) -> Path | None:
             axis.text(
                 x, y, "–" if np.isnan(value) else f"{value:.2f}", ha="center", va="center", color="w" if dark else "k"
             )
-        axis.set_xticks(range(grid.shape[1]), [f"{rate:g}" for rate in GRID["learning_rate"]])
-        axis.set_yticks(range(grid.shape[0]), [str(batch) for batch in GRID["batch_size"]])
-        title = {"unshared": "not shared", "vanilla": "shared", "reattention": "shared, Re-Attention"}[model]
+        axis.set_xticks(range(grid.shape[1]), [f"{rate:g}" for rate in GRIDS[data]["learning_rate"]])
+        axis.set_yticks(range(grid.shape[0]), [str(batch) for batch in GRIDS[data]["batch_size"]])
+        title = HEAT_TITLES[model]
         axis.set(title=title + (f", d = {change['dim']}" if change else ""), xlabel="learning rate")
     axes[0, 0].set_ylabel("batch")
-    figure.suptitle(f"{TITLES[data]}, ε = {HEAT_EPSILON[data]}, {GRID['epochs']} epochs: NDCG@10, %")
+    figure.suptitle(f"{TITLES[data]}, ε = {HEAT_EPSILON[data]}, {GRIDS[data]['epochs']} epochs: NDCG@10, %")
     return save(figure, path)
 
 
 def _grid(cells: list[Cell]) -> np.ndarray:
     found = [load(cell.name) for cell in cells]
     values = [np.nan if result is None else 100 * last(result)["ndcg@10"] for result in found]
-    return np.array(values).reshape(len(GRID["batch_size"]), len(GRID["learning_rate"]))
+    return np.array(values).reshape(len(GRIDS[cells[0].data]["batch_size"]), -1)
 
 
 def long_tail(path: Path) -> Path | None:
     """How many users have each item, both data sets."""
     figure, axis = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
     drawn = False
-    for data, colour in (("ml-1m", COLOURS["vanilla"]), ("games", COLOURS["reattention"])):
+    for data, colour in (("ml-1m", COLOURS["vanilla"]), ("games", COLOURS["literal"])):
         result = load(floor(data).name)
         if result is not None:
             rank, users = np.array(result["tail"]).T

@@ -3,7 +3,8 @@
 A run that is not finished lives in a run folder under .experiments/ (private, not committed) and is resumed from its
 checkpoint. Several processes may fill the store at the same time: each run is locked by the one that computes it.
 
-    cell, data, seed, config, epsilon, delta, seconds, revision      what was run
+    cell, data, seed, ablation, config, epsilon, delta, seconds      what was run
+    revision, build, date    of the checkout, of what is in src/ (results of one build are comparable), of the end
     curve        one record an evaluation, the last one is that of the released model: step, epoch, training_loss, and
                  masked and unmasked NDCG@10 and HIT@10, or of text its loss
     popularity   of counts: the same metrics of the popularity that is part of the release
@@ -17,10 +18,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from experiments.ablation import changed
 from experiments.cells import FILES, Cell, data_file
 
 from dpformer.data import Dataset
@@ -50,7 +53,7 @@ def fill(cell: Cell, threads: int) -> dict[str, Any] | None:
         if not mine or load(cell.name) is not None:
             return load(cell.name)
         result = _train(cell, threads) if cell.trains else _floor(cell)
-        result = {"cell": cell.name, "data": cell.data, "seed": cell.seed, **result, "revision": _revision()}
+        result = {"cell": cell.name, "data": cell.data, "seed": cell.seed, **result, **BUILD, "date": _today()}
         RUNS.mkdir(parents=True, exist_ok=True)
         partial = RUNS / f".{cell.name}.tmp"
         lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in result.items())
@@ -62,13 +65,15 @@ def fill(cell: Cell, threads: int) -> dict[str, Any] | None:
 def _train(cell: Cell, threads: int) -> dict[str, Any]:
     folder, began = WORK / cell.name, time.time()
     started = (folder / "config.toml").exists()
-    run = resume(folder) if started else train(cell.config().but(threads=threads), folder)
+    with changed(cell.ablation):
+        run = resume(folder) if started else train(cell.config().but(threads=threads), folder)
     seconds = time.time() - began
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [record for record in records if "seconds" in record]
     values = json.loads(run.config.model_dump_json(exclude=set(LOCAL if steps else (*LOCAL, *OF_NETWORKS))))
     facts = ("epsilon", "delta", "noise_multiplier", "sample_rate", "steps")
     return {
+        **({"ablation": cell.ablation} if cell.ablation else {}),
         "config": {name: value for name, value in values.items() if value is not None},
         **{name: run.statement[name] for name in facts if run.statement[name] is not None},
         **(_curve(records) if steps else _released(run)),
@@ -123,9 +128,20 @@ def metrics(score: Any, dataset: Dataset, users: np.ndarray | None = None) -> di
     }
 
 
-def _revision() -> str:
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return found.stdout.strip()
+def _build() -> dict[str, str]:
+    """The commit of the checkout, and the last one that changed the product: experiments may move on beside it."""
+    asked = {"revision": ("describe", "--always", "--dirty"), "build": ("log", "-1", "--format=%h", "--", "src")}
+    return {
+        name: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        for name, words in asked.items()
+    }
+
+
+BUILD = _build()  # when the process starts: the code that it computes with
+
+
+def _today() -> str:
+    return datetime.now(timezone.utc).date().isoformat()
 
 
 @contextmanager

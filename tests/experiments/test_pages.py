@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpformer.runs.config import Config
-from experiments import attention_maps, cells, pages, plots, store, tables
+from experiments import attention_maps, cells, literal, pages, plots, store, tables
 from tests.runs import invoke
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -42,7 +42,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(store, "RUNS", tmp_path / "runs")
     for seed, level in enumerate((0.05, 0.06, 0.07)):
         put(cells.paper("ml-1m", "vanilla", 5, seed), 0.02, level + 0.01, level)
-    put(cells.paper("ml-1m", "reattention", 5), 0.02, 0.08, 0.081)
+    put(cells.paper("ml-1m", "literal", 5), 0.02, 0.08, 0.081)
+    put(literal.run("ml-1m", "literal", 10, 0), 0.02, 0.09)
     put(cells.counts("ml-1m", 5), 0.115, popularity={"masked": {"ndcg@10": 0.01, "hit@10": 0.02}} | _unmasked())
     put(cells.floor("ml-1m"), 0.018, tail=[[1, 90], [10, 20], [100, 1]], users=100, items=120)
     put(cells.heat_map("ml-1m", "vanilla")[4], 0.031)
@@ -60,7 +61,7 @@ def test_last_and_best_and_the_spread_over_seeds(small: Path) -> None:
         "4.57 / 8.69 | 20 | 6.00 ± 1.00 / 12.00 ± 2.00 | 7.00 ± 1.00 / 14.00 ± 2.00 | 3.00 ± 0.50 / 6.00 ± 1.00 | 3"
     )
     assert vanilla in rows["Transformer, vanilla"]
-    assert "5.88 / 11.13 | 20 | 8.10 / 16.20 | 8.10 / 16.20 |" in rows["**with Re-Attention**"]
+    assert "5.88 / 11.13 | 20 | 8.10 / 16.20 | 8.10 / 16.20 |" in rows["**with Re-Attention, as printed**"]
     assert "| 11.50 / 23.00 |" in rows["**transition counts**"]
     assert "| – | – | – | 0 |" in rows["GRU"]
 
@@ -90,7 +91,7 @@ def test_the_pages_of_the_project_can_be_made(small: Path) -> None:
 
 def test_what_is_missing_is_named_and_what_is_there_is_not(small: Path) -> None:
     text = pages.missing()
-    assert text.startswith(f"8 of {len(cells.cells())} runs are in the store.")
+    assert text.startswith(f"8 of {len(literal.everything(store.load))} runs are in the store.")
     there = cells.paper("ml-1m", "vanilla", 5).name
     assert f"fill {there}  #" not in text and f"fill {cells.paper('games', 'gru', 5).name}  #" in text
 
@@ -104,7 +105,7 @@ def test_a_block_that_nobody_makes_is_an_error(small: Path) -> None:
 
 def test_every_cell_is_a_valid_run_with_a_name_and_a_command_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPFORMER_DATA", "data")
-    every = cells.cells()
+    every = literal.everything(store.load)
     assert len({cell.name for cell in every}) == len(every) == len({cell.command for cell in every})
     for cell in every:
         if cell.trains:
@@ -126,7 +127,7 @@ def test_a_command_gives_the_config_of_its_cell(monkeypatch: pytest.MonkeyPatch)
 
 def test_delta_and_items_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPFORMER_DATA", "data")
-    for cell in cells.cells():
+    for cell in literal.everything(store.load):
         if cell.trains and cell.data in cells.ITEMS:
             config, users = cell.config(), cells.USERS[cell.data]
             assert config.resolve(users=users, threads=1).delta == 1 / users, cell.name
