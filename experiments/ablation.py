@@ -29,8 +29,8 @@ from dpformer.reattention.error import EffectiveError
 from dpformer.reattention.track import Tracked
 
 # Mean row sum of the literal form in each block, MovieLens-1M at ε = 5: over the real positions of 256 users, and over
-# the steps of a run of 60 epochs (seed 0), from the start (0.97, 0.82) by way of step 93 (0.84, 0.90) to the second half
-# (0.77, 0.93). Of exact data: a constant of an experiment, not private.
+# the steps of a run of 60 epochs (seed 0), which begin at (0.97, 0.82) and end at (0.77, 0.93), with (0.84, 0.90) at
+# step 93. Of exact data: a constant of an experiment, not private.
 MEANS = (0.81, 0.91)
 
 
