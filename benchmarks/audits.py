@@ -15,10 +15,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from dpformer.accounting import calibrate
 from dpformer.clipping import PhantomClipping, engine, normalize, norms
-from dpformer.privacy import PoissonBatches, calibrate
-from dpformer.privacy.noise import Numbers
-from dpformer.releases import counts as counts_release
+from dpformer.noise.noisy_sums import Numbers
+from dpformer.queries import counts as counts_release
+from dpformer.sampling import PoissonBatches
 from dpformer.training import plan
 from dpformer.training.optimizer import PrivateOptimizer
 from dpformer.verification.audit import Audit, audit, audit_counts

@@ -65,12 +65,12 @@ def prepared(path: Path) -> dict[str, float]:
 
 
 def counted(path: Path) -> dict[str, float]:
+    from dpformer.accounting import calibrate
     from dpformer.data import prepare
-    from dpformer.data.duckdb_sums import transition_sums
     from dpformer.evaluation.evaluate import evaluate, popularity, ranker
     from dpformer.models.counts import TransitionCounts
-    from dpformer.privacy import calibrate
-    from dpformer.releases.counts import release_transition_sums
+    from dpformer.queries.counts import release_transition_sums
+    from dpformer.queries.transition_sums import transition_sums
 
     dataset = prepare(path, max_length=None)
     noise = calibrate(epsilon=5, delta=0.1 / dataset.num_users, sample_rate=1.0, steps=1)

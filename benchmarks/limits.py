@@ -34,10 +34,10 @@ def measure(name: str) -> dict[str, Any]:
     import torch
 
     from dpformer.data import Dataset
-    from dpformer.privacy import SecureRandom
+    from dpformer.noise import SecureRandom
     from dpformer.runs.config import Config
-    from dpformer.runs.network import build_model, make_trainer, release_before_training
     from dpformer.runs.planning import make_plan
+    from dpformer.runs.prepare_training import build_model, make_trainer, release_before_training
 
     torch.set_num_threads(1)
     case = CASES[name]
@@ -57,7 +57,7 @@ def measure(name: str) -> dict[str, Any]:
         took = {"seconds": round(time.monotonic() - began, 1), "pairs": len(made.pairs)}
         return {"case": name, **case, **took, "MB before": before, "MB at most": _peak()}
     released = release_before_training(config, plan, data, random)
-    network = build_model(config, plan, data.num_items, released.p, random)
+    network = build_model(config, plan, data.num_items, released.frequencies, random)
     trainer = make_trainer(config, plan, data, network, random)
     for _ in range(STEPS):
         began = time.monotonic()

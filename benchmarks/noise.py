@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.page import RESULTS, put
-from dpformer import native
-from dpformer.privacy import SecureRandom
-from dpformer.privacy.fingerprint import Fingerprint
-from dpformer.privacy.noise import Numbers, Piece, Release, release_sum
+from dpformer.kernels import native
+from dpformer.noise import SecureRandom
+from dpformer.noise.fingerprint import Fingerprint
+from dpformer.noise.noisy_sums import Numbers, Piece, Release, release_sum
 
 NUMBERS = 1 << 22
 

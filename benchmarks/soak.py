@@ -145,7 +145,7 @@ def memory_over_steps(steps: int) -> dict[str, Any]:
     seen: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = config_of(write_log(folder / "log.csv"), 0).but(epochs=steps // 3, checkpoint_seconds=1.0)
+        config = config_of(write_log(folder / "log.csv"), 0).replace(epochs=steps // 3, checkpoint_seconds=1.0)
         pid, metrics = child(config, folder / "run"), folder / "run" / "metrics.jsonl"
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

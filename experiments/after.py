@@ -28,12 +28,12 @@ from experiments.cells import SEEDS, data_file, decisive
 from experiments.store import ROOT, WORK
 from torch import Tensor
 
+from dpformer.accounting.accountant import epsilon_of
+from dpformer.accounting.events import Event
 from dpformer.data import Dataset, prepare
 from dpformer.evaluation.ranking import hit, ndcg
 from dpformer.models import Transformer
-from dpformer.privacy.accounting import epsilon_of
-from dpformer.privacy.events import Event
-from dpformer.releases.frequencies import release_frequencies
+from dpformer.queries.frequencies import release_frequencies
 from dpformer.runs import load_release
 from dpformer.training.schedule import warmup_then_decay
 

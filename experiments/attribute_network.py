@@ -22,13 +22,13 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 import dpformer as dp
+from dpformer.accounting.events import Gaussian
 from dpformer.data import Attributes, Dataset, synthetic
 from dpformer.data.synthetic import GENRES
 from dpformer.evaluation import evaluate, hit, ndcg
 from dpformer.models import Batch, Transformer
 from dpformer.models.backoff import matrix
 from dpformer.models.counts import TransitionCounts
-from dpformer.privacy.events import Gaussian
 from dpformer.training.schedule import warmup_then_decay
 
 ROWS = 64  # users at once

@@ -30,11 +30,11 @@ from experiments.store import WORK
 from torch import Tensor
 
 import dpformer as dp
+from dpformer.accounting.events import Gaussian
 from dpformer.data import Dataset, prepare, synthetic
 from dpformer.evaluation import evaluate, hit, ndcg
 from dpformer.models import Batch, Transformer
 from dpformer.models.counts import TransitionCounts
-from dpformer.privacy.events import Gaussian
 from dpformer.runs import load_release
 from dpformer.training.schedule import warmup_then_decay
 

@@ -30,10 +30,10 @@ from torch import Tensor
 
 from dpformer.data import Dataset
 from dpformer.evaluation.evaluate import ranker
-from dpformer.privacy import SecureRandom
+from dpformer.noise import SecureRandom
 from dpformer.runs.config import Config
-from dpformer.runs.network import build_model, learning_rate, load_dataset, release_before_training
 from dpformer.runs.planning import make_plan
+from dpformer.runs.prepare_training import build_model, learning_rate, load_dataset, release_before_training
 from dpformer.training.gradient_sum import GradientSum, tokens_for
 from dpformer.training.plan import Plan
 from dpformer.training.trainer import Trainer, dropout_key
@@ -137,14 +137,14 @@ def prepare(data: str, epsilon: float, seed: int, change: str) -> Run:
     changes = {name: float(value or 1) for name, _, value in (part.partition("=") for part in change.split(","))}
     config = paper(data, "vanilla", epsilon, seed).config()
     if "rate" in changes:
-        config = config.but(learning_rate=config.learning_rate * changes["rate"])
+        config = config.replace(learning_rate=config.learning_rate * changes["rate"])
     dataset = load_dataset(config)
     config = config.resolve(users=dataset.num_users, threads=1)
     asked = {"frequency_bias": "bias" in changes, "row_exponent": changes.get("rows")}
-    config = config.but(**asked)
+    config = config.replace(**asked)
     plan = make_plan(config, dataset.num_users)
     random = SecureRandom("run", seed=seed)
-    p = release_before_training(config, plan, dataset, random).p
+    p = release_before_training(config, plan, dataset, random).frequencies
     model = build_model(config, plan, dataset.num_items, p, random)
     trainer = trainer_of(config, plan, dataset, model, random, changes.get("corrected"))
     return Run(f"{data}-eps{epsilon:g}-{change}-seed{seed}", config, plan, dataset, trainer, p)

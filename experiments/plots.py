@@ -33,7 +33,7 @@ from experiments.tables import Result, last, results, signal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpformer.privacy import calibrate
+from dpformer.accounting import calibrate
 
 COLOURS = {"vanilla": "#b5452c", "literal": "#2b6777"}
 NAMES = {"vanilla": "vanilla", "literal": "Re-Attention"}

@@ -32,7 +32,7 @@ from dpformer.evaluation.evaluate import ranker
 from dpformer.models.counts import TransitionCounts
 from dpformer.runs import resume, train
 from dpformer.runs.config import OF_NETWORKS, Config
-from dpformer.runs.network import load_dataset
+from dpformer.runs.prepare_training import load_dataset
 from dpformer.runs.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +66,7 @@ def _train(cell: Cell, threads: int) -> dict[str, Any]:
     folder, began = WORK / cell.name, time.time()
     started = (folder / "config.toml").exists()
     with changed(cell.ablation):
-        run = resume(folder) if started else train(cell.config().but(threads=threads), folder)
+        run = resume(folder) if started else train(cell.config().replace(threads=threads), folder)
     seconds = time.time() - began
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [record for record in records if "seconds" in record]

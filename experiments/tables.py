@@ -30,7 +30,7 @@ from experiments.paper_numbers import ACTIVATIONS, NANOGPT, PAPER
 from experiments.store import ROOT, load
 
 from dpformer.cli.moments import DEVIATIONS, variances
-from dpformer.privacy.mechanisms import noise_of
+from dpformer.noise.mechanisms import noise_of
 
 ALL_SEEDS = range(5)
 ROWS = {

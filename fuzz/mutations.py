@@ -81,31 +81,31 @@ FAULTS = (
     # Noise.
     Fault(
         "the same noise in every piece of a large table",
-        "privacy/compiled.py",
+        "noise/native.py",
         '"group": run.group + low // GROUP}',
         '"group": low // GROUP}',
         "training/test_pieces.py",
     ),
     Fault(
         "sparse noise: gaps × 1.02",
-        "privacy/sparse.py",
+        "noise/sparse.py",
         "np.floor(np.log(uniform) / math.log1p(-p))",
         "np.floor(1.02 * np.log(uniform) / math.log1p(-p))",
-        "privacy/test_sparse.py",
+        "noise/test_sparse.py",
     ),
     Fault(
         "counts: the threshold of a large table follows the data",
-        "releases/counts.py",
+        "queries/counts.py",
         "threshold = first_threshold(m) * deviation",
         "threshold = first_threshold(max(m - len(cells) % 7, 2)) * deviation",
         "models/test_counts.py::test_the_threshold_of_a_large_table_is_a_function_of_its_size",
     ),
     Fault(
         "counts: a tenth of the noise on items",
-        "releases/counts.py",
+        "queries/counts.py",
         "once = release_sums(counted, num_users, deviation_of(ITEMS, noise_multiplier), ",
         "once = release_sums(counted, num_users, deviation_of(ITEMS, noise_multiplier) / 10, ",
-        "audit/test_counts.py",
+        "verification/audit/test_counts.py",
     ),
     # Clipping.
     Fault(
@@ -190,26 +190,26 @@ FAULTS = (
         "verification/audit/checks.py",
         "p = _two_sided(float(stats.chi2.cdf(squares, count)), squares, count) if around[1] else 1.0",
         "p = 1.0",
-        "audit/test_audit.py::test_users_who_count_twice_are_seen_beside_those_who_count_not_at_all",
+        "verification/audit/test_audit.py::test_users_who_count_twice_are_seen_beside_those_who_count_not_at_all",
     ),
     # The list of items.
     Fault(
         "items: released whatever their count",
-        "releases/items.py",
+        "queries/items.py",
         "released = noisy > threshold + step",
         "released = noisy > -math.inf",
         "attacks/test_releases.py::test_an_item_of_one_user_alone_is_not_in_the_model",
     ),
     Fault(
         "items: the threshold is for one item a user",
-        "releases/items.py",
+        "queries/items.py",
         "return float(np.max(-np.expm1(last * np.log1p(-tail))))",
         "return float((-np.expm1(last * np.log1p(-tail)))[0])",
-        "privacy/test_items.py",
+        "queries/test_items.py",
     ),
     Fault(
         "items: a list that was released is kept for the next run",
-        "runs/network.py",
+        "runs/prepare_training.py",
         'random = random.within(f"releases config {config.hash()} data {dataset.hash}")',
         'random = globals().setdefault("_kept", {}).setdefault(config.hash(), random)',
         "attacks/test_releases.py::test_a_released_list_is_of_one_run_and_in_no_cache",
@@ -217,7 +217,7 @@ FAULTS = (
     # Statement, δ, resume.
     Fault(
         "headline without “given the list of items”",
-        "runs/statement.py",
+        "statement/build.py",
         """f", given {facts['given']}" if "given" in facts else \"\"""",
         '""',
         "attacks/test_releases.py::test_items_assumed_public_are_in_the_headline",
@@ -255,14 +255,14 @@ FAULTS = (
         "runs/run.py",
         "if happened != planned:",
         "if False:",
-        "training/test_run.py::test_counts_with_other_noise_than_planned_are_never_released_nor_trained_on",
+        "runs/test_run.py::test_counts_with_other_noise_than_planned_are_never_released_nor_trained_on",
     ),
     Fault(
         "SIGHUP ends a run at once",
         "runs/run.py",
         "STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)",
         "STOPPING = (signal.SIGINT, signal.SIGTERM)",
-        "training/test_run.py::test_a_request_to_stop_saves_and_says_how_to_go_on",
+        "runs/test_run.py::test_a_request_to_stop_saves_and_says_how_to_go_on",
     ),
     # Verify.
     Fault(
@@ -310,7 +310,7 @@ FAULTS = (
     # A stranger's folder.
     Fault(
         "files that a stranger's folder names are read",
-        "runs/owner.py",
+        "runs/trust.py",
         "    if is_own(folder):\n        return config if data",
         "    if True:\n        return config if data",
         "attacks/test_folders.py::test_files_that_a_stranger_names_are_not_read",
@@ -339,14 +339,14 @@ FAULTS = (
     # Reading.
     Fault(
         "reading: times as floats",
-        "data/values.py",
+        "data/readers/parse_cell.py",
         """TRY_CAST({value} AS BIGINT) END\"""",
         """CAST(TRY_CAST({value} AS DOUBLE) AS BIGINT) END\"""",
         "data/test_law.py::test_a_fraction_among_nanoseconds",
     ),
     Fault(
         "reading: quotes reach beyond their line",
-        "data/fields.py",
+        "data/readers/split_line.py",
         "delim = '\\x01', quote = '', escape = ''",
         "delim = '\\x01', quote = '\\\"', escape = '\\\"'",
         "data/test_law.py",

@@ -5,7 +5,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from dpformer.privacy import BandedGaussian, Gaussian, Ledger, PoissonGaussian
+from dpformer.accounting import Gaussian, Ledger, PoissonGaussian
+from dpformer.noise import BandedGaussian
 from dpformer.runs.config import Config
 
 USERS, ITEMS = 12, 6
@@ -96,7 +97,7 @@ def releases() -> bytes:
 
 
 def budget() -> bytes:
-    from dpformer.privacy.events import Gaussian
+    from dpformer.accounting.events import Gaussian
     from dpformer.runs import ledger_file
 
     with tempfile.TemporaryDirectory() as folder:

@@ -99,7 +99,7 @@ def _config(path: Path) -> None:
     from dpformer.runs.config import Config
 
     found = Config.make(path)
-    found = (found.but(model="counts") if found.model == "auto" else found).resolve(users=10**6, threads=1)
+    found = (found.replace(model="counts") if found.model == "auto" else found).resolve(users=10**6, threads=1)
     path.write_text(found.to_toml(), encoding="utf-8")
     assert Config.make(path) == found, "what is written is what is read"
 
@@ -153,7 +153,7 @@ def _release_header(name: str, path: Path) -> None:
 
 
 def _ledger(path: Path) -> None:
-    from dpformer.privacy import Ledger
+    from dpformer.accounting import Ledger
 
     ledger = Ledger.from_json(path.read_text(encoding="utf-8"))
     assert Ledger.from_json(ledger.to_json()) == ledger
@@ -167,7 +167,7 @@ def _budget(path: Path) -> None:
 
 
 def _releases(path: Path) -> None:
-    from dpformer.runs.raw_file import load_releases
+    from dpformer.runs.releases_file import load_releases
 
     found = load_releases(path)
     for one in found.rounds:

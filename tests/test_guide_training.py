@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpformer.runs import Config
-from tests.runs import printed
+from tests.tiny_runs import printed
 from tests.training.logs import write_log
 from tests.training.memo import remember
 

@@ -10,7 +10,7 @@ import pytest
 import dpformer as dp
 from dpformer.errors import DpformerError
 from dpformer.runs import Config, train
-from tests.runs import printed, write_catalog
+from tests.tiny_runs import printed, write_catalog
 from tests.training.logs import write_log
 from tests.training.memo import accountant_remembers  # noqa: F401
 

@@ -3,17 +3,19 @@
 The public names are listed in `__all__`; they are imported on first use, so that `import dpformer` does not load torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpformer.lazy import lazy_names
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dpformer import data, evaluation, models, reattention
+    from dpformer.accounting import Ledger, calibrate
     from dpformer.clipping import PhantomClipping, UnsupportedUse, check, clip, normalize, softmax_loss
-    from dpformer.privacy import Ledger, PoissonBatches, calibrate
+    from dpformer.queries import release_frequencies
     from dpformer.recommender import LanguageModel, Recommender, load
-    from dpformer.releases import release_frequencies
+    from dpformer.sampling import PoissonBatches
     from dpformer.training import PrivateOptimizer
 
 _HOME = {
@@ -23,18 +25,18 @@ _HOME = {
     "clip": "clipping",
     "normalize": "clipping",
     "softmax_loss": "clipping",
-    "Ledger": "privacy",
-    "PoissonBatches": "privacy",
-    "calibrate": "privacy",
-    "release_frequencies": "releases",
+    "Ledger": "accounting",
+    "PoissonBatches": "sampling",
+    "calibrate": "accounting",
+    "release_frequencies": "queries",
     "PrivateOptimizer": "training",
     "LanguageModel": "recommender",
     "Recommender": "recommender",
     "load": "recommender",
 }
 _SUBPACKAGES = (
-    "clipping", "data", "evaluation", "models", "privacy", "reattention", "releases", "report", "runs", "training",
-    "verification",
+    "accounting", "clipping", "data", "evaluation", "models", "noise", "queries", "reattention", "report", "runs",
+    "sampling", "statement", "training", "verification",
 )  # fmt: skip
 
 __all__ = [
@@ -59,12 +61,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"dpformer.{_HOME[name]}"), name)
-    if name in _SUBPACKAGES:
-        return import_module(f"dpformer.{name}")
-    raise AttributeError(f"module 'dpformer' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOME, _SUBPACKAGES)
 
 
 def __dir__() -> list[str]:

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dpformer.data.frames import from_frame
+from dpformer.accounting import Ledger
+from dpformer.data.sources.frames import from_frame
 from dpformer.errors import DpformerError
-from dpformer.privacy import Ledger
 from dpformer.runs.config import Config
 from dpformer.runs.model_file import Release
 from dpformer.runs.run import Run, finished, train
@@ -125,12 +125,13 @@ class _Model:
                 default what was given as `Recommender(deployment={…})`.
             ledger: the ledger file that counts this run, for the budget that is left.
         """
-        from dpformer.cards import CardSource, model_card, registry_entry
         from dpformer.files import write_text
-        from dpformer.runs.deployment import Deployment
+        from dpformer.runs.ledger_file import budget_left
+        from dpformer.statement.cards import CardSource, model_card, registry_entry
+        from dpformer.statement.deployment import Deployment
 
         said = None if deployment is None else Deployment.of(dict(deployment))
-        source = CardSource.of(self._fitted, said, ledger)
+        source = CardSource.of(self._fitted, said, "" if ledger is None else budget_left(ledger, self._fitted.folder))
         text = Card(registry_entry(source) if opendp else model_card(source))
         if path is not None:
             write_text(Path(path), text)

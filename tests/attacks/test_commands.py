@@ -12,7 +12,7 @@ import pytest
 
 from dpformer.errors import DpformerError, out_of_memory
 from dpformer.verification.findings import Finding, made
-from tests.runs import copied, refused, tiny_run
+from tests.tiny_runs import copied, refused, tiny_run
 
 BUDGETS = {
     "train": (),

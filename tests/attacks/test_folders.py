@@ -16,10 +16,10 @@ from dpformer.errors import DpformerError
 from dpformer.runs import Config, load_release, train
 from dpformer.runs.checkpoint import load_checkpoint, save_checkpoint
 from dpformer.runs.folder import RunFolder
-from dpformer.runs.owner import is_own
+from dpformer.runs.trust import is_own
 from dpformer.verification.verify import verify
 from tests.commands import command
-from tests.runs import invoke, printed, refused
+from tests.tiny_runs import invoke, printed, refused
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log
@@ -246,7 +246,7 @@ def test_a_signature_binds_the_statement(own: Path, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from dpformer.runs.signature import private_key, sign
+    from dpformer.statement.signature import private_key, sign
 
     for name in ("a", "b"):
         key = Ed25519PrivateKey.generate()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpformer.runs.folder import CONTENTS
-from tests.runs import copied, printed, tiny_run
+from tests.tiny_runs import copied, printed, tiny_run
 from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this file)
 
 PAGE = Path(__file__).parents[2] / "docs" / "privacy" / "threat-model.md"

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpformer.engines.sums import GRID, ArraySums, gathered
 from dpformer.errors import DpformerError
-from dpformer.privacy.randomness import public_grid
-from dpformer.releases import counts as counts_release
-from dpformer.releases.counts import ROUNDS
-from dpformer.releases.sums import GRID, ArraySums, gathered
+from dpformer.noise.randomness import public_grid
+from dpformer.queries import counts as counts_release
+from dpformer.queries.counts import ROUNDS
 from dpformer.runs import Config, load_dataset, load_release, resume, train
 from dpformer.runs import run as runs
-from dpformer.runs.raw_file import RawReleases, load_releases
+from dpformer.runs.releases_file import RawReleases, load_releases
 from dpformer.verification.rounds import _first, _later, wrong_with_rounds
 from dpformer.verification.verify import Verification, verify
 from tests.training.conftest import tiny_config
@@ -59,7 +59,7 @@ def test_a_released_list_is_of_one_run_and_in_no_cache(tmp_path: Path, model: st
     log = logs(tmp_path)[1]
     more = {"assume_items_public": False, "epsilon": 20.0, "epochs": 1, "items_share": 0.3, "seed": None}
     config = counts(log) if model == "counts" else tiny_config(log, **more)
-    config, found = config.but(cache=tmp_path / "cache"), []
+    config, found = config.replace(cache=tmp_path / "cache"), []
     for name in ("one", "two"):
         train(config, tmp_path / name)
         found.append(load_releases(tmp_path / name / "releases.safetensors").popularity)
@@ -156,7 +156,7 @@ def test_keys_for_other_data_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_noise_that_was_never_added_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`verify` said "transition counts are noisy" of exact ones."""
-    from dpformer.privacy.randomness import SecureRandom
+    from dpformer.noise.randomness import SecureRandom
 
     without, _ = logs(tmp_path)
     with monkeypatch.context() as patch:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dpformer.privacy.numbers import plain, round_up
+from dpformer.format_number import plain, round_up
 from dpformer.runs import Config, load_release, train
-from tests.runs import invoke, printed, write_catalog
+from tests.tiny_runs import invoke, printed, write_catalog
 from tests.training.logs import write_log
 from tests.training.memo import accountant_remembers  # noqa: F401  (for all tests of this file)
 

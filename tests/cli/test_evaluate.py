@@ -11,11 +11,11 @@ import pytest
 
 from dpformer.data import Dataset, prepare
 from dpformer.evaluation import rankers
+from dpformer.runs.evaluation_cache import EvaluationCache
 from dpformer.runs.folder import RunFolder
-from dpformer.runs.kept import Kept
 from dpformer.runs.model_file import load_release
-from dpformer.runs.owner import mark_as_own
-from tests.runs import copied, point_at, printed, refused, tiny_run
+from dpformer.runs.trust import mark_as_own
+from tests.tiny_runs import copied, point_at, printed, refused, tiny_run
 from tests.training.logs import write_log
 
 
@@ -152,8 +152,11 @@ def own_copy(run: Path, tmp_path: Path) -> Path:
 def test_what_was_kept_of_another_model_is_not_taken(run: Path, tmp_path: Path) -> None:
     folder = RunFolder(own_copy(run, tmp_path))
     arrays = {"model-masked": np.arange(3)}
-    Kept(folder).put(arrays, "data", "test")
-    assert Kept(folder).get("data", "test") is not None
-    assert Kept(folder).get("other data", "test") is None and Kept(folder).get("data", "validation") is None
+    EvaluationCache(folder).put(arrays, "data", "test")
+    assert EvaluationCache(folder).get("data", "test") is not None
+    assert (
+        EvaluationCache(folder).get("other data", "test") is None
+        and EvaluationCache(folder).get("data", "validation") is None
+    )
     folder.evaluation.unlink()
-    assert Kept(folder).get("data", "test") is None
+    assert EvaluationCache(folder).get("data", "test") is None

@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.runs import copied, printed, ranking_of, refused, same_ranking, tiny_run
+from tests.tiny_runs import copied, printed, ranking_of, refused, same_ranking, tiny_run
 
 
 @pytest.fixture

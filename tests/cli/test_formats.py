@@ -11,7 +11,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from tests.runs import printed
+from tests.tiny_runs import printed
 
 ROWS = [(f"u{user}", f"i{item}", time) for time, (user, item) in enumerate(
     zip(*np.random.default_rng(0).integers(0, [[30], [12]], (2, 400)).tolist(), strict=True)

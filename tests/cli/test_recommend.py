@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpformer.runs.model_file import load_release
-from tests.runs import invoke, printed, ranking_of, refused, same_ranking, tiny_run
+from tests.tiny_runs import invoke, printed, ranking_of, refused, same_ranking, tiny_run
 
 
 @pytest.fixture

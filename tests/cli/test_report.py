@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import command
-from tests.runs import copied, printed, refused, tiny_run
+from tests.tiny_runs import copied, printed, refused, tiny_run
 
 
 @pytest.fixture

@@ -13,14 +13,15 @@ from dp_accounting import dp_event, rdp
 from scipy import stats
 from typer.testing import CliRunner
 
+from dpformer.accounting import Gaussian, PoissonGaussian
+from dpformer.accounting.searches import repeated_epsilon
 from dpformer.cli import app
 from dpformer.errors import DpformerError
 from dpformer.evaluation.evaluate import served_ranks
-from dpformer.privacy import Gaussian, PoissonGaussian, SecureRandom
-from dpformer.privacy.searches import repeated_epsilon
-from dpformer.releases.metrics import release_metrics
+from dpformer.noise import SecureRandom
+from dpformer.queries.metrics import release_metrics
 from dpformer.runs import Config, ledger_file, load_release, train, tuning
-from dpformer.runs.network import load_dataset
+from dpformer.runs.prepare_training import load_dataset
 from dpformer.runs.tuning import draw_runs, logarithmic_gamma, plan_tuning, tune
 from dpformer.verification.verify import verify
 from tests.training.conftest import tiny_config
@@ -123,14 +124,14 @@ def test_the_real_trial_trains_and_scores_with_noise(
         asked.append((ranks, given, named))
         return release(ranks, *given, **named)
 
-    monkeypatch.setattr("dpformer.releases.metrics.release_metrics", watched)
+    monkeypatch.setattr("dpformer.queries.metrics.release_metrics", watched)
     tune(config, {"dropout": [0.0, 0.1]}, tmp_path / "run", mean_runs=2, key=tmp_path / "key.pem")
     signed = verify(tmp_path / "run", key=tmp_path / "public.pem")
     assert signed.passed and {f.name: f.ok for f in signed.findings}["signature"] is True, "of the whole search"
     ((ranks, given, named),) = asked
     assert (given, named) == ((tuning.SCORE_NOISE,), {"label": "score"}), "with noise, and without a seed"
     model = load_release(tmp_path / "run" / "model.safetensors").model
-    dataset = load_dataset(config.but(validation=True))
+    dataset = load_dataset(config.replace(validation=True))
     assert np.array_equal(ranks, served_ranks(model, dataset, "validation"))
     assert not np.array_equal(ranks, served_ranks(model, dataset, "test"))
 
@@ -178,7 +179,7 @@ def test_a_ledger_counts_the_whole_search(config: Config, tmp_path: Path, monkey
         train(candidate, folder)
         return 0.0
 
-    config = config.but(delta=1e-3)
+    config = config.replace(delta=1e-3)
     facts = tune(config, {"dim": [8]}, out, mean_runs=3, trial=trial, ledger=path)
     budget, events = ledger_file.read(path), plan_tuning(config, {"dim": [8]}, 3, 80).events
     assert budget.runs[1]["mean_runs"] == 3 and budget.runs[1]["run"] == str(out)
@@ -211,10 +212,10 @@ def test_a_search_that_fails_stays_in_the_ledger(
 
     search: Any = {"mean_runs": 3, "trial": trial, "ledger": path}
     with pytest.raises(DpformerError, match="cannot be made"):
-        tune(config.but(delta=1e-3), {"dim": [8]}, tmp_path / "file" / "run", **search)
+        tune(config.replace(delta=1e-3), {"dim": [8]}, tmp_path / "file" / "run", **search)
     assert ledger_file.read(path).runs == ()
     with pytest.raises(DpformerError, match="diverged"):
-        tune(config.but(delta=1e-3), {"dim": [8]}, tmp_path / "run", **search)
+        tune(config.replace(delta=1e-3), {"dim": [8]}, tmp_path / "run", **search)
     assert len(ledger_file.read(path).runs) == 1 and "counts this search as spent" in capsys.readouterr().err
 
 
@@ -247,7 +248,7 @@ def test_what_would_be_dishonest_is_refused(
     config: Config, changes: dict[str, Any], choices: dict[str, list[Any]], mean_runs: float, message: str
 ) -> None:
     with pytest.raises(DpformerError, match=message):
-        plan_tuning(config.but(**changes), choices, mean_runs, 80)
+        plan_tuning(config.replace(**changes), choices, mean_runs, 80)
 
 
 def test_every_tunable_setting_leaves_the_cost_as_it_is(config: Config) -> None:
@@ -257,7 +258,7 @@ def test_every_tunable_setting_leaves_the_cost_as_it_is(config: Config) -> None:
     other = {"heads": 2, "norm": "pre", "shared": False, "clipping": "clip", "dropout": 0.1}
     other |= {"reattention_variant": "literal", "warmup": 0.1}
     for name in tuning.TUNABLE:
-        changed = resolved.but(**{name: other.get(name, getattr(resolved, name) * 2)})
+        changed = resolved.replace(**{name: other.get(name, getattr(resolved, name) * 2)})
         assert changed != resolved and other_events(changed) == other_events(resolved), name
         assert (changed.epsilon, changed.delta, changed.epochs, changed.batch_size) == (
             resolved.epsilon,

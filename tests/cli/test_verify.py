@@ -25,7 +25,7 @@ from dpformer.runs.model_file import _digest
 from dpformer.runs.planning import make_plan
 from dpformer.training.trainer import Trainer
 from dpformer.verification.verify import Verification, verify
-from tests.runs import invoke, printed, refused
+from tests.tiny_runs import invoke, printed, refused
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
 from tests.training.logs import write_log
@@ -125,8 +125,8 @@ def test_a_changed_ledger_is_found(run: Path, name: str, value: Any) -> None:
 
 def test_an_event_left_out_is_found_even_if_epsilon_is_made_to_fit(run: Path) -> None:
     """The ledger without the frequencies, with the ε that it then has, and all words rewritten."""
-    from dpformer.privacy.events import Event
-    from dpformer.runs.statement import statement
+    from dpformer.accounting.events import Event
+    from dpformer.statement.build import statement
 
     facts = json.loads((run / "privacy.json").read_text())
     config = Config.make(run / "config.toml")
@@ -376,7 +376,7 @@ def test_an_unfinished_run_with_correlated_noise(tmp_path: Path, monkeypatch: py
         train(tiny_config(write_log(tmp_path / "log.csv"), bands=3, checkpoint_seconds=0.0), tmp_path / "run")
     assert verify(tmp_path / "run").passed
     monkeypatch.setattr(
-        "dpformer.verification.verify.make_plan", lambda config, users: make_plan(config.but(bands=2), users)
+        "dpformer.verification.verify.make_plan", lambda config, users: make_plan(config.replace(bands=2), users)
     )
     assert {"plan", "noise of the batches", "noise of the steps"} <= wrong(verify(tmp_path / "run"))
 

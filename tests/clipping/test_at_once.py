@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer import native
 from dpformer.clipping.affine import AffineCall
 from dpformer.clipping.gate import Gate
 from dpformer.clipping.products import add_sums
+from dpformer.kernels import native
 from tests.clipping.naive import clipped_sum, engine, norms_of, one_at_a_time, relative_error, sums
 from tests.clipping.problems import PROBLEMS, Problem
 

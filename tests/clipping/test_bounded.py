@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer import native
 from dpformer.clipping.bounded import bound_of, joint_bound, put_bounded, sum_of
+from dpformer.kernels import native
 
 X, Y = torch.randn(6, 5), torch.randint(0, 3, (6,))
 
@@ -311,8 +311,8 @@ def test_noise_is_added_to_the_wide_sum() -> None:
 
 
 def test_the_statement_says_what_was_assumed() -> None:
-    from dpformer.privacy.events import ASSUMED
-    from dpformer.runs.statement import words
+    from dpformer.accounting.events import ASSUMED
+    from dpformer.statement.build import words
 
     facts = {
         "epsilon": 1.0, "delta": 1e-5, "unit": "user", "steps": 0, "private": True,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dpformer as dp
-from dpformer import native
 from dpformer.clipping import gate, ordinary
+from dpformer.kernels import native
 from tests.clipping.naive import clipped_sum, engine, norms_of, one_at_a_time, relative_error, sums
 from tests.clipping.problems import PROBLEMS, Problem
 

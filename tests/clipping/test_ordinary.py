@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpformer import native
 from dpformer.clipping import gate, ordinary, picked
 from dpformer.clipping.turned import mark_turned
+from dpformer.kernels import native
 
 needed = pytest.mark.skipif(native.objects is None, reason="nothing was compiled")
 Pair = namedtuple("Pair", "first second")

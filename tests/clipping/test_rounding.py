@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer import native
 from dpformer.clipping import norms as norms_module
 from dpformer.clipping import rounding
 from dpformer.clipping.softmax_head import HeadRows, longest
 from dpformer.clipping.uses import pairs
+from dpformer.kernels import native
 from tests.clipping.naive import engine, norms_of, one_at_a_time, sums
 
 

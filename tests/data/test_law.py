@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Reading, prepare, read
-from dpformer.data.frames import from_frame
 from dpformer.data.interactions import Codes
+from dpformer.data.sources.frames import from_frame
 from dpformer.errors import DpformerError
 
 rows = st.one_of(

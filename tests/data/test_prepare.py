@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.data import (
-    Columns,
-    Dataset,
-    Filters,
-    Interactions,
-    Vocabulary,
-    data_statement,
-    prepare,
-    read_catalog,
-)
+from dpformer.data import Columns, Dataset, Filters, Interactions, Vocabulary, prepare, read_catalog
 from dpformer.errors import DpformerError
+from dpformer.statement.data import data_statement
 
 rows = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 12), st.integers(0, 4), st.integers(1, 5)), min_size=1, max_size=60

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpformer.data import Dataset, data_statement, synthetic
+from dpformer.data import Dataset, synthetic
 from dpformer.evaluation import evaluate, hit, ndcg, popularity
+from dpformer.statement.data import data_statement
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,7 @@ def train_and_look(config: Config, out: Path, known: dict[Any, float]) -> None:
 
 def train_and_read(config: Config, out: Path, known: dict[Any, float]) -> None:
     """Process 1 reads its own histories from prepared data and is sent none; process 2 does not see the folder."""
-    from dpformer.data.stored import Store, StoredHistories
+    from dpformer.data.shared_store import Store, StoredHistories
     from dpformer.training.distributed import Team
 
     rank, read, asked = os.environ["RANK"], StoredHistories.train, set()

@@ -59,7 +59,7 @@ def test_the_model_of_one_process(log: Path, alone: Alone, tmp_path: Path, size:
 
 def test_processes_that_see_the_store_read_their_own_histories(log: Path, alone: Alone, tmp_path: Path) -> None:
     config, together = config_of(log, **LARGE), tmp_path / "together"
-    stored = config.but(cache=tmp_path / "prepared")
+    stored = config.replace(cache=tmp_path / "prepared")
     assert jobs.finish(jobs.start(3, jobs.train_and_read, stored, together, _known)) == [0] * 3
     assert_same(together, alone(config))
 

@@ -17,7 +17,7 @@ from dpformer.evaluation.rankers import DenseRanker, KnownItems
 from dpformer.evaluation.sparse_ranker import SparseRanker
 from dpformer.runs.config import Config
 from dpformer.runs.run import train
-from tests.runs import printed, refused
+from tests.tiny_runs import printed, refused
 
 ITEMS = 30
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import dpformer as dp
+from dpformer.accounting.events import PoissonGaussian
 from dpformer.data import Dataset
 from dpformer.models import Batch
-from dpformer.privacy.events import PoissonGaussian
 from experiments import join
 
 SETTINGS = {

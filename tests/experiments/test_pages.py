@@ -10,7 +10,7 @@ import pytest
 
 from dpformer.runs.config import Config
 from experiments import attention_maps, cells, literal, pages, plots, store, tables
-from tests.runs import invoke
+from tests.tiny_runs import invoke
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -121,7 +121,7 @@ def test_a_command_gives_the_config_of_its_cell(monkeypatch: pytest.MonkeyPatch)
     networks = cells.paper("games", "unshared", 8, 1), cells.ceiling("ml-1m"), cells.ablations()[0]
     for cell in (*networks, *(cells.counts(data, 5) for data in cells.ITEMS)):
         invoke(*cell.command.split()[1:])
-        assert seen[-1].but(file=None) == cell.config().but(file=None)
+        assert seen[-1].replace(file=None) == cell.config().replace(file=None)
     assert len(seen) == 7
 
 

@@ -2,9 +2,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from dpformer.accounting import calibration, ledger
+from dpformer.accounting.accountant import epsilon_of
 from dpformer.integrations import session
-from dpformer.privacy import calibration, ledger
-from dpformer.privacy.accounting import epsilon_of
 from tests.training.memo import _remember, remember
 
 

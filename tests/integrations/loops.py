@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 import dpformer as dp
 from dpformer.errors import DpformerError
 from dpformer.integrations.distributed import DistributedClipping, DistributedOptimizer, share
-from dpformer.privacy import Banded
+from dpformer.noise import Banded
 from dpformer.training.rendezvous import join_processes
 
 USERS, STEPS, CLIP = 30, 6, 0.7

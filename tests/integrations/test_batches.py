@@ -10,7 +10,7 @@ from dpformer.errors import DpformerError
 from dpformer.integrations.batches import LogicalBatches, Part
 from dpformer.integrations.losses import user_losses
 from dpformer.integrations.users import Users
-from dpformer.privacy import PoissonBatches
+from dpformer.sampling import PoissonBatches
 from tests.integrations.texts import collate, gpt2, rows
 
 pytest.importorskip("transformers")

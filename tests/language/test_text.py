@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpformer.data.text import read_text, text_statement
+from dpformer.data.text import read_text
 from dpformer.data.tokens import REPLACEMENT, SETS, Tokens
 from dpformer.errors import DpformerError
+from dpformer.statement.data import text_statement
 
 ASCII = Tokens.of_characters()
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=40)

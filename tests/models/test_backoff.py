@@ -9,6 +9,7 @@ import torch
 
 import dpformer as dp
 from dpformer.data.attributes import Attributes
+from dpformer.engines.sums import ArraySums
 from dpformer.errors import DpformerError
 from dpformer.models import backoff as backoff_module
 from dpformer.models.backoff import fit_backoff
@@ -16,9 +17,8 @@ from dpformer.models.counts import HINT, ROW_PRIOR, TransitionCounts, _directed
 from dpformer.models.evidence import Evidence
 from dpformer.models.shrinkage import posterior_means
 from dpformer.models.walks import with_walks
-from dpformer.releases import counts as counts_release
-from dpformer.releases.counts import TransitionRelease, exact_transition_sums, release_transitions
-from dpformer.releases.sums import ArraySums
+from dpformer.queries import counts as counts_release
+from dpformer.queries.counts import TransitionRelease, exact_transition_sums, release_transitions
 from dpformer.runs.model_file import load_release, save_release
 
 ITEMS, GROUPS, USERS = 60, 6, 3000

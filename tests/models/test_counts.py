@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from dpformer.accounting import Ledger
+from dpformer.engines import cells as counts_cells
+from dpformer.engines import sums as counts_sums
+from dpformer.engines.sums import GRID, WEIGHTS, WINDOW, ArraySums, gathered
 from dpformer.models import counts
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.walks import with_walks
-from dpformer.privacy import Ledger
-from dpformer.releases import cells as counts_cells
-from dpformer.releases import counts as counts_release
-from dpformer.releases import sums as counts_sums
-from dpformer.releases.counts import ITEMS, ROUNDS, TransitionRelease, release_transitions
-from dpformer.releases.frequencies import FrequencyRelease, user_counts
-from dpformer.releases.sums import GRID, WEIGHTS, WINDOW, ArraySums, gathered
+from dpformer.queries import counts as counts_release
+from dpformer.queries.counts import ITEMS, ROUNDS, TransitionRelease, release_transitions
+from dpformer.queries.frequencies import FrequencyRelease, user_counts
 
 NUM_ITEMS = 9
 histories_of = st.lists(st.lists(st.integers(0, NUM_ITEMS - 1), max_size=30), min_size=1, max_size=8)
@@ -162,7 +162,7 @@ def test_all_rounds_together_cost_one_event(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_noise_of_a_round_has_its_deviation() -> None:
-    from dpformer.privacy.randomness import SecureRandom
+    from dpformer.noise.randomness import SecureRandom
 
     noise = counts_release._noisy(np.zeros(200_000), 1.7, SecureRandom(seed=0), 3)
     assert noise.std() == pytest.approx(1.7, rel=0.01) and abs(noise.mean()) < 0.02
@@ -279,7 +279,7 @@ def test_rounds_hold_few_copies_of_the_pairs_in_play(monkeypatch: pytest.MonkeyP
     for module in (counts_release, counts_cells):
         monkeypatch.setattr(module, "AT_ONCE", 2**14)
     for name in ("PASSED_AT_ONCE", "MOST_AT_ONCE"):
-        monkeypatch.setattr(f"dpformer.privacy.sparse.{name}", 2**14)
+        monkeypatch.setattr(f"dpformer.noise.sparse.{name}", 2**14)
     passed = []
     drawn = counts_release.noisy_above
 

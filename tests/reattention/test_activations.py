@@ -9,7 +9,7 @@ import torch.autograd.forward_ad as fwAD
 from scipy.special import ndtr
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dpformer import native
+from dpformer.kernels import native
 from dpformer.reattention import Gaussian, compiled, gelu, relu
 
 RULES = {

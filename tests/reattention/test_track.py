@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpformer import native
+from dpformer.kernels import native
 from dpformer.reattention import Gaussian, gelu, layer_norm, linear, relu, track
 from dpformer.reattention.track import Tracked
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import tiny_run
+from tests.tiny_runs import tiny_run
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "use.md"
 SERVING = GUIDE.with_name("serving.md")

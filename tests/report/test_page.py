@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
-from dpformer.privacy.numbers import round_up
+from dpformer.format_number import round_up
 from dpformer.report import write_report
 from dpformer.report.content import attack_bound, gather, popularity_group
 from dpformer.report.page import _percent
 from dpformer.runs import Config, finished, train
 from dpformer.runs.tuning import restated
-from tests.runs import CHOICES, EVIL, copied, point_at, tiny_run
+from tests.tiny_runs import CHOICES, EVIL, copied, point_at, tiny_run
 
 VOID = {"meta", "line", "rect", "circle", "polyline", "br"}
 

@@ -15,8 +15,8 @@ pytest.importorskip("prometheus_client")
 
 from dpformer.errors import DpformerError
 from dpformer.serving.served import Limits, Served
-from tests.runs import copied, ranking_of, refused, same_ranking, tiny_run
 from tests.serving.server import Server, serving
+from tests.tiny_runs import copied, ranking_of, refused, same_ranking, tiny_run
 from tests.training.memo import accountant_remembers  # noqa: F401
 
 

@@ -12,8 +12,8 @@ import pytest
 from dpformer.errors import DpformerError
 from dpformer.serving.batch import Packed, histories_of, write_recommendations
 from dpformer.serving.ranking import Ranker
-from tests.runs import printed, ranking_of, refused, same_ranking, tiny_run
 from tests.serving.test_ranking import ITEMS, made_up
+from tests.tiny_runs import printed, ranking_of, refused, same_ranking, tiny_run
 from tests.training.memo import accountant_remembers  # noqa: F401
 
 PAIRS: list[tuple[Any, list[Any]]] = [("ann", ["i1", "i2"]), ("bob", []), ('c,"d"', ["new", "i3", "newer", "new"])]

@@ -14,8 +14,8 @@ from dpformer.runs.model_file import Release
 from dpformer.serving.served import Served
 from tests.browser import chromium
 from tests.models.test_backoff import facts, released
-from tests.runs import EVIL, tiny_run
 from tests.serving.server import Server, serving
+from tests.tiny_runs import EVIL, tiny_run
 from tests.training.memo import accountant_remembers  # noqa: F401
 
 # So few users say nothing at an ε that protects them: the page needs a model that has learned something.

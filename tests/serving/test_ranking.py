@@ -14,7 +14,7 @@ from dpformer.models.evidence import Evidence
 from dpformer.runs import load_release
 from dpformer.runs.model_file import Release
 from dpformer.serving.ranking import Ranker
-from tests.runs import ranking_of, same_ranking, tiny_run
+from tests.tiny_runs import ranking_of, same_ranking, tiny_run
 
 ITEMS = 12
 

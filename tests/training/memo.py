@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from dpformer.privacy import accounting, calibration
-from dpformer.runs import planning, statement
+from dpformer.accounting import accountant, calibration
+from dpformer.runs import planning
+from dpformer.statement import build
 from dpformer.training import plan
 
 _known: dict[Any, float] = {}
@@ -26,8 +27,8 @@ def _remember(name: str, function: Callable[..., float]) -> Callable[..., float]
 def remember(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """Puts the remembering accountant where runs look for it."""
     put(planning, "calibrate", _remember("calibrate", calibration.calibrate))
-    for module in (plan, statement):
-        put(module, "epsilon_of", _remember("epsilon_of", accounting.epsilon_of))
+    for module in (plan, build):
+        put(module, "epsilon_of", _remember("epsilon_of", accountant.epsilon_of))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -15,7 +15,7 @@ from dpformer.runs import Config, resume, train
 from dpformer.runs.run import Interrupted
 from dpformer.training.gradient_sum import GradientSum
 from dpformer.training.trainer import Trainer
-from tests.runs import printed, refused
+from tests.tiny_runs import printed, refused
 from tests.training.conftest import tiny_config
 
 
@@ -49,7 +49,7 @@ def test_a_run_in_bf16_and_the_same_one_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "advance", stopped)
         with pytest.raises((KeyboardInterrupt, Interrupted)):
-            train(config.but(checkpoint_seconds=0.0), tmp_path / "part")
+            train(config.replace(checkpoint_seconds=0.0), tmp_path / "part")
     resume(tmp_path / "part")
     one, other = weights(whole), weights(tmp_path / "part")
     assert all(torch.equal(one[name], other[name]) for name in one)

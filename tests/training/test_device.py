@@ -65,7 +65,7 @@ def train_there(log: Path, out: Path, known: dict[Any, float]) -> None:
             folder = out / str(number)
             with contextlib.suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
                 patch.setattr("dpformer.runs.run.Metrics.add", interrupt)
-                training.train(config.but(device="second"), folder)
+                training.train(config.replace(device="second"), folder)
             model = training.resume(folder).release.model.to("second")
             if config.model == "transformer":  # outside of the engine, this torch has no GRU for unknown devices
                 assert model.scores([np.arange(3)]).device.type == "second"
@@ -151,4 +151,4 @@ def test_a_device_that_is_not_there(name: str, log: Path, tmp_path: Path) -> Non
 def test_the_choice_is_kept_but_is_not_part_of_the_hash(log: Path) -> None:
     config = tiny_config(log).resolve(users=60, threads=1)
     assert config.device == str(device_of(None)) and f'device = "{config.device}"' in config.to_toml()
-    assert config.hash() == config.but(device="cuda").hash()
+    assert config.hash() == config.replace(device="cuda").hash()

@@ -14,11 +14,13 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from dpformer.privacy import Ledger, PoissonBatches, PoissonGaussian, SecureRandom
-from dpformer.privacy.fingerprint import Fingerprint
-from dpformer.privacy.mechanisms import Banded
-from dpformer.privacy.noise import in_turn
-from dpformer.privacy.randomness import public_grid
+from dpformer.accounting import Ledger, PoissonGaussian
+from dpformer.noise import SecureRandom
+from dpformer.noise.fingerprint import Fingerprint
+from dpformer.noise.mechanisms import Banded
+from dpformer.noise.noisy_sums import in_turn
+from dpformer.noise.randomness import public_grid
+from dpformer.sampling import PoissonBatches
 from dpformer.training import PrivateOptimizer
 
 KEY = bytes(range(32))
@@ -486,6 +488,6 @@ def test_an_expanded_gradient() -> None:
 
 def test_sums_beyond_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """No number is used twice where a stream ends."""
-    monkeypatch.setattr("dpformer.privacy.noise.MOST_NUMBERS", 1000)
+    monkeypatch.setattr("dpformer.noise.noisy_sums.MOST_NUMBERS", 1000)
     places = [(n.stream, n.start) for n in in_turn(SecureRandom(seed=0), 0, [600, 400, 1, 999, 5])]
     assert places == [(0, 0), (0, 600), (1, 0), (1, 1), (2, 0)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpformer.privacy import noise as noise_module
+from dpformer.noise import noisy_sums as noise_module
 from dpformer.training import PrivateOptimizer
 
 

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpformer.accounting import Gaussian, epsilon_of
 from dpformer.errors import DpformerError
 from dpformer.models import Transformer
-from dpformer.privacy import BandedGaussian, Gaussian, SecureRandom, epsilon_of
+from dpformer.noise import BandedGaussian, SecureRandom
 from dpformer.runs.config import Config
-from dpformer.runs.network import build_model
 from dpformer.runs.planning import COUNTS, make_plan, other_events
+from dpformer.runs.prepare_training import build_model
 from dpformer.training.plan import Plan
 from dpformer.training.schedule import warmup_then_decay
 

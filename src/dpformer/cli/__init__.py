@@ -72,7 +72,6 @@ app.command()(with_choices(tune))
 app.command()(demo)
 
 
-NO_MEMORY = "there is not enough memory; free some, or lower --micro-batch-tokens or --threads"
 CRASHED = 3  # a fault of dpformer; 1 is "a check did not pass", 2 "bad input"
 
 

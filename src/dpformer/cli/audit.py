@@ -61,15 +61,15 @@ def _keep(run: Path, result: Any) -> None:
     """Beside the run, where cards find it; canaries are made up, so it may be published."""
     import json
 
-    from dpformer.cards.source import AUDIT
     from dpformer.files import write_text
+    from dpformer.statement.cards.source import AUDIT
 
     write_text(run / AUDIT, json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
 
 def settings_of(run: Path) -> dict[str, Any]:
     """The arguments of an audit of a finished run, as its statement claims them."""
-    from dpformer.privacy.mechanisms import noise_of
+    from dpformer.noise.mechanisms import noise_of
     from dpformer.runs.run import finished
 
     facts = finished(run).statement
@@ -88,7 +88,7 @@ def settings_of(run: Path) -> dict[str, Any]:
 def _settings(
     epsilon: float | None, noise: float | None, users: int, batch: float, epochs: float, delta: float | None
 ) -> dict[str, Any]:
-    from dpformer.privacy import calibrate
+    from dpformer.accounting import calibrate
 
     if epsilon is not None and noise is not None:
         raise DpformerError("give --epsilon or --noise-multiplier, not both")
@@ -141,7 +141,7 @@ def _print(result: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dpformer.privacy.numbers import plain
+    from dpformer.format_number import plain
 
     m, console = result.mechanism, Console()
     table = Table("check", "measured", "claimed", "p-value", "", title="Audit", title_justify="left")

@@ -10,7 +10,7 @@ import typer
 from dpformer.errors import DpformerError
 
 if TYPE_CHECKING:
-    from dpformer.privacy import Noise
+    from dpformer.noise import Noise
 
 
 def calibrate(
@@ -45,8 +45,8 @@ def calibrate(
         raise DpformerError("give --delta, or --users to have δ = 1 / (10 · users)")
     if delta is None:
         delta = 1 / (10 * _at_least_one("users", users))
-    from dpformer.privacy import Gaussian
-    from dpformer.privacy.mechanisms import noise_of
+    from dpformer.accounting import Gaussian
+    from dpformer.noise.mechanisms import noise_of
 
     try:
         others = [] if frequency_noise is None else [Gaussian(frequency_noise, label="frequencies")]
@@ -72,8 +72,8 @@ def calibrate(
 def _row(
     wanted: float | None, sigma: float | None, rate: float, steps: int, noise: "Noise", delta: float, others: list[Any]
 ) -> dict[str, Any]:
-    from dpformer.privacy import Ledger
-    from dpformer.privacy import calibrate as least_noise
+    from dpformer.accounting import Ledger
+    from dpformer.accounting import calibrate as least_noise
 
     if sigma is None:
         assert wanted is not None

@@ -26,13 +26,14 @@ def card(
     Both are made from the privacy statement and from what only you can say: name, curator, description, intended_use,
     date, data_period, ids_are_persons, access, justification and others in the section [deployment] of a TOML file.
     """
-    from dpformer.cards import CardSource, model_card, registry_entry
     from dpformer.files import write_text
-    from dpformer.runs.deployment import Deployment
+    from dpformer.runs.ledger_file import budget_left
     from dpformer.runs.run import finished
+    from dpformer.statement.cards import CardSource, model_card, registry_entry
+    from dpformer.statement.deployment import Deployment
 
     said = None if deployment is None else Deployment.read(deployment)
-    source = CardSource.of(finished(run), said, ledger)
+    source = CardSource.of(finished(run), said, "" if ledger is None else budget_left(ledger, run))
     path = out or run / ("opendp.yaml" if opendp else "README.md")
     write_text(path, registry_entry(source) if opendp else model_card(source))
     typer.echo(str(path))

@@ -22,7 +22,7 @@ def data(
 ) -> None:
     """Look at a log: users, items, lengths, split, times. Nothing is trained."""
     from dpformer.data import Filters, prepare, read_catalog
-    from dpformer.data.statement import data_statement
+    from dpformer.statement.data import data_statement
 
     config = Config.make(**{name: value for name, value in choices.items() if value is not None})
     if config.file is None:

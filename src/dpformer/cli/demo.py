@@ -52,7 +52,7 @@ def _print(measured: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dpformer.runs.statement import round_up
+    from dpformer.format_number import round_up
 
     table = Table(title="Next item, full ranking, seen items left out", title_justify="left")
     table.add_column("")

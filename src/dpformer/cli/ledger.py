@@ -19,7 +19,7 @@ def ledger(
 
     `dpformer train --ledger FILE` writes each run down before it releases anything, or refuses it.
     """
-    from dpformer.privacy.numbers import plain, round_up
+    from dpformer.format_number import plain, round_up
     from dpformer.runs import ledger_file
 
     if (epsilon is None) != (delta is None):

@@ -83,7 +83,7 @@ def _print(plan: Any, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(plan.to_dict(), indent=2, ensure_ascii=False))
         return
-    from dpformer.privacy.numbers import plain, round_up
+    from dpformer.format_number import plain, round_up
 
     typer.echo(
         f"{len(plan.candidates)} candidates, {plan.mean_runs:g} runs on average; the search as a whole costs "

@@ -29,7 +29,7 @@ def verify(
     from dpformer.cli.train import quiet_threads
 
     quiet_threads()
-    from dpformer.runs.signature import public_key
+    from dpformer.statement.signature import public_key
     from dpformer.verification.verify import verify as check
 
     if key is not None:
@@ -44,8 +44,8 @@ def _dataset(run: Path, data: Path | None) -> Any:
     from dpformer.runs.config import Config
     from dpformer.runs.folder import RunFolder
     from dpformer.runs.model_file import load_release
-    from dpformer.runs.owner import NotOwn, followed
     from dpformer.runs.tasks import task_of
+    from dpformer.runs.trust import NotOwn, followed
 
     folder = RunFolder.open(run)
     if not folder.done:
@@ -68,7 +68,7 @@ def _catalog(run: Path, named: Path | None, *, follow: bool) -> Any:
     from dpformer.data import read_catalog
     from dpformer.runs.config import Config
     from dpformer.runs.folder import RunFolder
-    from dpformer.runs.owner import is_own
+    from dpformer.runs.trust import is_own
 
     if named is not None:
         return read_catalog(named)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpformer import native
 from dpformer.clipping.affine import AffineCall
 from dpformer.clipping.norms import Measured, ParameterUses, Ways, raise_squares
 from dpformer.clipping.products import Scratch, in_parts, parts_of
@@ -23,6 +22,7 @@ from dpformer.clipping.row_lengths import MOST, lengths_of
 from dpformer.clipping.side_by_side import SideBySide
 from dpformer.clipping.uses import Dense, Outer
 from dpformer.clipping.uses.cost import reach_of_product
+from dpformer.kernels import native
 
 
 def can_measure(call: AffineCall, grad: Tensor, users: int) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors as flattened
 
-from dpformer import native
+from dpformer.kernels import native
 
 Bits = int | Tensor  # a tensor, () int64, where it was computed on another device
 SMALL = 1 << 12  # words

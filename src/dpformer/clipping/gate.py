@@ -23,7 +23,6 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from dpformer import native
 from dpformer.clipping import picked
 from dpformer.clipping.affine import is_plain, record_affine
 from dpformer.clipping.errors import UnsupportedUse
@@ -34,6 +33,7 @@ from dpformer.clipping.registered import Registered
 from dpformer.clipping.trees import tensors_of
 from dpformer.clipping.turned import TRANSPOSES, follow_batch, is_turned, mark_turned
 from dpformer.clipping.user_rows import Packed, UserRows
+from dpformer.kernels import native
 
 
 def _named(names: str, *homes: Any) -> set[Any]:

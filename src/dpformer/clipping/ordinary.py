@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from dpformer import native
 from dpformer.clipping import picked
 from dpformer.clipping.trees import tensors_of
 from dpformer.clipping.turned import is_turned
+from dpformer.kernels import native
 
 
 def tensors_of_users(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpformer import native
+from dpformer.kernels import native
 
 LARGE = 1 << 22  # multiply-adds that are worth several threads
 A_FEW = 1 << 17  # numbers that are written only for their squares

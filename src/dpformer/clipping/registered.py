@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpformer import native
+from dpformer.kernels import native
 
 
 @dataclass

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpformer import native
 from dpformer.clipping.squares import can_square, squares_of_rows
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, wide
+from dpformer.kernels import native
 
 LEAST, MOST = 1e-12, 1e12  # lengths whose squares float32 has room for
 

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from dpformer import native
+from dpformer.kernels import native
 
 
 def can_square(sides: Sequence[Tensor]) -> bool:

@@ -5,12 +5,11 @@ from dpformer.data.cache import load, save
 from dpformer.data.catalog import read_catalog
 from dpformer.data.columns import Columns
 from dpformer.data.dataset import Dataset
-from dpformer.data.frames import from_frame
 from dpformer.data.histories import Histories, read
 from dpformer.data.interactions import Interactions
 from dpformer.data.prepare import Filters, prepare
 from dpformer.data.reading import Reading
-from dpformer.data.statement import data_statement
+from dpformer.data.sources.frames import from_frame
 from dpformer.data.synthetic import synthetic
 from dpformer.data.vocabulary import Vocabulary
 
@@ -23,7 +22,6 @@ __all__ = [
     "Interactions",
     "Reading",
     "Vocabulary",
-    "data_statement",
     "from_frame",
     "load",
     "prepare",

@@ -23,10 +23,10 @@ import numpy as np
 
 from dpformer.data.attributes import WORDS, Attributes, Name
 from dpformer.data.columns import COLUMN_NAMES, plain
-from dpformer.data.engine import engine
-from dpformer.data.fields import no_glob
 from dpformer.data.interactions import id_text
+from dpformer.data.readers.split_line import no_glob
 from dpformer.data.vocabulary import Vocabulary
+from dpformer.engines.duckdb_connection import connect
 from dpformer.errors import DpformerError
 
 ID_NAMES = (*COLUMN_NAMES["item"], "id")
@@ -192,7 +192,7 @@ def _split(path: Path, separator: str | None) -> Rows:
 
 def _query(path: Path, source: str, named: bool) -> Rows:
     try:
-        with engine(what=str(path)) as connection:
+        with connect(what=str(path)) as connection:
             result = connection.execute(f"SELECT * FROM {source}", [no_glob(path)])
             columns = [str(column[0]) for column in result.description]
             return Rows(columns, named, result.fetchall())

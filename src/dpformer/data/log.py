@@ -1,4 +1,4 @@
-"""A log in the engine: rows checked, ids numbered, everything in the order of user and time."""
+"""A log in DuckDB: rows checked, ids numbered, everything in the order of user and time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ import duckdb
 import numpy as np
 
 from dpformer.data.columns import Columns
-from dpformer.data.engine import Connection, engine
-from dpformer.data.fields import OK
+from dpformer.data.readers.bad_rows import check_rows
+from dpformer.data.readers.formats import relation
+from dpformer.data.readers.relation import Relation
+from dpformer.data.readers.split_line import OK
 from dpformer.data.reading import Reading
-from dpformer.data.refusals import check_rows
-from dpformer.data.relation import Relation
-from dpformer.data.sources import relation
+from dpformer.engines.duckdb_connection import Connection, connect
 from dpformer.errors import DpformerError
 from dpformer.progress import watching
 
@@ -24,7 +24,7 @@ ROWS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class Log:
-    """A log that was read: the ids of users and items, and the engine's table `ordered` of (u, i, t, f).
+    """A log that was read: the ids of users and items, and DuckDB's table `ordered` of (u, i, t, f).
 
     Its rows are by user (numbered by first appearance), then time, then place in the file.
     """
@@ -63,9 +63,9 @@ def open_log(
     min_rating: float | None = None,
     min_user_actions: int = 0,
 ) -> Iterator[Log]:
-    """Reads a log into an engine of its own, which lives as long as the context."""
+    """Reads a log into a database of its own, which lives as long as the context."""
     columns, reading = columns or Columns(), reading or Reading()
-    with TemporaryDirectory(prefix="dpformer-") as folder, engine(reading.memory, str(path)) as connection:
+    with TemporaryDirectory(prefix="dpformer-") as folder, connect(reading.memory, str(path)) as connection:
         found = relation(connection, path, columns, reading, rating=min_rating is not None, folder=Path(folder))
         with watching(f"reading {path.name}", lambda: _share(connection)):
             _load(connection, found)
@@ -94,7 +94,7 @@ def _load(connection: Connection, found: Relation) -> None:
 
 
 def _share(connection: Connection) -> float:
-    """How much of a running query is done, as far as the engine can tell."""
+    """How much of a running query is done, as far as DuckDB can tell."""
     return max(0.0, float(connection.query_progress())) / 100
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from dpformer.data.cache import load, save
 from dpformer.data.columns import Columns
 from dpformer.data.dataset import MIN_TO_TEST, Dataset
-from dpformer.data.files import files_of
 from dpformer.data.histories import Histories, read
 from dpformer.data.interactions import Interactions
 from dpformer.data.reading import Reading
+from dpformer.data.sources.files import files_of
 from dpformer.data.vocabulary import Vocabulary, canonical_order
 from dpformer.errors import DpformerError
 
@@ -46,7 +46,7 @@ def prepare(
         columns: names of columns that are not the usual ones.
         reading: what else is declared about the log: format, order, encoding, …
         vocabulary: a public catalogue (`read_catalog`), or None: all items that occur in the data. Which these are is
-            private: they are to be released (`release_items`, `known_items`), or assumed public.
+            private: they are to be released (`release_items`, `restrict_to_vocabulary`), or assumed public.
         drop_unknown_items: leave out items that the catalogue lacks; by default they are an error.
         filters: what to leave out first.
         max_length: how many items of a user, the last ones, are trained on; None: whole histories.

@@ -26,10 +26,10 @@ from typing import Any, get_args
 
 import numpy as np
 
+from dpformer.accounting.units import Unit
 from dpformer.data.dataset import Dataset
 from dpformer.data.tokens import Tokens
 from dpformer.errors import DpformerError
-from dpformer.privacy.units import UNITS, Unit
 
 HELD_OUT = 10  # one in ten
 AUTHOR_KEYS = ("author", "author_id", "user", "user_id")
@@ -184,24 +184,6 @@ def _json_texts(path: Path, unit: Unit, id_column: str | None) -> Iterator[tuple
 
 def _description(unit: Unit, tokens: Tokens, max_length: int, units: int) -> dict[str, Any]:
     return {"task": "lm", "unit": unit, "max_length": max_length, "users": units, "tokens": tokens.description}
-
-
-def text_statement(description: dict[str, Any]) -> list[str]:
-    """Sentences on unit, vocabulary, length, split and N for the privacy statement; nothing in it is counted but N."""
-    unit, length = UNITS[description["unit"]], f"{description['max_length']:,}"
-    by_id = description["unit"] in ("document", "author")
-    split = (
-        f"About a tenth of the {unit.plural} is held out, by a hash of their id (of the text where there is no id): "
-        "which these are depends on nobody else."
-        if by_id
-        else "The last tenth of the file is held out; where the cut falls is assumed public."
-    )
-    return [
-        f"{unit.meaning} At most {length} tokens of it, the last ones, are trained on.",
-        description["tokens"],
-        f"{split} Losses on held-out text are not covered by the guarantee.",
-        f"The number of {unit.plural} trained on, N = {description['users']:,}, is assumed public.",
-    ]
 
 
 def decoder(release: Any) -> tuple[Tokens, Callable[[Sequence[int]], str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpformer.cards import write_card
 from dpformer.errors import DpformerError
 from dpformer.models.pretrained import Pretrained
 from dpformer.runs.model_file import Release
+from dpformer.statement.cards import write_card
 
 
 def export_checkpoint(release: Release, folder: Path, statement: dict[str, Any]) -> list[Path]:

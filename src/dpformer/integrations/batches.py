@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpformer.errors import DpformerError
 from dpformer.integrations.users import Users
-from dpformer.privacy.sampling import PoissonBatches
+from dpformer.sampling.poisson import PoissonBatches
 
 PADDING = {"attention_mask": 0, "labels": -100, "token_type_ids": 0, "position_ids": 0, "special_tokens_mask": 1}
 Collate = Callable[[list[Any]], Mapping[str, Tensor]]

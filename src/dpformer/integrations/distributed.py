@@ -30,7 +30,7 @@ from dpformer.clipping import PhantomClipping
 from dpformer.clipping.bounded import sum_of
 from dpformer.errors import DpformerError
 from dpformer.integrations.sharding import Gathering, is_sharded
-from dpformer.privacy.noise import in_turn, release_sums
+from dpformer.noise.noisy_sums import in_turn, release_sums
 from dpformer.training.distributed import add_up_gradients, bound_everywhere, shared_key
 from dpformer.training.optimizer import PrivateOptimizer
 

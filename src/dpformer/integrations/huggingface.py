@@ -30,14 +30,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpformer.cards import write_card
+from dpformer.accounting.ledger import Ledger
 from dpformer.clipping.clip_functions import ClipFunction
 from dpformer.errors import DpformerError, MissingExtra
 from dpformer.integrations.batches import LogicalBatch, LogicalBatches, Part, only
 from dpformer.integrations.losses import kind_of, user_losses
 from dpformer.integrations.session import PrivateSession
 from dpformer.integrations.users import Users
-from dpformer.privacy.ledger import Ledger
+from dpformer.statement.cards import write_card
 
 try:
     from transformers import Trainer, TrainingArguments

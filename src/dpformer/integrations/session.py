@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpformer.accounting import Ledger, calibrate
+from dpformer.accounting.units import unit_of
 from dpformer.clipping import PhantomClipping, normalize
 from dpformer.clipping.clip_functions import ClipFunction, clip
 from dpformer.errors import DpformerError
@@ -25,11 +27,10 @@ from dpformer.integrations.batches import Collate, LogicalBatch, LogicalBatches,
 from dpformer.integrations.independent_users import LossesOf, UsersCheck
 from dpformer.integrations.users import Users
 from dpformer.integrations.vault import Vault, VaultOptimizer
-from dpformer.privacy import Ledger, PoissonBatches, calibrate
-from dpformer.privacy.randomness import SecureRandom
-from dpformer.privacy.units import unit_of
-from dpformer.runs import nist
-from dpformer.runs.statement import statement
+from dpformer.noise.randomness import SecureRandom
+from dpformer.sampling import PoissonBatches
+from dpformer.statement import sp800_226
+from dpformer.statement.build import statement
 
 NOT_COVERED = (
     "Training losses, gradient norms and batch sizes are exact statistics of the data: keep them as private as it.",
@@ -201,5 +202,5 @@ class PrivateSession:
             hashes={},
             unit=self.unit,
         )
-        answers = {**facts[nist.NAME], "pre_processing": PRE_PROCESSING}
-        return {**facts, nist.NAME: answers, "not_covered": list(NOT_COVERED)}
+        answers = {**facts[sp800_226.NAME], "pre_processing": PRE_PROCESSING}
+        return {**facts, sp800_226.NAME: answers, "not_covered": list(NOT_COVERED)}

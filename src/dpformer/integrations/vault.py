@@ -19,7 +19,7 @@ import torch
 
 from dpformer.errors import DpformerError
 from dpformer.files import write_text
-from dpformer.privacy.sampling import PoissonBatches
+from dpformer.sampling.poisson import PoissonBatches
 from dpformer.training.optimizer import PrivateOptimizer
 
 FORMAT = 1

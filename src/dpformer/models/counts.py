@@ -34,14 +34,14 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from dpformer.accounting.arguments import whole
+from dpformer.accounting.ledger import Ledger
 from dpformer.data.attributes import Attributes, Name
 from dpformer.models.backoff import PLAIN_THRESHOLD, fit_backoff
 from dpformer.models.explain import Explanation, explain
 from dpformer.models.history import LATEST, add_rows, latest_items, row_of, weights_of
 from dpformer.models.walks import with_walks
-from dpformer.privacy.arguments import whole
-from dpformer.privacy.ledger import Ledger
-from dpformer.releases.counts import TransitionRelease, release_transitions
+from dpformer.queries.counts import TransitionRelease, release_transitions
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

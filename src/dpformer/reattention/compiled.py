@@ -6,8 +6,8 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
-from dpformer import native
 from dpformer.clipping.products import in_threads
+from dpformer.kernels import native
 from dpformer.reattention.moments import Gaussian
 from dpformer.reattention.recording import recording
 

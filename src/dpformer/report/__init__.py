@@ -1,7 +1,8 @@
 """The report of a run: one HTML page that works offline. Names are imported on first use, as they need torch."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpformer.report.accuracy import measure
@@ -11,8 +12,4 @@ _HOME = {"measure": "accuracy", "write_report": "page"}
 
 __all__ = ["measure", "write_report"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"dpformer.report.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'dpformer.report' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOME)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpformer.data import Dataset
+from dpformer.runs.evaluation_cache import EvaluationCache
 from dpformer.runs.folder import RunFolder
-from dpformer.runs.kept import Kept
-from dpformer.runs.owner import followed, is_own
 from dpformer.runs.tasks import Measured, recommend, task_of
+from dpformer.runs.trust import followed, is_own
 
 if TYPE_CHECKING:
     from dpformer.runs.config import Config
@@ -25,7 +25,7 @@ def measure(run: Run, data: str | Path | None = None, *, split: str = "test", fi
     """
     config, other = _places(run, data)
     folder = RunFolder(run.folder)
-    kept = Kept(folder) if is_own(folder) else None  # a stranger's folder may hold any numbers
+    kept = EvaluationCache(folder) if is_own(folder) else None  # a stranger's folder may hold any numbers
     return task_of(config).measure(config, run.release, other, split, filter_seen=filter_seen, kept=kept)
 
 

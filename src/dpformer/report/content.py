@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
+from dpformer.accounting.units import UnitOfPrivacy, unit_of
 from dpformer.data import read_catalog
 from dpformer.errors import DpformerError
 from dpformer.evaluation import bootstrap, hit
 from dpformer.files import MOST_METRICS, read_text
 from dpformer.models import Batch, Transformer
-from dpformer.privacy.units import UnitOfPrivacy, unit_of
 from dpformer.report.accuracy import measure
 from dpformer.report.svg import Group, Line, dot_chart, heat_map, line_chart
 from dpformer.runs.tasks import task_of

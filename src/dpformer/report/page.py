@@ -12,8 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import dpformer
 from dpformer.files import write_text
-from dpformer.privacy.mechanisms import noise_of
-from dpformer.privacy.numbers import one_in, plain, round_up
+from dpformer.format_number import one_in, plain, round_up
+from dpformer.noise.mechanisms import noise_of
 from dpformer.report.content import Content, attack_bound, gather, words_of
 from dpformer.runs.config import OF_NETWORKS, Config, Section, fields_of
 from dpformer.runs.run import finished

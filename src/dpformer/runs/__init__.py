@@ -1,13 +1,14 @@
 """A run, from config to released model: folder, checkpoint, resume, model file, statement. Imported on first use."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release, load_release, save_release
-    from dpformer.runs.network import load_dataset
     from dpformer.runs.planning import make_plan
+    from dpformer.runs.prepare_training import load_dataset
     from dpformer.runs.run import Interrupted, Run, finished, resume, train
 
 _HOME = {
@@ -38,8 +39,4 @@ __all__ = [
     "train",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"dpformer.runs.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'dpformer.runs' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOME)

@@ -51,7 +51,7 @@ def choose_model(*, users: int, items: int | None, attributes: int = 0, epsilon:
     return Choice("counts", f"there are {size}, and a network needs {USERS_PER_ITEM} each{more}")
 
 
-def chosen_before(config: Config, users: int, items: int | None) -> Config:
+def choose_without_data(config: Config, users: int, items: int | None) -> Config:
     """The config with `auto` decided before the data is read, for a plan."""
     from dpformer.data import read_catalog
 
@@ -64,7 +64,7 @@ def chosen_before(config: Config, users: int, items: int | None) -> Config:
         attributes=0 if attributes is None else len(attributes),
         epsilon=config.epsilon,
     )
-    return config.but(model=choice.model)
+    return config.replace(model=choice.model)
 
 
 def with_attributes(config: Config, vocabulary: Vocabulary) -> Config:
@@ -73,8 +73,8 @@ def with_attributes(config: Config, vocabulary: Vocabulary) -> Config:
     if config.attributes and not there:
         raise DpformerError("there is no catalogue that says what items share: give --catalog, or leave attributes out")
     if config.model != "counts" and not config.warm_start:
-        return config.but(attributes=None)
-    return config if config.attributes is not None else config.but(attributes=there or None)
+        return config.replace(attributes=None)
+    return config if config.attributes is not None else config.replace(attributes=there or None)
 
 
 def chosen(config: Config, dataset: Dataset) -> tuple[Config, Dataset, Choice]:
@@ -87,5 +87,5 @@ def chosen(config: Config, dataset: Dataset) -> tuple[Config, Dataset, Choice]:
         attributes=0 if attributes is None else len(attributes),
         epsilon=config.epsilon,
     )
-    decided = config.but(model=choice.model)
+    decided = config.replace(model=choice.model)
     return decided, dataset.with_max_length(decided.max_length or decided.default_length), choice

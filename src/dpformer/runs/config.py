@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dpformer.errors import DpformerError
 from dpformer.files import read_text
-from dpformer.runs.deployment import Deployment, sentence
+from dpformer.statement.deployment import Deployment, sentence
 
 if TYPE_CHECKING:
     from dpformer.data import Columns, Reading
-    from dpformer.privacy import Noise
+    from dpformer.noise import Noise
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -250,7 +250,7 @@ class Config(BaseModel):
     @property
     def noise(self) -> Noise:
         """How the noise of steps is correlated."""
-        from dpformer.privacy.mechanisms import noise_of  # torch
+        from dpformer.noise.mechanisms import noise_of  # torch
 
         return noise_of({name: getattr(self, name) for name in type(self).model_fields})
 
@@ -266,7 +266,7 @@ class Config(BaseModel):
     def on_file(self, file: Path | None) -> Config:
         """The same choices for another log, which is on this machine."""
         elsewhere = {"engine": None, "table": None, "query": None} if self.engine == "spark" else {}
-        return self.but(file=file, **elsewhere)
+        return self.replace(file=file, **elsewhere)
 
     @property
     def synthetic(self) -> bool:
@@ -410,7 +410,7 @@ class Config(BaseModel):
             chosen["model"] = "transformer"  # a choice that only networks have
         return cls._checked(chosen)
 
-    def but(self, **changes: Any) -> Config:
+    def replace(self, **changes: Any) -> Config:
         """The same config with some choices changed, and checked again."""
         return self._checked({**dict(self), **changes})
 
@@ -438,7 +438,7 @@ class Config(BaseModel):
         needed = default if self.reattention is None else self.reattention
         from dpformer.training.device import device_of  # torch
 
-        return self.but(
+        return self.replace(
             file=self.file and self.file.resolve(),
             catalog=self.catalog and self.catalog.resolve(),
             cache=self.cache and self.cache.resolve(),

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpformer.accounting.units import USER
 from dpformer.data import Dataset
+from dpformer.engines.sums import COUNTERS, WINDOW, ArraySums, gathered
 from dpformer.errors import DpformerError
-from dpformer.privacy import SecureRandom
-from dpformer.privacy.mechanisms import noise_of
-from dpformer.privacy.numbers import round_up
-from dpformer.privacy.units import USER
+from dpformer.format_number import round_up
+from dpformer.noise import SecureRandom
+from dpformer.noise.mechanisms import noise_of
 from dpformer.progress import peak_memory
-from dpformer.releases.counts import LABEL as COUNTS
-from dpformer.releases.counts import ROUNDS, release_transition_sums
-from dpformer.releases.sums import COUNTERS, WINDOW, ArraySums, gathered
-from dpformer.runs.choice import chosen_before
+from dpformer.queries.counts import LABEL as COUNTS
+from dpformer.queries.counts import ROUNDS, release_transition_sums
+from dpformer.runs.choice import choose_without_data
 from dpformer.runs.config import Config
 from dpformer.runs.ledger_file import delta_notes
-from dpformer.runs.network import build_model, make_trainer
 from dpformer.runs.planning import make_plan
+from dpformer.runs.prepare_training import build_model, make_trainer
 from dpformer.runs.tasks import task_of
 from dpformer.runs.tasks.recommend import SYNTHETIC_USERS
 from dpformer.training.plan import Plan
@@ -48,7 +48,7 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
         raise DpformerError("a dry run does not read the data, so it cannot count users: give --users N")
     items = items or task_of(config).count_items(config)
     if config.model == "auto":
-        config = chosen_before(config, users, items)
+        config = choose_without_data(config, users, items)
     config = config.resolve(users=users, threads=torch.get_num_threads())
     plan = make_plan(config, users)
     epsilon = plan.epsilon if plan.noise_multiplier else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpformer.errors import DpformerError
 from dpformer.files import replacing
-from dpformer.privacy import SecureRandom
+from dpformer.noise import SecureRandom
 from dpformer.runs.checkpoint import check_identity, identity_of
 from dpformer.runs.folder import RunFolder
 

@@ -24,13 +24,14 @@ from typing import Any
 
 from rich.console import Console
 
+from dpformer.accounting.accountant import epsilon_of
+from dpformer.accounting.events import Event
+from dpformer.accounting.searches import Search, epsilon_with_searches
 from dpformer.data.dataset import Dataset
 from dpformer.errors import DpformerError
 from dpformer.files import MOST_LEDGER, read_text, strict_json, write_text
-from dpformer.privacy.accounting import epsilon_of
-from dpformer.privacy.events import Event
-from dpformer.privacy.numbers import plain, round_up
-from dpformer.privacy.searches import Search, epsilon_with_searches
+from dpformer.format_number import plain, round_up
+from dpformer.statement.sp800_226 import spent_of
 
 FORMAT = 1
 _fitted_here: set[str] = set()  # hashes of the data that this process trained on without a ledger
@@ -235,3 +236,11 @@ def _locked(path: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def budget_left(ledger: str | Path, folder: Path) -> str:
+    """What a ledger says of the budget of the data, after all runs that it counts."""
+    budget = read(ledger)
+    if str(folder.resolve()) not in [run["run"] for run in budget.runs]:
+        raise DpformerError(f"{ledger} does not count {folder}: it is the ledger of other runs")
+    return spent_of(budget.facts())

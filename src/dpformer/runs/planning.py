@@ -2,12 +2,12 @@
 
 import math
 
+from dpformer.accounting.arguments import epsilon_budget
+from dpformer.accounting.calibration import calibrate
+from dpformer.accounting.events import METRICS, Event, Gaussian
 from dpformer.errors import DpformerError
-from dpformer.privacy.arguments import epsilon_budget
-from dpformer.privacy.calibration import calibrate
-from dpformer.privacy.events import METRICS, Event, Gaussian
-from dpformer.releases.counts import LABEL as COUNTS
-from dpformer.releases.items import LABEL as ITEMS
+from dpformer.queries.counts import LABEL as COUNTS
+from dpformer.queries.items import LABEL as ITEMS
 from dpformer.runs.config import Config
 from dpformer.training.plan import Plan
 

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from dpformer.accounting import Ledger
+from dpformer.accounting.events import METRICS
 from dpformer.data import Attributes, Dataset
-from dpformer.data.known import known_items
-from dpformer.data.statement import order_line
-from dpformer.data.stored import Store
+from dpformer.data.restrict_vocabulary import restrict_to_vocabulary
+from dpformer.data.shared_store import Store
 from dpformer.errors import DpformerError
 from dpformer.evaluation.evaluate import served_ranks
 from dpformer.models import SequenceModel
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.warm_start import low_rank_items
-from dpformer.privacy import Ledger, SecureRandom
-from dpformer.privacy.events import METRICS
+from dpformer.noise import SecureRandom
 from dpformer.progress import Phases
-from dpformer.releases.counts import TransitionRelease
-from dpformer.releases.metrics import MetricRelease, release_metrics
+from dpformer.queries.counts import TransitionRelease
+from dpformer.queries.metrics import MetricRelease, release_metrics
 from dpformer.runs.checkpoint import check_data, load_checkpoint, save_checkpoint
 from dpformer.runs.choice import chosen, with_attributes
 from dpformer.runs.config import Config
@@ -39,7 +39,8 @@ from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.runs.keys import load_keys, save_keys
 from dpformer.runs.ledger_file import kept, notes, reserve, taken_back
 from dpformer.runs.model_file import Release, load_release, save_release, sha256_of
-from dpformer.runs.network import (
+from dpformer.runs.planning import check_budget, make_plan
+from dpformer.runs.prepare_training import (
     Released,
     build_assistant,
     build_model,
@@ -48,14 +49,14 @@ from dpformer.runs.network import (
     release_before_training,
     released_before,
 )
-from dpformer.runs.owner import is_own, mark_as_own
-from dpformer.runs.planning import check_budget, make_plan
 from dpformer.runs.progress import TrainingProgress
-from dpformer.runs.raw_file import save_releases
-from dpformer.runs.signature import private_key, sign
-from dpformer.runs.statement import DATA_HASH, statement
-from dpformer.runs.statement_file import check_shape
+from dpformer.runs.releases_file import save_releases
 from dpformer.runs.tasks import task_of
+from dpformer.runs.trust import is_own, mark_as_own
+from dpformer.statement.build import DATA_HASH, statement
+from dpformer.statement.data import order_line
+from dpformer.statement.shape import check_shape
+from dpformer.statement.signature import private_key, sign
 from dpformer.training.allocator import freed_memory_kept
 from dpformer.training.plan import Plan
 from dpformer.training.trainer import Step, Trainer
@@ -171,7 +172,7 @@ def resume(path: str | Path, team: Team | None = None, *, file: Path | None = No
     folder = RunFolder.open(path)
     config = Config.make(folder.config)
     if file is not None:
-        config = config.but(file=file.resolve())
+        config = config.replace(file=file.resolve())
     signer = None if key is None else private_key(key)
     with folder.lock(), _threads(config.threads):
         if not folder.done:
@@ -196,7 +197,7 @@ def _go_on(folder: RunFolder, config: Config, team: Team | None) -> None:
         state = load_checkpoint(folder.checkpoint, config=config.hash())
         random = random.with_state(state["random"])
     # The log is named in the folder, and going on is to read it; where prepared data is written, its owner alone says.
-    dataset = load_dataset(config if is_own(folder) else config.but(cache=None))
+    dataset = load_dataset(config if is_own(folder) else config.replace(cache=None))
     for saved in (keys, state):
         if saved is not None:
             check_data(folder.private, saved["data"], dataset.hash)
@@ -256,7 +257,7 @@ class _Session:
     @cached_property
     def users(self) -> Dataset:
         """What a network is trained on."""
-        return known_items(self.dataset, self.vocabulary)
+        return restrict_to_vocabulary(self.dataset, self.vocabulary)
 
     def _release_items(self) -> Released:
         """What is released before training; after a crash in training it is in the checkpoint, and paid for."""
@@ -303,7 +304,7 @@ class _Session:
     def _trainer(self) -> Trainer:
         if [*self.ledger] != [event for event in self.plan.releases if event.label != METRICS]:
             raise RuntimeError("what was released is not what was planned and σ calibrated for: nothing is trained")
-        model = build_model(self.config, self.plan, self.users.num_items, self.released.p, self.random)
+        model = build_model(self.config, self.plan, self.users.num_items, self.released.frequencies, self.random)
         if self.released.transitions is not None:
             model.initialise_items(
                 low_rank_items(TransitionCounts.from_release(self.released.transitions, self._attributes), model.dim)
@@ -405,14 +406,14 @@ class _Session:
         if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
             raise DpformerError("training has diverged: weights are not finite; lower --learning-rate and train again")
         facts = self._statement(self._metrics(model))
-        if self.released.frequencies is not None:
-            save_releases(self.folder.releases, self.released.frequencies, self._counts_released())
+        if self.released.frequency_release is not None:
+            save_releases(self.folder.releases, self.released.frequency_release, self._counts_released())
             facts["hashes"]["releases"] = sha256_of(self.folder.releases)
         save_release(
             self.folder.model,
             model,
             vocabulary=self.vocabulary,
-            frequencies=self.released.p,
+            frequencies=self.released.frequencies,
             metadata={
                 **{name: facts[name] for name in ("headline", "private", "epsilon", "delta", "versions")},
                 **self.task.metadata(self.config, self.dataset),

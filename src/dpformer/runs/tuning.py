@@ -25,19 +25,19 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from dpformer.accounting.events import Event, Gaussian
+from dpformer.accounting.searches import repeated_epsilon
 from dpformer.errors import DpformerError
-from dpformer.privacy.events import Event, Gaussian
-from dpformer.privacy.numbers import plain, round_up
-from dpformer.privacy.randomness import SecureRandom
-from dpformer.privacy.searches import repeated_epsilon
-from dpformer.runs import nist
+from dpformer.format_number import plain, round_up
+from dpformer.noise.randomness import SecureRandom
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.ledger_file import Budget, kept, notes, reserve, taken_back
 from dpformer.runs.model_file import load_release, save_release, sha256_of
 from dpformer.runs.planning import check_budget, make_plan
-from dpformer.runs.signature import private_key, sign
-from dpformer.runs.statement import headline, words
+from dpformer.statement import sp800_226
+from dpformer.statement.build import headline, words
+from dpformer.statement.signature import private_key, sign
 
 SCORE_NOISE = 20.0  # in units of one user's contribution to the score
 TUNABLE = (
@@ -72,7 +72,7 @@ def plan_tuning(config: Config, choices: dict[str, list[Any]], mean_runs: float,
     """What a search over all combinations of `choices` costs; refuses what could not be accounted for honestly."""
     _refuse(config, choices, mean_runs)
     candidates = tuple(dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
-    configs = [config.but(**candidate) for candidate in candidates]  # each is checked; none changes what it costs
+    configs = [config.replace(**candidate) for candidate in candidates]  # each is checked; none changes what it costs
     plan = make_plan(configs[0].resolve(users=users, threads=1), users)
     events = (*plan.events, Gaussian(SCORE_NOISE, label="score"))
     return Tuning(candidates, mean_runs, events, plan.delta, repeated_epsilon(events, mean_runs, plan.delta))
@@ -130,9 +130,9 @@ def tune(
     folder = RunFolder(out)
     folder.refuse_existing()
     signer = None if key is None else private_key(key)
-    config = config.but(validation=True)
+    config = config.replace(validation=True)
     _refuse(config, choices, mean_runs)
-    from dpformer.runs.network import load_dataset
+    from dpformer.runs.prepare_training import load_dataset
 
     dataset = load_dataset(config)
     tuning = plan_tuning(config, choices, mean_runs, dataset.num_users)
@@ -161,7 +161,7 @@ def _search(config: Config, tuning: Tuning, workshop: Path, random: SecureRandom
     for number in range(runs):
         pick = int(random.words(1, step=1 + number)[0] % np.uint64(len(tuning.candidates)))
         folder = workshop / str(number)
-        score = trial(config.but(**tuning.candidates[pick]), folder)
+        score = trial(config.replace(**tuning.candidates[pick]), folder)
         loser = folder
         if best is None or score > highest:
             loser, best, highest = best or workshop / "none", folder, score
@@ -176,8 +176,8 @@ def train_and_score(config: Config, out: Path) -> float:
     Without a word: how often candidates are tried, and what losers looked like, is part of what the proof keeps hidden.
     """
     from dpformer.evaluation.evaluate import served_ranks
-    from dpformer.releases.metrics import release_metrics
-    from dpformer.runs.network import load_dataset
+    from dpformer.queries.metrics import release_metrics
+    from dpformer.runs.prepare_training import load_dataset
     from dpformer.runs.run import train
 
     with redirect_stderr(io.StringIO()):
@@ -190,7 +190,7 @@ def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
     """The statement of a winner: ε is that of the whole search, and says so."""
     changed = {**facts, "epsilon": tuning["epsilon"], "epsilon_one_run": facts["epsilon"], "tuning": tuning}
     changed["accountant"] = "Rényi differential privacy (dp-accounting), repeated a random number of times and selected"
-    changed[nist.NAME] = nist.nist_fields(changed)
+    changed[sp800_226.NAME] = sp800_226.nist_fields(changed)
     sentence = (
         f"Settings were tuned on the same data: {plain(tuning['mean_runs'])} runs on average, their number drawn at "
         f"random, scored with noise, and only the best one kept. The ε above is of all of it; one run alone has "

@@ -3,8 +3,9 @@
 Only model.safetensors and privacy.json are read, never the data. Names are imported on first use, as they need torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpformer.serving.app import create_app
@@ -15,8 +16,4 @@ _HOME = {"Limits": "served", "Ranker": "ranking", "Served": "served", "create_ap
 
 __all__ = ["Limits", "Ranker", "Served", "create_app"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"dpformer.serving.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'dpformer.serving' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOME)

@@ -80,11 +80,11 @@ def write_recommendations(
     done: Callable[[int], None] = lambda _: None,
 ) -> Packed:
     """Ranks for all users and writes the file, whole or not at all; `done` is told how many users are finished."""
-    from dpformer.data.engine import engine, text
+    from dpformer.engines.duckdb_connection import connect, text
 
     path = Path(path)
     form, release, packed = format_of(path), ranker.release, Packed.of(histories, ranker.release)
-    with replacing(path) as part, engine(what=str(path), failed="cannot be written") as connection:
+    with replacing(path) as part, connect(what=str(path), failed="cannot be written") as connection:
         connection.execute("CREATE TABLE found (user_number INTEGER, rank INTEGER, item INTEGER, score FLOAT)")
         for top, users in ranker.blocks(packed.items, packed.offsets, k, filter_seen=filter_seen):
             connection.register("part", _rows(top, users))

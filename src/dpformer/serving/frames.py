@@ -67,7 +67,7 @@ def any_frame(columns: Mapping[str, Sequence[Any]]) -> Any:
 
 def write_log(log: Interactions, path: Path) -> None:
     """Interactions as Parquet, with the usual names of columns, rows in their order."""
-    from dpformer.data.engine import engine, text
+    from dpformer.engines.duckdb_connection import connect, text
 
     columns: dict[str, np.ndarray] = {
         "user_id": np.array(list(log.user_ids), dtype=object)[log.users],
@@ -77,7 +77,7 @@ def write_log(log: Interactions, path: Path) -> None:
         columns["timestamp"] = log.timestamps
     if log.ratings is not None:
         columns["rating"] = log.ratings
-    with engine(what="the frame") as connection:
+    with connect(what="the frame") as connection:
         connection.register("log", columns)
         connection.execute(f"COPY (SELECT * FROM log) TO {text(str(path))} (FORMAT parquet)")
 

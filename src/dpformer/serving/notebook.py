@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from dpformer.privacy.numbers import one_in, plain, round_up
+from dpformer.format_number import one_in, plain, round_up
 
 STYLE = "text-align:left;padding:2px 12px 2px 0;vertical-align:top"
 

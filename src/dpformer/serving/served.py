@@ -13,9 +13,9 @@ from dpformer.data.interactions import id_text
 from dpformer.errors import DpformerError
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.model_file import Release, load_release, model_file
-from dpformer.runs.statement_file import check_shape
 from dpformer.serving.ranking import Ranker
 from dpformer.serving.search import Search
+from dpformer.statement.shape import check_shape
 
 
 @dataclass(frozen=True)

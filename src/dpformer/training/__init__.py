@@ -1,7 +1,8 @@
 """The training step: plan, sampling, clipped sums, noise, optimizer; one process or several. Imported on first use."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpformer.training.gradient_sum import GradientSum
@@ -23,8 +24,4 @@ __all__ = [
     "Trainer",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"dpformer.training.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'dpformer.training' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOME)

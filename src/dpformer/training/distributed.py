@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from dpformer.clipping import ClipFunction
 from dpformer.clipping.bounded import joint_bound, put_bounded, sum_of
 from dpformer.errors import DpformerError
-from dpformer.privacy import SecureRandom
+from dpformer.noise import SecureRandom
 from dpformer.training.gradient_sum import GradientSum, Part, Totals
 from dpformer.training.rendezvous import check_gpus, join_processes, together
 from dpformer.training.trainer import Trainer, torch_seed

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpformer.accounting.arguments import not_negative, positive, sample_rate_of, whole
+from dpformer.accounting.events import ASSUMED, PoissonGaussian
 from dpformer.clipping.bits import all_finite
 from dpformer.clipping.bounded import Bound, bounds_of, joint_bound, sum_of
-from dpformer.privacy.arguments import not_negative, positive, sample_rate_of, whole
-from dpformer.privacy.events import ASSUMED, PoissonGaussian
-from dpformer.privacy.fingerprint import Fingerprint
-from dpformer.privacy.mechanisms import INDEPENDENT, Noise, PastNoise, noise_of
-from dpformer.privacy.noise import Numbers, SecureRandom, in_turn, release_sums
-from dpformer.privacy.sampling import PoissonBatches
+from dpformer.noise.fingerprint import Fingerprint
+from dpformer.noise.mechanisms import INDEPENDENT, Noise, NoiseHistory, noise_of
+from dpformer.noise.noisy_sums import Numbers, SecureRandom, in_turn, release_sums
+from dpformer.sampling.poisson import PoissonBatches
 
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
 ADDRESSING = 2  # how noise is found: a version that finds it otherwise would add other noise to a step taken again
@@ -92,7 +92,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         ]
         self._random = SecureRandom("noise of the step", key=key, seed=seed).within(repr(facts)).within(context)
         self._fingerprint = Fingerprint(self._random)
-        self._past = PastNoise(noise)
+        self._past = NoiseHistory(noise)
 
     # The step.
 
@@ -302,7 +302,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             if state[name] != value:
                 raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {value}")
         steps, random = whole("steps", state["steps"], 0), self._random.with_state(state["random"])
-        past = PastNoise(self.noise)
+        past = NoiseHistory(self.noise)
         past.load(state.get("past", []), steps)
         self.inner.load_state_dict(state["inner"])
         self._past = past

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from dpformer.accounting.accountant import epsilon_of, quiet
+from dpformer.accounting.events import Event
 from dpformer.clipping import ClipFunction, clip, normalize
-from dpformer.privacy import PoissonBatches
-from dpformer.privacy.accounting import epsilon_of, quiet
-from dpformer.privacy.events import Event
-from dpformer.privacy.mechanisms import INDEPENDENT, Noise, noise_of
+from dpformer.noise.mechanisms import INDEPENDENT, Noise, noise_of
+from dpformer.sampling import PoissonBatches
 from dpformer.training.optimizer import PrivateOptimizer
 
 

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from torch import nn
 
+from dpformer.accounting.events import Event
 from dpformer.models.pretrained import Pretrained
 from dpformer.models.sequence import SequenceModel
-from dpformer.privacy import PoissonBatches, SecureRandom
-from dpformer.privacy.events import Event
+from dpformer.noise import SecureRandom
+from dpformer.sampling import PoissonBatches
 from dpformer.training.gradient_sum import GradientSum, Part
 from dpformer.training.microbatches import by_length
 from dpformer.training.optimizer import PrivateOptimizer

@@ -1,7 +1,8 @@
 """What a stranger can check: `verify` a run folder, `audit` the mechanism. Names are imported on first use."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpformer.verification.verify import Verification, verify
@@ -16,8 +17,4 @@ __all__ = [
     "verify",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"dpformer.verification.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'dpformer.verification' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOME)

@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpformer.accounting.events import Gaussian
 from dpformer.data import Dataset
 from dpformer.data.attributes import Attributes
+from dpformer.engines.sums import ArraySums
 from dpformer.files import regular
 from dpformer.models.counts import TransitionCounts
-from dpformer.privacy.events import Gaussian
-from dpformer.privacy.randomness import public_grid
-from dpformer.releases.counts import LABEL as COUNTS
-from dpformer.releases.counts import (
+from dpformer.noise.randomness import public_grid
+from dpformer.queries.counts import LABEL as COUNTS
+from dpformer.queries.counts import (
     ROUNDS,
     TransitionRelease,
     again_wanted,
@@ -34,16 +35,15 @@ from dpformer.releases.counts import (
     noise_of_pairs,
     round_of_items,
 )
-from dpformer.releases.frequencies import LABEL as FREQUENCIES
-from dpformer.releases.frequencies import FrequencyRelease, estimate, user_counts
-from dpformer.releases.items import exact_popularity, passed_noise
-from dpformer.releases.metrics import ALARM
-from dpformer.releases.sums import ArraySums
+from dpformer.queries.frequencies import LABEL as FREQUENCIES
+from dpformer.queries.frequencies import FrequencyRelease, estimate, user_counts
+from dpformer.queries.items import exact_popularity, passed_noise
+from dpformer.queries.metrics import ALARM
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.model_file import sha256_of
-from dpformer.runs.public_facts import list_price, popularity_noise
-from dpformer.runs.raw_file import RawReleases, load_releases
+from dpformer.runs.releases_file import RawReleases, load_releases
+from dpformer.statement.public_facts import list_price, popularity_noise
 from dpformer.training.plan import Plan
 from dpformer.verification.findings import Finding
 from dpformer.verification.released_file import ReleasedFile

@@ -54,7 +54,7 @@ class Verification:
         }
 
 
-def made(check: Callable[[], Finding]) -> Finding:
+def run_check(check: Callable[[], Finding]) -> Finding:
     """A check's finding; what a tampered file makes it trip over is a finding too."""
     try:
         return check()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpformer.privacy.arguments import EPSILONS
+from dpformer.accounting.arguments import EPSILONS
 from dpformer.runs.config import Config
 
 MOST_USERS = 10**10  # people there are

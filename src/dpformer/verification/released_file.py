@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from dpformer.accounting.events import METRICS, Event, Gaussian
 from dpformer.data import Dataset, Vocabulary
 from dpformer.data.attributes import Attributes
 from dpformer.data.tokens import Tokens
 from dpformer.evaluation.evaluate import served_ranks
 from dpformer.files import strict_json
 from dpformer.models.counts import ROW_PRIOR, TransitionCounts
-from dpformer.privacy.events import METRICS, Event, Gaussian
-from dpformer.privacy.randomness import SecureRandom
-from dpformer.releases.metrics import ALARM, MetricRelease
+from dpformer.noise.randomness import SecureRandom
+from dpformer.queries.metrics import ALARM, MetricRelease
 from dpformer.runs.config import Config
 from dpformer.runs.model_file import Release, load_release, sha256_of
 from dpformer.runs.tasks import task_of
@@ -150,7 +150,7 @@ class ReleasedFile:
         """What is in the model without having been trained must follow from what was released with noise."""
         if self.config.model == "counts":
             return self._transition_counts()
-        from dpformer.runs.network import build_model
+        from dpformer.runs.prepare_training import build_model
 
         release = self.release
         sizes = {name: getattr(self.config, name) for name in ("dim", "blocks", "heads") if name in _arguments(release)}

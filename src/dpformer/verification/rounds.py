@@ -16,13 +16,13 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtr
 
-from dpformer.privacy.randomness import public_grid
-from dpformer.privacy.sparse import moved_threshold
-from dpformer.releases.counts import ROUNDS, RoundRelease, deviation_of, first_threshold, retraced
-from dpformer.releases.items import passed_noise
-from dpformer.releases.metrics import ALARM
-from dpformer.releases.sums import GRID, Sums
-from dpformer.runs.raw_file import RawReleases
+from dpformer.engines.sums import GRID, Sums
+from dpformer.noise.randomness import public_grid
+from dpformer.noise.sparse import moved_threshold
+from dpformer.queries.counts import ROUNDS, RoundRelease, deviation_of, first_threshold, retraced
+from dpformer.queries.items import passed_noise
+from dpformer.queries.metrics import ALARM
+from dpformer.runs.releases_file import RawReleases
 
 
 def wrong_with_rounds(raw: RawReleases, sums: Sums, places: np.ndarray, sigma: float) -> str:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
-from dpformer.privacy.accounting import epsilon_of
-from dpformer.privacy.events import Event, Gaussian
-from dpformer.privacy.searches import repeated_epsilon
+from dpformer.accounting.accountant import epsilon_of
+from dpformer.accounting.events import Event, Gaussian
+from dpformer.accounting.searches import repeated_epsilon
 from dpformer.runs.config import Config
-from dpformer.runs.statement import HASHES, PACKAGES, headline, statement, words
 from dpformer.runs.tasks import task_of
 from dpformer.runs.tuning import SCORE_NOISE, TUNABLE, restated
+from dpformer.statement.build import HASHES, PACKAGES, headline, statement, words
 from dpformer.training.plan import Plan
 from dpformer.verification.findings import Finding, short
 from dpformer.verification.limits import MOST_EVENTS, MOST_RUNS

@@ -6,7 +6,7 @@ has to be explained by the statement. With the data at hand, what was released w
 numbers, and the noise has to be there. What could not be looked at is said to be *not checked*.
 
 Who rewrites config, statement and model consistently can claim anything, unless the statement is signed
-(`dpformer.runs.signature`), or the data is at hand.
+(`dpformer.statement.signature`), or the data is at hand.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any
 from dpformer.data import Dataset, Vocabulary
 from dpformer.errors import DpformerError
 from dpformer.files import MOST_METRICS, regular
-from dpformer.privacy.mechanisms import noise_of
+from dpformer.noise.mechanisms import noise_of
 from dpformer.runs.checkpoint import load_checkpoint
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.planning import make_plan
-from dpformer.runs.signature import check_signature
-from dpformer.runs.statement import DATA_HASH
+from dpformer.statement.build import DATA_HASH
+from dpformer.statement.signature import check_signature
 from dpformer.training.plan import Plan
 from dpformer.verification.data_check import DataCheck
-from dpformer.verification.findings import Finding, Verification, made, short
+from dpformer.verification.findings import Finding, Verification, run_check, short
 from dpformer.verification.limits import MOST_STEPS, beyond
 from dpformer.verification.released_file import ReleasedFile
 from dpformer.verification.statement_check import StatementCheck, same
@@ -69,7 +69,7 @@ def verify(
     if reason := beyond(config, facts):
         return Verification(headline, (Finding("statement", False, reason),))
     checker = _Checker(folder, config, facts, dataset, catalog, key)
-    return Verification(headline, tuple(made(check) for check in checker.checks()))
+    return Verification(headline, tuple(run_check(check) for check in checker.checks()))
 
 
 class _Checker:

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer import native
 from dpformer.clipping.gate import FREEZE_BATCH_NORM, Gate
 from dpformer.clipping.recorded_call import paired
 from dpformer.clipping.rules.linear import flat
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense
+from dpformer.kernels import native
 
 Norm = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # of an input, a weight and a bias
 

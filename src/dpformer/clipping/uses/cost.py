@@ -11,12 +11,12 @@ from math import inf, prod, sqrt
 
 from torch import Tensor
 
-from dpformer import native
 from dpformer.clipping.uses.dense import Dense
 from dpformer.clipping.uses.lookup import Lookup
 from dpformer.clipping.uses.outer import Outer
 from dpformer.clipping.uses.pairs import Use
 from dpformer.clipping.uses.ragged import Ragged
+from dpformer.kernels import native
 
 PASSES = 16.0  # multiply-adds in the time in which a number goes to memory and back
 DOUBLE = {"cpu": 2.0, "mps": inf}  # multiply-adds of float32 in the time of one in float64; elsewhere:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpformer import native
+from dpformer.kernels import native
 
 
 @dataclass

@@ -13,10 +13,10 @@ from dpformer.runs.tasks.text import Text
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dpformer.accounting.units import UnitOfPrivacy
     from dpformer.data import Dataset, Vocabulary
-    from dpformer.privacy.units import UnitOfPrivacy
     from dpformer.runs.config import Config
-    from dpformer.runs.kept import Kept
+    from dpformer.runs.evaluation_cache import EvaluationCache
     from dpformer.runs.model_file import Release
     from dpformer.training.plan import Plan
 
@@ -60,7 +60,7 @@ class Task(Protocol):
         split: str = "test",
         *,
         filter_seen: bool = True,
-        kept: Kept | None = None,
+        kept: EvaluationCache | None = None,
     ) -> Measured:
         """The accuracy of a released model on held-out data: the run's own, or that of another file.
 

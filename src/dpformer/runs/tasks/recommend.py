@@ -7,23 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dpformer.data import (
-    Dataset,
-    Filters,
-    Vocabulary,
-    data_statement,
-    prepare,
-    read_catalog,
-    synthetic,
-)
+from dpformer.accounting.units import USER, UnitOfPrivacy
+from dpformer.data import Dataset, Filters, Vocabulary, prepare, read_catalog, synthetic
 from dpformer.errors import DpformerError
-from dpformer.privacy.units import USER, UnitOfPrivacy
-from dpformer.runs.public_facts import public_description
+from dpformer.statement.data import data_statement
+from dpformer.statement.public_facts import public_description
 
 if TYPE_CHECKING:
     from dpformer.evaluation import Evaluation
     from dpformer.runs.config import Config
-    from dpformer.runs.kept import Kept
+    from dpformer.runs.evaluation_cache import EvaluationCache
     from dpformer.runs.model_file import Release
     from dpformer.training.plan import Plan
 
@@ -91,7 +84,7 @@ class Recommend:
 
     def _in_cluster(self, config: Config, catalog: Vocabulary | None) -> Dataset:
         """A log that stays where it is, of which counts ask no more than sums: see `ClusterLog`."""
-        from dpformer.data.cluster import cluster_log
+        from dpformer.data.sources.spark import cluster_log
 
         log = cluster_log(
             config.file,
@@ -112,7 +105,7 @@ class Recommend:
                 "all: dpformer evaluate RUN sample.parquet"
             )
         if config.items_policy == "catalog" and not config.synthetic:
-            return self.read(config.but(catalog=None), vocabulary_of(release))
+            return self.read(config.replace(catalog=None), vocabulary_of(release))
         return self.read(config)
 
     def count_items(self, config: Config) -> int | None:
@@ -156,7 +149,7 @@ class Recommend:
         split: str = "test",
         *,
         filter_seen: bool = True,
-        kept: Kept | None = None,
+        kept: EvaluationCache | None = None,
     ) -> RankingAccuracy:
         from dpformer.evaluation import Evaluation, evaluate, popularity
         from dpformer.evaluation.evaluate import ranker
@@ -185,7 +178,7 @@ def held_out_data(config: Config, release: Release, other: Path | None = None) -
     read = Recommend().read
     if other is not None and (config.file is None or other.resolve() != config.file.resolve()):
         # Which items are common there has no say: the model has the items it has.
-        elsewhere = config.on_file(other).but(catalog=None)
+        elsewhere = config.on_file(other).replace(catalog=None)
         return read(elsewhere, None if config.items_policy == "dp" else vocabulary_of(release))
     dataset, known = Recommend().read_again(config, release), vocabulary_of(release)
     among = set(known.ids)

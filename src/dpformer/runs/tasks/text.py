@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpformer.accounting.units import UNITS, UnitOfPrivacy
 from dpformer.data import Dataset, Vocabulary
-from dpformer.data.text import TextDataset, decoder, read_text, text_statement
+from dpformer.data.text import TextDataset, decoder, read_text
 from dpformer.data.tokens import Tokens
 from dpformer.errors import DpformerError
-from dpformer.privacy.units import UNITS, UnitOfPrivacy
-from dpformer.runs.public_facts import public_description
+from dpformer.statement.data import text_statement
+from dpformer.statement.public_facts import public_description
 
 if TYPE_CHECKING:
     from dpformer.evaluation.language import LanguageLoss
     from dpformer.runs.config import Config
-    from dpformer.runs.kept import Kept
+    from dpformer.runs.evaluation_cache import EvaluationCache
     from dpformer.runs.model_file import Release
     from dpformer.training.plan import Plan
 
@@ -89,13 +90,13 @@ class Text:
         split: str = "test",
         *,
         filter_seen: bool = True,
-        kept: Kept | None = None,  # a loss is measured in seconds
+        kept: EvaluationCache | None = None,  # a loss is measured in seconds
     ) -> TextAccuracy:
         if split != "test":
             raise DpformerError(f"split is {split!r}; text has no validation items: leave it out")
         if not filter_seen:
             raise DpformerError("--allow-seen is for recommendations, and this is a language model: leave it out")
-        dataset = self.read_again(config if data is None else config.but(file=data), release)
+        dataset = self.read_again(config if data is None else config.replace(file=data), release)
         return TextAccuracy(_loss(release.model, dataset))
 
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpformer.privacy.accounting import compose, epsilon_of, first_interval, quiet
-from dpformer.privacy.arguments import whole
-from dpformer.privacy.events import PoissonGaussian
+from dpformer.accounting.accountant import compose, epsilon_of, first_interval, quiet
+from dpformer.accounting.arguments import whole
+from dpformer.accounting.events import PoissonGaussian
 
 LEAST_CANARIES = 100
 RANGE = 16.0  # effective noise is looked for within this factor of the claim

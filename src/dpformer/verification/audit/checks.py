@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.privacy.events import PoissonGaussian
+from dpformer.accounting.events import PoissonGaussian
 from dpformer.verification.audit.bound import Guesses, total_variation
 from dpformer.verification.audit.observation import Observation
 

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpformer.privacy.arguments import delta_of, positive
-from dpformer.privacy.events import PoissonGaussian
-from dpformer.releases.counts import ITEMS, ROUNDS, TransitionRelease, release_transitions
-from dpformer.releases.sums import GRID, WINDOW, ArraySums
+from dpformer.accounting.arguments import delta_of, positive
+from dpformer.accounting.events import PoissonGaussian
+from dpformer.engines.sums import GRID, WINDOW, ArraySums
+from dpformer.queries.counts import ITEMS, ROUNDS, TransitionRelease, release_transitions
 from dpformer.verification.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
 from dpformer.verification.audit.checks import (
     another_run,

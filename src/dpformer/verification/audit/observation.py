@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from dpformer.accounting.events import PoissonGaussian
 from dpformer.data import Dataset
-from dpformer.privacy import SecureRandom
-from dpformer.privacy.events import PoissonGaussian
-from dpformer.privacy.mechanisms import INDEPENDENT, Noise
+from dpformer.noise import SecureRandom
+from dpformer.noise.mechanisms import INDEPENDENT, Noise
 from dpformer.runs.checkpoint import load_checkpoint, save_checkpoint
 from dpformer.training.gradient_sum import GradientSum
 from dpformer.training.plan import Plan

@@ -1,0 +1,144 @@
+"""Events: what touches the data, and how noisily. Each kind is one small frozen class.
+
+All are meant for zero-out adjacency: one user's data, or nothing in its place. A new kind is a dataclass with `kind`,
+the name of the field that counts its repetitions, and `once()`, the same thing in the words of dp-accounting. Kinds of
+training are with their noise, in noise/mechanisms/.
+"""
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dpformer.accounting.arguments import delta_of, not_negative, sample_rate_of, whole
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+ASSUMED = "that each user was clipped is assumed, not checked"  # in the label of training on the caller's word
+METRICS = "metrics"  # the label of accuracy that was released with noise
+KINDS: dict[str, "type[Event]"] = {}  # by name: what a ledger may hold
+
+
+@dataclass(frozen=True)
+class Event:
+    """One mechanism, repeated. `label` says what for; `private` is False where seeded noise was used (tests)."""
+
+    kind: ClassVar[str]
+    counted_by: ClassVar[str]  # the field with the number of repetitions
+    adds_up: ClassVar[bool] = True  # whether m repetitions and n more cost what m + n cost
+    noise_multiplier: float
+    label: str = field(default="", kw_only=True)
+    private: bool = field(default=True, kw_only=True)
+
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.kind] = cls
+
+    def __post_init__(self) -> None:
+        self._set("noise_multiplier", not_negative("noise_multiplier", self.noise_multiplier))
+        self._set(self.counted_by, whole(self.counted_by, getattr(self, self.counted_by), 0))
+        if not isinstance(self.label, str):
+            raise ValueError(f"label must be a string, not {self.label!r}")
+        if not isinstance(self.private, bool):
+            raise ValueError(f"private must be true or false, not {self.private!r}")
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)  # numbers of numpy become Python's: equal events have equal JSON
+
+    @property
+    def repeats(self) -> int:
+        return int(getattr(self, self.counted_by))
+
+    @property
+    def compositions(self) -> int:
+        """How many of `once()` it costs together."""
+        return self.repeats
+
+    @property
+    def failure(self) -> float:
+        """δ that one repetition spends outright, besides its noise: it comes off the δ of the whole."""
+        return 0.0
+
+    def repeated(self, times: int) -> "Event":
+        """The same mechanism, `times` times."""
+        changes: dict[str, Any] = {self.counted_by: times}
+        return replace(self, **changes)
+
+    def once(self) -> "DpEvent":
+        """One repetition, for dp-accounting; asked only with noise, since without any ε is infinite."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, **asdict(self)}
+
+    @staticmethod
+    def from_dict(facts: dict[str, Any]) -> "Event":
+        """The inverse of `to_dict`; an unknown kind, an unknown key or a missing one is an error."""
+        import_module("dpformer.noise.mechanisms")  # registers the events of correlated noise
+        if not isinstance(facts, dict) or not isinstance(facts.get("kind"), str) or facts["kind"] not in KINDS:
+            raise ValueError(f"an event must have a kind, one of {', '.join(KINDS)}, not {facts!r}")
+        kind = KINDS[facts["kind"]]
+        given, known = set(facts) - {"kind"}, {field.name for field in fields(kind)}
+        if given != known:
+            raise ValueError(f"a {kind.kind} event has the keys {sorted(known)}, not {sorted(given)}")
+        return kind(**{name: facts[name] for name in known})
+
+
+@dataclass(frozen=True)
+class Gaussian(Event):
+    """`count` releases of a vector of L2 sensitivity 1 per user, with N(0, noise_multiplier²) on every coordinate.
+
+    `delta` is what each release may fail with outright, besides the noise (the threshold of a released vocabulary).
+    """
+
+    kind = "gaussian"
+    counted_by = "count"
+    count: int = 1
+    delta: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.delta != 0:
+            self._set("delta", delta_of(self.delta))
+
+    @property
+    def failure(self) -> float:
+        return self.delta
+
+    def once(self) -> "DpEvent":
+        return _gaussian(self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class PoissonGaussian(Event):
+    """`steps` noisy sums, each over users who are in it independently with probability `sample_rate` (DP-SGD).
+
+    In units of the clip norm: the sum has sensitivity 1, the noise deviation is `noise_multiplier`.
+    """
+
+    kind = "poisson_gaussian"
+    counted_by = "steps"
+    sample_rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("sample_rate", sample_rate_of(self.sample_rate))
+
+    def once(self) -> "DpEvent":
+        import dp_accounting
+
+        gaussian = _gaussian(self.noise_multiplier)
+        if self.rate == 1:  # everyone takes part: no amplification, and Gaussians compose in closed form
+            return gaussian
+        return dp_accounting.PoissonSampledDpEvent(self.rate, gaussian)
+
+    @property
+    def rate(self) -> float:
+        """The probability that a user takes part in one of the `compositions`."""
+        return self.sample_rate
+
+
+def _gaussian(noise_multiplier: float) -> "DpEvent":
+    import dp_accounting
+
+    return dp_accounting.GaussianDpEvent(noise_multiplier)

@@ -1,0 +1,55 @@
+"""ε of searches: the best of a random number of repetitions, alone or together with other events, by Rényi accounting.
+
+If the number of repetitions is drawn from the logarithmic law and only the best one is seen, selecting costs far less
+than all of them (Papernot and Steinke 2022; `RepeatAndSelectDpEvent`). The bound is one on Rényi divergences, which add
+up with those of other events; privacy loss distributions have no such bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from dpformer.accounting.accountant import compose, quiet
+from dpformer.accounting.arguments import delta_of
+from dpformer.accounting.events import Event
+
+
+class Search(NamedTuple):
+    """The best of a random number of repetitions."""
+
+    events: tuple[Event, ...]  # of one repetition, its score included
+    mean_runs: float  # how many repetitions on average
+
+
+def epsilon_with_searches(events: Iterable[Event], searches: Sequence[Search], delta: float) -> float:
+    """ε at this δ of events and searches together; inf where there is no bound."""
+    from dp_accounting import dp_event, rdp
+
+    events = [event for event in events if event.repeats]
+    tried = [event for search in searches for event in search.events]
+    delta = delta_of(delta) - sum(event.repeats * event.failure for event in events)
+    if delta <= 0 or any(event.noise_multiplier == 0 for event in (*events, *tried)):
+        return math.inf
+    if any(event.failure for event in tried):  # selecting multiplies it, and by how much is not worked out here
+        return math.inf
+    with quiet():
+        accountant = rdp.RdpAccountant()
+        for once, count in compose(events):
+            accountant.compose(once, count)
+        for search in searches:
+            repetition = dp_event.ComposedDpEvent(
+                [dp_event.SelfComposedDpEvent(event.once(), event.compositions) for event in search.events]
+            )
+            accountant.compose(dp_event.RepeatAndSelectDpEvent(repetition, search.mean_runs, 0.0))
+        epsilon = float(accountant.get_epsilon(delta))
+    if not epsilon >= 0:
+        means = ", ".join(f"{search.mean_runs}" for search in searches)
+        raise ArithmeticError(f"the accountant has no answer ({epsilon}) for {means} runs")
+    return epsilon
+
+
+def repeated_epsilon(events: Sequence[Event], mean_runs: float, delta: float) -> float:
+    """ε of one search."""
+    return epsilon_with_searches((), [Search(tuple(events), mean_runs)], delta)

@@ -1,0 +1,135 @@
+"""Rows that cannot be read: refused, the first of them in one sentence with its row and the fix; or skipped, counted.
+
+Which rows are bad is a matter of each row alone, so skipping them changes nobody else's rows.
+"""
+
+from pathlib import Path
+
+from dpformer.data.readers.relation import Relation, shown
+from dpformer.data.readers.split_line import FIELDS, ITEM, JSON, OK, QUOTE, RATING, TIME, USER
+from dpformer.engines.duckdb_connection import Connection
+from dpformer.errors import DpformerError
+
+ENCODING = "not UTF-8, or endless"
+WORDS = {
+    FIELDS: "wrong number of fields",
+    QUOTE: "unclosed quote",
+    JSON: "not a JSON object",
+    USER: "no user",
+    ITEM: "no item",
+    TIME: "no time",
+    RATING: "no rating",
+}
+_SKIP = "or leave such rows out with --skip-bad-rows"
+
+
+def check_rows(connection: Connection, found: Relation, path: Path, *, skip: bool) -> dict[str, int]:
+    """Checks table `raw` and makes tables `users` and `items` (id, code) of its good rows.
+
+    Returns: what was wrong with rows that are skipped → how many.
+    """
+    broken = _rejected(connection, path, skip)
+    faults = connection.execute("SELECT fault, count(*), min(rowid) FROM raw GROUP BY fault").fetchall()
+    bad = {int(fault): (int(count), int(row)) for fault, count, row in faults if fault != OK}
+    if QUOTE in bad:
+        _refuse(connection, found, path, QUOTE, bad[QUOTE][1])
+    if bad and not skip:
+        fault = min(bad, key=lambda fault: bad[fault][1])
+        _refuse(connection, found, path, fault, bad[fault][1])
+    counted = {WORDS[fault]: count for fault, (count, _) in bad.items()}
+    for table, column, fault in (("users", "u", USER), ("items", "i", ITEM)):
+        odd = _number(connection, table, column)
+        if odd is None:
+            continue
+        if not skip:
+            _refuse(connection, found, path, fault, odd)
+        counted[WORDS[fault]] = counted.get(WORDS[fault], 0) + _mark_odd(connection, table, column, fault)
+    if any(connection.execute(f"SELECT count(*) FROM {table} WHERE odd").fetchone()[0] for table in ("users", "items")):
+        for table, column in (("users", "u"), ("items", "i")):  # rows were marked: number what is left
+            _number(connection, table, column)
+    _refuse_mixed(connection, path)
+    return {**({ENCODING: broken} if broken else {}), **counted}
+
+
+def _number(connection: Connection, table: str, column: str) -> int | None:
+    """Makes the table of ids, numbered by first appearance; the first row whose id holds a line break or zero byte."""
+    odd = " OR ".join(f"contains({column}, chr({code}))" for code in (0, 10, 13))
+    connection.execute(
+        f"CREATE OR REPLACE TABLE {table} AS SELECT id, row_number() OVER (ORDER BY first) - 1 AS code, first, odd "
+        f"FROM (SELECT {column} AS id, min(rowid) AS first, {odd} AS odd FROM raw WHERE fault = {OK} GROUP BY {column})"
+    )
+    row = connection.execute(f"SELECT min(first) FROM {table} WHERE odd").fetchone()[0]
+    return None if row is None else int(row)
+
+
+def _mark_odd(connection: Connection, table: str, column: str, fault: int) -> int:
+    changed = connection.execute(
+        f"UPDATE raw SET fault = {fault} WHERE fault = {OK} AND {column} IN (SELECT id FROM {table} WHERE odd)"
+    ).fetchone()
+    return int(changed[0])
+
+
+def _rejected(connection: Connection, path: Path, skip: bool) -> int:
+    """Lines that DuckDB could not take: broken UTF-8, or endless."""
+    try:
+        rows = connection.execute("SELECT DISTINCT file_id, byte_position, line FROM reject_errors").fetchall()
+    except Exception as error:
+        if "reject_errors" not in str(error):
+            raise
+        return 0  # no text was read
+    if rows and not skip:
+        kind = connection.execute("SELECT error_type FROM reject_errors ORDER BY file_id, line LIMIT 1").fetchone()[0]
+        line = min(row[2] for row in rows)
+        if kind == "LINE SIZE OVER MAXIMUM":
+            raise DpformerError(f"{path}, line {line} is longer than any row of a log: {_SKIP.removeprefix('or ')}")
+        raise DpformerError(
+            f"{path}, line {line} is not UTF-8: give --encoding (latin-1, utf-16) if the file is not, {_SKIP}"
+        )
+    return len({(file, line) for file, _, line in rows})
+
+
+def _refuse_mixed(connection: Connection, path: Path) -> None:
+    kinds = connection.execute(
+        f"SELECT kind, min(rowid) FROM raw WHERE fault = {OK} GROUP BY kind ORDER BY kind"
+    ).fetchall()
+    if len(kinds) > 1:
+        raise DpformerError(
+            f"{path} has times that are numbers (row {kinds[0][1] + 1} of the data) and times that are dates (row "
+            f"{kinds[1][1] + 1}): write them in one way"
+        )
+
+
+def _refuse(connection: Connection, found: Relation, path: Path, fault: int, row: int) -> None:
+    where = f"{path}, row {row + found.first_row}"
+    if fault in (FIELDS, QUOTE, JSON):
+        raise DpformerError(f"{where} {_shape(connection, found, fault, row)}")
+    user, item, time, rating = connection.execute(
+        f"SELECT user, item, time, rating FROM ({found.cells}) LIMIT 1 OFFSET {row}"
+    ).fetchone()
+    if fault in (USER, ITEM):
+        name, value = ("user_id", user) if fault == USER else ("item_id", item)
+        seen = "its cell is empty" if value is None or not value.strip() else f"{shown(value)} is not an id"
+        raise DpformerError(f"{where} has no {name}: {seen}; complete the row, {_SKIP}")
+    if fault == TIME:
+        seen = "is missing" if time is None or not time.strip() else f"{shown(time)} is not a time"
+        raise DpformerError(
+            f"{where}: the timestamp {seen}; give numbers such as seconds since 1970, or ISO dates (2024-01-31 10:00), "
+            f"{_SKIP}, or give --order file if rows are in the order of time"
+        )
+    seen = "is missing" if rating is None or not rating.strip() else f"{shown(rating)} is not a finite number"
+    raise DpformerError(f"{where}: the rating {seen}; complete it, {_SKIP}")
+
+
+def _shape(connection: Connection, found: Relation, fault: int, row: int) -> str:
+    line = ""
+    if found.lines is not None:
+        query = f"SELECT line FROM {found.lines} WHERE line IS NOT NULL AND trim(line) <> '' LIMIT 1 OFFSET {row}"
+        line = f": {shown(connection.execute(query).fetchone()[0])}"
+    if fault == QUOTE:
+        return (
+            f"has a quote that does not close on its line{line}; give --no-quotes if quotes are plain characters, or "
+            "write the log as JSON lines or Parquet"
+        )
+    if fault == JSON:
+        return f"is not a JSON object{line}; give one object a line, {_SKIP}"
+    return f"has another number of fields than the header or the first row{line}; complete it, {_SKIP}"

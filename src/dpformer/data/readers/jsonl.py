@@ -1,0 +1,46 @@
+"""JSON lines: every object has keys of its own, so each row is read by the first usual name that *it* has."""
+
+import json
+from pathlib import Path
+
+from dpformer.data.columns import JSON_KEYS
+from dpformer.data.readers.parse_cell import id_of_text, rating_of, time_of_text
+from dpformer.data.readers.relation import Relation, Wanted, rows
+from dpformer.data.readers.split_line import JSON, OK, lines
+from dpformer.data.reading import FORMATS
+from dpformer.engines.duckdb_connection import text
+
+
+def json_lines(files: list[Path], wanted: Wanted) -> Relation:
+    """Objects, one a line; other lines are at fault."""
+    roles = ["user", "item"] + ["timestamp"] * (wanted.reading.order == "time") + ["rating"] * wanted.rating
+    found = {role: getattr(wanted.columns, role) for role in roles}
+    keys = {role: (found[role],) if found[role] else JSON_KEYS[role] for role in roles}
+    paths = [key for role in roles for key in keys[role]]
+    listed_paths = ", ".join(text("$." + json.dumps(key, ensure_ascii=False)) for key in paths)
+    values, start = {}, 0
+    for role in roles:
+        places = range(start, start + len(keys[role]))
+        given = ", ".join(f"nullif(s[{place + 1}], 'null')" for place in places)
+        first = f"coalesce({given}, NULL)"
+        # A list or an object is no id, number or time; text in quotes is unquoted.
+        values[role] = (
+            f"CASE WHEN starts_with({first}, '[') OR starts_with({first}, '{{') THEN NULL ELSE {first} ->> '$' END"
+        )
+        start += len(keys[role])
+    source = lines(files, 0)
+    select = (
+        f"SELECT CASE WHEN fault = {OK} THEN CAST(json_extract(line, [{listed_paths}]) AS VARCHAR[]) END AS s, fault "
+        f"FROM (SELECT line, CASE WHEN json_valid(line) AND json_type(line) = 'OBJECT' THEN {OK} ELSE {JSON} END "
+        f"AS fault FROM {source} WHERE line IS NOT NULL AND trim(line) <> '')"
+    )
+    time = time_of_text("time") if "timestamp" in values else None
+    select = (
+        f"SELECT {values['user']} AS user, {values['item']} AS item, "
+        f"{'trim(' + values['timestamp'] + ')' if time else 'NULL'} AS time, "
+        f"{values.get('rating', 'NULL')} AS rating, fault FROM ({select})"
+    )
+    rating = rating_of("rating") if "rating" in values else None
+    sql = rows(select, id_of_text("user"), id_of_text("item"), time, rating, "fault")
+    column = (wanted.columns.timestamp or "timestamp") if time else None
+    return Relation(sql, FORMATS["jsonl"], column, 1, select, source)

@@ -1,0 +1,58 @@
+"""Tables and views of an SQLite file, whose values have types of their own."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from dpformer.data.columns import Columns
+from dpformer.data.readers.jsonl import json_lines
+from dpformer.data.readers.relation import Relation, Wanted
+from dpformer.data.readers.typed_table import only_table
+from dpformer.data.reading import FORMATS
+from dpformer.errors import DpformerError
+
+
+def sqlite_table(files: list[Path], wanted: Wanted, folder: Path) -> Relation:
+    if wanted.reading.query is not None:
+        raise DpformerError(
+            "--query is for DuckDB and Parquet; make a view in the SQLite file and give it with --table"
+        )
+    if len(files) != 1:
+        raise DpformerError(f"{len(files)} SQLite files were given: give one")
+    table, names = sqlite_columns(files[0], wanted.reading.table)
+    roles = wanted.resolve(names)
+    folder.mkdir(parents=True, exist_ok=True)
+    sqlite_rows(files[0], table, roles, folder / "rows.jsonl")
+    again = Wanted(Columns(*("user", "item", "timestamp", "rating")), wanted.reading, wanted.rating, wanted.where)
+    found = json_lines([folder / "rows.jsonl"], again)
+    return Relation(found.sql, FORMATS["sqlite"], roles.get("timestamp"), 1, found.cells)
+
+
+def sqlite_columns(path: Path, table: str | None) -> tuple[str, list[str]]:
+    """The table of an SQLite file (the only one, or the one chosen) and the names of its columns."""
+    with _sqlite(path) as connection:
+        found = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
+        table = only_table(found, table, path)
+        quoted = table.replace('"', '""')
+        return table, [row[1] for row in connection.execute(f'PRAGMA table_info("{quoted}")')]
+
+
+def sqlite_rows(path: Path, table: str, columns: dict[str, str], out: Path) -> None:
+    """The chosen columns of an SQLite table as JSON lines, values as text: its types are those of single rows."""
+    chosen = ", ".join('CAST("{}" AS TEXT)'.format(name.replace('"', '""')) for name in columns.values())
+    quoted = table.replace('"', '""')
+    with _sqlite(path) as connection, out.open("w", encoding="utf-8") as file:
+        connection.text_factory = lambda raw: raw.decode("utf-8", "backslashreplace")
+        for row in connection.execute(f'SELECT {chosen} FROM "{quoted}"'):
+            file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
+
+
+@contextmanager
+def _sqlite(path: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise DpformerError(f"{path} is not a readable SQLite file: {error}") from None

@@ -1,0 +1,42 @@
+"""What is trained on where the list of items was released from the data: those items of each user's training part.
+
+The split is made before, by each user's own rows: the last item of a user is held out whether or not it was released,
+so accuracy is measured on all users, and an item that was not released cannot be recommended and counts as missed.
+Users of whom no item is left stay, with nothing: the number of users is public, and must not depend on the release.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dpformer.data.dataset import Dataset, _ranges
+from dpformer.data.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class RestrictedDataset(Dataset):
+    """Training parts over a released vocabulary. Nothing is held out of it: that was done before."""
+
+    @cached_property
+    def train_stops(self) -> np.ndarray:
+        return self.offsets[1:]
+
+
+def restrict_to_vocabulary(dataset: Dataset, vocabulary: Vocabulary) -> Dataset:
+    """The training part of a data set, without the items that a released vocabulary lacks; its own items if all."""
+    if list(vocabulary.ids) == list(dataset.vocabulary.ids):
+        return dataset
+    numbers = vocabulary.match(list(dataset.vocabulary.ids))
+    starts = dataset.offsets[:-1]
+    items = numbers[dataset.items[_ranges(starts, dataset.train_stops - starts)]]
+    ends = np.concatenate([[0], np.cumsum(dataset.train_stops - starts)])
+    before = np.concatenate([[0], np.cumsum(items >= 0)])
+    return RestrictedDataset(
+        items=items[items >= 0].astype(np.int32),
+        offsets=before[ends].astype(np.int64),
+        user_ids=dataset.user_ids,
+        vocabulary=vocabulary,
+        max_length=dataset.max_length,
+        description=dataset.description,
+    )

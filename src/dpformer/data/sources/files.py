@@ -1,0 +1,111 @@
+"""The files of a log: one, a folder, a glob, standard input; what DuckDB cannot open is unpacked for it first."""
+
+import bz2
+import codecs
+import glob
+import gzip
+import io
+import lzma
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from dpformer.data.reading import Reading
+from dpformer.errors import DpformerError
+
+BLOCK = 1 << 20
+_OPENERS = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
+_PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"\xfd7zXZ\0": "xz -dc", b"BZh": "bzip2 -dc"}
+_WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that a path means, in the order of their names; hidden ones and `_SUCCESS` are none."""
+    if path.name == "-":
+        return [path]
+    try:
+        if path.is_dir():
+            found = [
+                file
+                for file in sorted(path.rglob("*"))
+                if file.is_file() and not any(part[0] in "._" for part in file.relative_to(path).parts)
+            ]
+            if not found:
+                raise DpformerError(f"{path} is a folder without files")
+            return found
+        if not path.exists():
+            found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
+            if not found:
+                raise DpformerError(f"{path} does not exist")
+            return found
+    except (OSError, ValueError) as error:
+        raise DpformerError(f"{path} cannot be read: {error}") from None
+    return [path]
+
+
+def unpacked(files: list[Path], reading: Reading, folder: Path) -> list[Path]:
+    """The files as UTF-8 that DuckDB can open: plain, .gz or .zst. Others are copied into the private folder."""
+    return [_unpacked(file, reading, folder / str(number)) for number, file in enumerate(files)]
+
+
+def _unpacked(path: Path, reading: Reading, folder: Path) -> Path:
+    suffix = path.suffix.lower()
+    encoding = _encoding(reading.encoding)
+    if path.name != "-":
+        _refuse_wide(path, encoding)
+        if encoding == "utf-8" and suffix not in (".xz", ".bz2"):
+            return path
+    if suffix == ".zst":
+        raise DpformerError(f"{path} is zstd in {reading.encoding}: unpack it first (zstd -d)")
+    folder.mkdir(parents=True)
+    copy = folder / "rows"
+    try:
+        with _opened(path, suffix) as packed, copy.open("wb") as out:
+            if encoding == "utf-8":
+                shutil.copyfileobj(packed, out, BLOCK)
+            else:
+                _transcode(packed, out, encoding)
+    except (UnicodeError, EOFError, lzma.LZMAError, OSError) as error:
+        raise DpformerError(f"{path} cannot be read as {encoding}: {error}") from None
+    return copy
+
+
+@contextmanager
+def _opened(path: Path, suffix: str) -> Iterator[IO[bytes]]:
+    if path.name == "-":
+        start = sys.stdin.buffer.peek(8) if isinstance(sys.stdin.buffer, io.BufferedReader) else b""
+        packer = next((command for magic, command in _PACKED.items() if start.startswith(magic)), None)
+        if packer is not None:
+            raise DpformerError(f"standard input is packed: unpack it first (… | {packer} | dpformer … -)")
+        yield sys.stdin.buffer
+        return
+    opener: Any = _OPENERS.get(suffix, open)
+    with opener(path, "rb") as file:
+        yield file
+
+
+def _transcode(packed: IO[bytes], out: IO[bytes], encoding: str) -> None:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    while block := packed.read(BLOCK):
+        out.write(decoder.decode(block).encode("utf-8"))
+    out.write(decoder.decode(b"", final=True).encode("utf-8"))
+
+
+def _encoding(name: str) -> str:
+    try:
+        found = codecs.lookup(name).name
+        codecs.getincrementaldecoder(found)().decode(b"")
+    except (LookupError, AttributeError, TypeError):
+        raise DpformerError(f"encoding is {name!r}; give utf-8, utf-16, latin-1 or another that Python knows") from None
+    return "utf-8" if found == "utf-8-sig" else found
+
+
+def _refuse_wide(path: Path, encoding: str) -> None:
+    """A byte order mark of UTF-16 is no proof that the file is (it may be one row's id): it has to be declared."""
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start in _WIDE and encoding == "utf-8":
+        raise DpformerError(f"{path} seems to be UTF-16: give --encoding utf-16")

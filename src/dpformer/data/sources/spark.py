@@ -1,0 +1,252 @@
+"""A log in a cluster: Spark reads, encodes, orders and splits it. What comes here is the list of items, and sums.
+
+Rows have no order in a cluster, so there is no `--order file`, and interactions of the same time are ordered by item.
+Types are declared by the table: ids are text or whole numbers, times numbers, timestamps or dates. What is in other
+types is cast by `--query`, a SELECT of the cluster's own SQL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpformer.data.columns import Columns, resolve
+from dpformer.data.dataset import MIN_TO_TEST
+from dpformer.data.prepare import Filters
+from dpformer.data.reading import Reading
+from dpformer.data.vocabulary import Vocabulary, canonical_order
+from dpformer.engines.spark_sums import Spark, spark_session
+from dpformer.engines.sql_sums import SqlSums
+from dpformer.engines.sums import LONGEST
+from dpformer.errors import DpformerError
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_NUMBERS = (*_WHOLE, "float", "double", "decimal")
+_TIMES = (*_NUMBERS, "timestamp", "timestamp_ntz", "date")
+_DIGEST = range(1, 65, 13)  # 52 bits of a SHA-256 at a time, so that sums of them are exact
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterLog:
+    """What is known here of a log that stays where it is; its training part is Spark's view `histories` (u, p, i)."""
+
+    session: Any
+    num_users: int
+    num_interactions: int
+    vocabulary: Vocabulary
+    max_length: int | None
+    validation: bool
+    hash: str
+    description: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_items(self) -> int:
+        return len(self.vocabulary)
+
+    def sums(self) -> SqlSums:
+        """Exact sums of the training part, by Spark."""
+        return SqlSums(Spark(self.session), self.num_users)
+
+
+def cluster_log(
+    file: Path | None,
+    *,
+    columns: Columns,
+    reading: Reading,
+    vocabulary: Vocabulary | None = None,
+    drop_unknown_items: bool = False,
+    filters: Filters | None = None,
+    max_length: int | None = None,
+    validation: bool = False,
+) -> ClusterLog:
+    """A table (`reading.table`), a query, or Parquet files (`file`) that Spark can see; the options are `prepare`'s."""
+    session = spark_session()
+    try:
+        log = _Log(session, _source(session, file, reading), columns, reading, filters or Filters())
+        skipped = log.check()
+        words, dropped = log.encode(vocabulary, drop_unknown_items)
+        return log.finish(words, dropped, skipped, max_length, validation)
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("pyspark", "py4j"):
+            raise
+        raise DpformerError(f"Spark cannot read the log: {(str(error).splitlines() or ['?'])[0][:300]}") from None
+
+
+def _source(session: Any, file: Path | None, reading: Reading) -> Any:
+    """(frame, what it is called)."""
+    given = [value for value in (file, reading.table, reading.query) if value is not None]
+    if len(given) != 1:
+        raise DpformerError(
+            "--engine spark reads one of --table db.events, --query 'SELECT …' or Parquet files: give one"
+        )
+    if reading.order != "time":
+        raise DpformerError("rows of a cluster have no order: give a column of times, not --order file")
+    if reading.table is not None:
+        return session.table(reading.table), reading.table
+    if reading.query is not None:
+        return session.sql(
+            f"SELECT * FROM ({reading.query}) AS log"
+        ), "the query"  # inside, nothing but a SELECT may be
+    assert file is not None
+    return session.read.option("recursiveFileLookup", "false").parquet(str(file)), file.name
+
+
+class _Log:
+    """A log on its way from its table to the view `histories`."""
+
+    def __init__(self, session: Any, source: Any, columns: Columns, reading: Reading, filters: Filters) -> None:
+        self.session, self.reading, self.filters = session, reading, filters
+        (frame, self.name), rated = source, filters.min_rating is not None
+        kinds = {column: _kind(kind) for column, kind in frame.dtypes}
+        self.roles = resolve(list(kinds), columns, rating=rated, order="time", where=self.name)
+        frame.createOrReplaceTempView("dpformer_log")
+        user, item = (_id(role, self.roles[role], kinds[self.roles[role]], self.name) for role in ("user", "item"))
+        time = _typed("timestamp", self.roles["timestamp"], kinds, _TIMES, self.name)
+        rating = _typed("rating", self.roles["rating"], kinds, _NUMBERS, self.name) if rated else "0"
+        self._view("dpformer_cells", f"SELECT {user} AS u, {item} AS id, {time} AS t, {rating} AS r FROM dpformer_log")
+
+    def check(self) -> dict[str, int]:
+        """Refuses rows without an id or a time, or leaves them out and counts them."""
+        wrong = {
+            "no user": "u IS NULL OR u = '' OR u RLIKE '[\\\\n\\\\r\\\\x00]'",
+            "no item": "id IS NULL OR id = '' OR id RLIKE '[\\\\n\\\\r\\\\x00]'",
+            "no time": "t IS NULL",
+            "no rating": "r IS NULL",
+        }
+        cases = " ".join(f"WHEN {test} THEN '{why}'" for why, test in wrong.items())
+        found = self.session.sql(
+            f"SELECT CASE {cases} ELSE '' END AS why, count(*) AS n FROM dpformer_cells GROUP BY 1"
+        )
+        counts = {row["why"]: int(row["n"]) for row in found.collect()}
+        if not counts.get(""):
+            raise DpformerError(f"{self.name} has no rows" + (" that can be read" if counts else ""))
+        bad = {why: count for why, count in counts.items() if why}
+        if bad and not self.reading.skip_bad_rows:
+            why, count = next(iter(bad.items()))
+            raise DpformerError(
+                f"{count:,} rows of {self.name} have {why}: complete them, or leave such rows out with --skip-bad-rows"
+            )
+        self.total = counts[""]
+        good = f"NOT ({' OR '.join(f'coalesce({test}, false)' for test in wrong.values())})"
+        least, few = self.filters.min_rating, self.filters.min_user_actions
+        kept = f"SELECT u, id, t FROM dpformer_cells WHERE {good}" + ("" if least is None else f" AND r >= {least!r}")
+        self._view("dpformer_kept", kept)
+        if few > 1:
+            enough = f"SELECT u AS v FROM dpformer_kept GROUP BY u HAVING count(*) >= {few}"
+            self._view("dpformer_rows", f"SELECT u, id, t FROM dpformer_kept JOIN ({enough}) AS e ON u = v")
+        else:
+            self._view("dpformer_rows", "SELECT u, id, t FROM dpformer_kept")
+        return bad
+
+    def encode(self, vocabulary: Vocabulary | None, drop_unknown_items: bool) -> tuple[Vocabulary, int]:
+        """Makes the view `dpformer_encoded` (u, t, i); the items, and how many rows have another one."""
+        counted = self.session.sql("SELECT id, count(*) AS n FROM dpformer_rows GROUP BY id").toArrow()
+        ids = counted.column("id").to_pylist()
+        if not ids:
+            raise DpformerError(f"no interaction of {self.total:,} is left after the filters: lower them")
+        if vocabulary is None:
+            vocabulary = Vocabulary([ids[place] for place in canonical_order(ids).tolist()])
+        numbers = vocabulary.match(ids)
+        unknown = [place for place, number in enumerate(numbers.tolist()) if number < 0]
+        dropped = sum(counted.column("n")[place].as_py() for place in unknown)
+        if unknown and not drop_unknown_items:
+            raise DpformerError(
+                f"item {ids[unknown[0]]!r} and {len(unknown) - 1:,} other items are not in the catalogue "
+                f"({dropped:,} interactions); complete it, or drop them with --drop-unknown-items"
+            )
+        import pyarrow
+
+        known = [place for place, number in enumerate(numbers.tolist()) if number >= 0]
+        table = pyarrow.table({"name": [ids[place] for place in known], "i": numbers[known]})
+        self.session.createDataFrame(table).createOrReplaceTempView("dpformer_items")
+        self._view("dpformer_encoded", "SELECT u, t, i FROM dpformer_rows JOIN dpformer_items ON id = name")
+        return vocabulary, dropped
+
+    def finish(
+        self, words: Vocabulary, dropped: int, skipped: dict[str, int], max_length: int | None, validation: bool
+    ) -> ClusterLog:
+        """Splits, keeps the training part in the cluster, and counts it."""
+        held = f"CASE WHEN n >= {MIN_TO_TEST} THEN {1 + validation} ELSE 0 END"
+        most = min(max_length or LONGEST, LONGEST)
+        placed = self.session.sql(
+            "SELECT u, i, row_number() OVER (PARTITION BY u ORDER BY t, i) AS p, count(*) OVER (PARTITION BY u) AS n "
+            "FROM dpformer_encoded"
+        ).persist()
+        placed.createOrReplaceTempView("dpformer_placed")
+        training = (
+            f"SELECT u, CAST(p AS BIGINT) AS p, CAST(i AS BIGINT) AS i FROM dpformer_placed WHERE p <= n - {held}"
+        )
+        self._view("histories", f"{training} AND p > n - {held} - {most}")
+        users, rows, longest = self.session.sql(
+            "SELECT count(DISTINCT u), count(*), max(n) FROM dpformer_placed"
+        ).collect()[0]
+        if int(users or 0) < 2:
+            raise DpformerError(f"{users} user is left: user-level privacy needs many users; check the user column")
+        if int(longest) < 2:
+            raise DpformerError(f"none of {users:,} users has two items: there is no next item to learn")
+        facts = {
+            "source": self.name,
+            "format": "Spark",
+            "order": "timestamp",
+            "time_column": self.roles["timestamp"],
+            "skipped": skipped,
+            "duplicates": self._duplicates(),
+            "vocabulary": {"policy": words.policy, "interactions_dropped": dropped},
+            "users": int(users),
+            "items": len(words),
+            "interactions": int(rows),
+            "max_length": max_length,
+        }
+        found = self._hash(words, int(users), validation)
+        return ClusterLog(self.session, int(users), int(rows), words, max_length, validation, found, facts)
+
+    def _duplicates(self) -> int:
+        twice = "SELECT count(*) - 1 AS more FROM dpformer_encoded GROUP BY u, i, t HAVING count(*) > 1"
+        return int(self.session.sql(f"SELECT coalesce(sum(more), 0) AS n FROM ({twice}) AS d").collect()[0]["n"])
+
+    def _hash(self, words: Vocabulary, users: int, validation: bool) -> str:
+        """Of all histories in whatever order: SHA-256 of each, added up in parts. Private, as `Dataset.hash` is."""
+        texts = (
+            "SELECT sha2(concat_ws(',', transform(array_sort(collect_list(struct(p, i))), x -> CAST(x.i AS STRING))), "
+            "256) AS h FROM dpformer_placed GROUP BY u"
+        )
+        sums = ", ".join(
+            f"CAST(sum(CAST(conv(substring(h, {at}, 13), 16, 10) AS DECIMAL(38, 0))) AS STRING)" for at in _DIGEST
+        )
+        row = self.session.sql(f"SELECT {sums} FROM ({texts}) AS texts").collect()[0]
+        head = f"dpformer cluster 1\n{int(validation)} {users} {len(words)}\n{' '.join(row)}\n"
+        digest = hashlib.sha256(head.encode())
+        for name in words.ids:
+            digest.update(name.encode("utf-8", "surrogatepass") + b"\n")
+        return digest.hexdigest()
+
+    def _view(self, name: str, sql: str) -> None:
+        self.session.sql(sql).createOrReplaceTempView(name)
+
+
+def _kind(kind: str) -> str:
+    """A type without its precision; whole decimals (unsigned numbers of Parquet) are whole numbers."""
+    return "bigint" if kind.startswith("decimal(") and kind.endswith(",0)") else kind.split("(")[0]
+
+
+def _id(role: str, column: str, kind: str, where: str) -> str:
+    if kind not in ("string", *_WHOLE):
+        raise DpformerError(f"{where}: the {role} column {column!r} is {kind}; cast it to text in --query 'SELECT …'")
+    return f"trim(BOTH ' \t' FROM CAST({_name(column)} AS STRING))"
+
+
+def _typed(role: str, column: str, kinds: dict[str, str], known: tuple[str, ...], where: str) -> str:
+    kind, name = kinds[column], _name(column)
+    if kind not in known:
+        raise DpformerError(
+            f"{where}: the {role} column {column!r} is {kind}; cast it to one of {', '.join(known[3:])} in --query"
+        )
+    if kind in ("float", "double"):
+        return f"CASE WHEN abs({name}) < double('infinity') THEN {name} END"  # NaN is the largest, here
+    return name
+
+
+def _name(column: str) -> str:
+    return "`" + column.replace("`", "``") + "`"

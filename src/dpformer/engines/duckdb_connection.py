@@ -1,0 +1,87 @@
+"""DuckDB, the backend that reads, encodes and orders logs: within a memory limit, the rest on disk."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import duckdb
+
+from dpformer.errors import DpformerError
+
+Connection: TypeAlias = Any  # duckdb.DuckDBPyConnection; duckdb has no types of its own here
+
+
+@contextmanager
+def connect(memory: str | None = None, what: str = "the data", failed: str = "cannot be read") -> Iterator[Connection]:
+    """A DuckDB of its own, closed at the end; what does not fit `memory` goes to a private folder.
+
+    Nothing is ever downloaded, times without a zone are UTC, and the order of rows is kept.
+
+    Args:
+        memory: its limit, such as "4GB"; by default half of what the machine has, at most 8 GB.
+        what: named in the sentence of a failure.
+        failed: what could not be done with it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="dpformer-"))  # mode 0700: it may hold private rows
+    options: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": "false",
+        "memory_limit": memory or default_memory(),
+        "temp_directory": str(folder / "spill"),
+        "threads": str(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))),
+    }
+    try:
+        connection = duckdb.connect(":memory:", config=options)
+    except duckdb.Error as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if memory is None:
+            raise MemoryError(first_line(error)) from None
+        raise DpformerError(f"memory is {memory!r}; give an amount such as 4GB ({first_line(error)})") from None
+    try:
+        with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets has no bar
+            connection.execute(
+                "SET enable_progress_bar = true; SET enable_progress_bar_print = false"
+            )  # it may be asked
+        connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = true")
+        yield connection
+    except duckdb.OutOfMemoryException as error:
+        raise DpformerError(f"{what} needs more memory than its limit: raise --memory ({first_line(error)})") from None
+    except duckdb.Error as error:
+        raise DpformerError(f"{what} {failed}: {first_line(error)}") from None
+    finally:
+        connection.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def confine(connection: Connection, files: list[Path]) -> None:
+    """From here on SQL reads these files and no other, and writes none; that cannot be undone.
+
+    A query may come from a stranger's config.toml, a view from a stranger's database: `COPY log TO …`, `read_text(…)`.
+    """
+    allowed = ", ".join(text(str(file.resolve())) for file in files)
+    connection.execute(f"SET allowed_paths = [{allowed}]")
+    connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+
+
+def default_memory() -> str:
+    """Half of the machine's memory, at most 8 GB."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{min(there // 2, 8 * 10**9) // 2**20}MiB"
+
+
+def text(value: str) -> str:
+    """A value as an SQL string."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def name(value: str) -> str:
+    """A name as an SQL identifier."""
+    return '"' + value.replace('"', '""') + '"'
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, in one line that fits a sentence."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

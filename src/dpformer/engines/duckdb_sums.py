@@ -1,0 +1,58 @@
+"""Sums of counts by DuckDB, out of core: what does not fit its memory limit goes to disk."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from dpformer.engines.duckdb_connection import Connection, connect
+from dpformer.engines.sql_sums import SqlSums, history_rows
+
+USERS_AT_ONCE = 1 << 18
+ROWS_AT_ONCE = 1 << 24  # of a result
+
+
+class DuckDB:
+    """See `sql_sums.Backend`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        connection.execute("CREATE MACRO IF NOT EXISTS shiftright(x, n) AS x >> n")  # Spark's name of it
+
+    def table(self, name: str, columns: dict[str, np.ndarray]) -> None:
+        self._write(f"CREATE OR REPLACE TABLE {name} AS", columns)
+
+    def append(self, name: str, columns: dict[str, np.ndarray]) -> None:
+        self._write(f"INSERT INTO {name}", columns)
+
+    def query(self, sql: str) -> Sequence[np.ndarray]:
+        found = self.connection.execute(sql).fetchnumpy()
+        return [np.asarray(values, dtype=np.int64) for values in found.values()]
+
+    def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE result AS {sql}")  # what does not fit goes to disk
+        rows = int(self.connection.execute("SELECT count(*) FROM result").fetchone()[0])
+        for first in range(0, rows, ROWS_AT_ONCE):
+            part = f"rowid >= {first} AND rowid < {first + ROWS_AT_ONCE}"
+            yield self.query(f"SELECT * FROM result WHERE {part} ORDER BY rowid")
+        self.connection.execute("DROP TABLE result")
+
+    def _write(self, how: str, columns: dict[str, np.ndarray]) -> None:
+        given = {name: np.ascontiguousarray(values, dtype=np.int64) for name, values in columns.items()}
+        self.connection.register("given", given)
+        self.connection.execute(f"{how} SELECT {', '.join(columns)} FROM given")
+        self.connection.unregister("given")
+
+
+@contextmanager
+def duckdb_sums(
+    items: np.ndarray, starts: np.ndarray, stops: np.ndarray, *, memory: str | None = None
+) -> Iterator[SqlSums]:
+    """Sums of histories in arrays, user u's items at items[starts[u]:stops[u]]; the database lives with the context."""
+    with connect(memory, "the table of histories") as connection:
+        made = DuckDB(connection)
+        connection.execute("CREATE TABLE histories (u INTEGER, p INTEGER, i INTEGER)")
+        for first in range(0, len(starts), USERS_AT_ONCE):
+            part = history_rows(items, starts[first : first + USERS_AT_ONCE], stops[first : first + USERS_AT_ONCE])
+            made.append("histories", {**part, "u": part["u"] + first})
+        yield SqlSums(made, len(starts))

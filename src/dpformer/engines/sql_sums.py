@@ -1,0 +1,120 @@
+"""The sums of a round of counts as SQL that any backend runs: pairs, one user's vector, its norm, sums by cell.
+
+It gives the whole numbers of `releases.sums.ArraySums`, bit for bit: weights and squares are added up as whole numbers,
+and what is rounded (√, ×, ÷) is rounded correctly by every backend with IEEE 754 arithmetic.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpformer.engines.sums import GRID, LONGEST, WEIGHTS, WINDOW, Block
+
+# Quotients of whole numbers: a literal such as 1.000000001 would be a decimal here and a float there.
+_SLACK = "(1000000001e0 / 1000000000e0)"
+AT_ONCE = 1 << 23  # sums of a later round that are asked for together
+
+
+class Backend(Protocol):
+    """What a backend has to do."""
+
+    def table(self, name: str, columns: dict[str, np.ndarray]) -> None:
+        """Makes or replaces a table of whole numbers."""
+
+    def query(self, sql: str) -> Sequence[np.ndarray]:
+        """The columns of a result, as int64."""
+
+    def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
+        """The same, some rows after the other, in the order of the first column, whose values are all different."""
+
+
+class SqlSums:
+    """`Sums` of the table `histories` (u, p, i) of a backend: user, place from the first, item, all whole numbers.
+
+    Of a user with more than LONGEST items only the last ones may be in the table.
+    """
+
+    def __init__(self, backend: Backend, num_users: int) -> None:
+        self.backend, self.num_users = backend, num_users
+        self._placed: np.ndarray | None = None
+
+    def items(self, num_items: int) -> np.ndarray:
+        distinct = "SELECT DISTINCT u, i FROM histories"
+        lengths = f"SELECT u, count(*) AS n FROM ({distinct}) AS d GROUP BY u"
+        part = _quantised("1", "n")
+        items, sums = self.backend.query(
+            f"SELECT i, CAST(sum({part}) AS BIGINT) AS q FROM ({distinct}) AS x JOIN ({lengths}) AS y ON x.u = y.u "
+            "GROUP BY i"
+        )
+        if len(items) and not 0 <= int(items.min()) <= int(items.max()) < num_items:
+            raise ValueError(f"items must be in 0..{num_items - 1}, not {int(items.min())}..{int(items.max())}")
+        found = np.zeros(num_items, dtype=np.int64)
+        found[items] = sums
+        return found
+
+    def all_pairs(self, places: np.ndarray) -> Iterator[Block]:
+        for block in self.backend.blocks(self._round(places, "SELECT u, cell AS c, w FROM pairs")):
+            yield block[0], block[1]
+
+    def pairs(self, places: np.ndarray, survivors: np.ndarray, directed: bool) -> np.ndarray:
+        width = len(survivors) * (2 if directed else 1)
+        found = np.zeros(width, dtype=np.int64)
+        if not width:
+            return found
+        self.backend.table("survivors", {"cell": survivors, "place": np.arange(len(survivors))})
+        place = "2 * place + back" if directed else "place"
+        chosen = f"SELECT u, {place} AS c, w FROM pairs JOIN survivors ON pairs.cell = survivors.cell"
+        sql = self._round(places, chosen)
+        for cells, sums in [self.backend.query(sql)] if width <= AT_ONCE else self.backend.blocks(sql):
+            found[cells] = sums
+        return found
+
+    def _round(self, places: np.ndarray, chosen: str) -> str:
+        """SQL of (cell, sum), ascending; `chosen` gives (u, c, w) of the pairs that are in play."""
+        if self._placed is None or not np.array_equal(self._placed, places):
+            known = np.flatnonzero(places >= 0)
+            self.backend.table("places", {"i": known, "x": places[known]})
+            self._placed = places.copy()
+        leads = ", ".join(f"lead(x, {k}) OVER w AS x{k}" for k in range(1, WINDOW + 1))
+        distances = " UNION ALL ".join(
+            f"SELECT {k} AS k, CAST({weight} AS BIGINT) AS w" for k, weight in enumerate(WEIGHTS, start=1)
+        )
+        other = "CASE k " + " ".join(f"WHEN {k} THEN x{k}" for k in range(1, WINDOW + 1)) + " END"
+        each = (
+            "SELECT u, least(x, y) AS lo, greatest(x, y) AS hi, CASE WHEN x > y THEN 1 ELSE 0 END AS back, w FROM "
+            f"(SELECT u, x, {other} AS y, w FROM led CROSS JOIN ({distances}) AS distances WHERE x IS NOT NULL) AS xy "
+            "WHERE y IS NOT NULL AND x <> y"
+        )
+        return (
+            "WITH placed AS (SELECT u, p, x FROM histories LEFT JOIN places ON histories.i = places.i), "
+            f"led AS (SELECT u, x, {leads} FROM placed WINDOW w AS (PARTITION BY u ORDER BY p)), "
+            f"each_pair AS ({each}), "
+            f"pairs AS (SELECT u, {_half('hi * (hi - 1)')} + lo AS cell, back, w FROM each_pair), "
+            f"chosen AS ({chosen}), "
+            "vectors AS (SELECT u, c, CAST(sum(w) AS BIGINT) AS v FROM chosen GROUP BY u, c), "
+            "norms AS (SELECT u, CAST(sum(v * v) AS BIGINT) AS s FROM vectors GROUP BY u), "
+            f"parts AS (SELECT c, {_quantised('v', 's')} AS q FROM vectors JOIN norms ON vectors.u = norms.u) "
+            "SELECT CAST(c AS BIGINT) AS c, CAST(sum(q) AS BIGINT) AS q FROM parts GROUP BY c HAVING sum(q) > 0 "
+            "ORDER BY c"
+        )
+
+
+def _quantised(value: str, squares: str) -> str:
+    scaled = f"CAST({value} AS DOUBLE) * {GRID}e0"
+    return f"CAST(floor({scaled} / (sqrt(CAST({squares} AS DOUBLE)) * {_SLACK})) AS BIGINT)"
+
+
+def _half(value: str) -> str:
+    """Of an even number."""
+    return f"CAST(shiftright({value}, 1) AS BIGINT)"
+
+
+def history_rows(items: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> dict[str, np.ndarray]:
+    """The table `histories` of some users: the last LONGEST items of each."""
+    starts = np.maximum(starts, stops - LONGEST)
+    lengths = stops - starts
+    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    rows = np.repeat(starts, lengths) + within
+    users: Any = np.repeat(np.arange(len(lengths)), lengths)
+    return {"u": users, "p": within, "i": np.asarray(items[rows], dtype=np.int64)}

@@ -1,0 +1,260 @@
+r"""The exact sums of one round of the counts, in whole numbers: the same from any backend, in any order.
+
+A user's vector v (weights added up in each cell, whole numbers) becomes q = ⌊G·v / (√S·(1 + 10⁻⁹))⌋ with S = Σ v²
+exactly and G = 2²⁴: rounded towards zero, so that ‖q‖ ≤ G. What a round adds up are these whole numbers, and sums of
+whole numbers depend neither on order nor on the backend; √, × and ÷ of float64 are correctly rounded everywhere (IEEE
+754). docs/maths/counts.md has the argument.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from dpformer.engines.cells import Among, Counters, Merging, cells_below, place_below
+from dpformer.errors import DpformerError
+from dpformer.progress import advance
+
+WINDOW, DECAY = 12, 0.88
+WEIGHTS = tuple(round(256 * DECAY**distance) for distance in range(WINDOW))  # of pairs 1, 2, … items apart
+GRID = 2**24  # one user's norm
+SLACK = 1_000_000_001 / 1_000_000_000  # floating point must not lift a norm above GRID
+LONGEST = 2**20  # items of a user that count, the last ones: (Σ WEIGHTS · LONGEST)² < 2⁶³, so S is exact
+ITEMS_AT_ONCE = 2**18  # of the histories: 3 million pairs
+COUNTERS = 2**25  # cells of a block that are added up by one number each, whether they occur or not
+CELLS_AT_ONCE = 2**23  # that occur in a block with more cells, at most
+_BITS = 4  # for a distance
+
+Block = tuple[np.ndarray, np.ndarray]  # cells (n,) int64 ascending, whole numbers there (n,) int64
+
+
+class Sums(Protocol):
+    """All users' histories, of which only sums are asked, in units of 1/GRID.
+
+    A history x_1, …, x_n gives a pair (x_t, x_{t+k}) for every t and k = 1..WINDOW, of weight WEIGHTS[k - 1]; pairs of
+    an item with itself say nothing and are left out. `places` (num_items,) are places of items among the m that count,
+    -1 for others; those are skipped over, but count as steps. A pair belongs to a cell:
+
+        unordered   {a, b}  cell  b(b−1)/2 + a  for a < b: dense, 0 … m(m−1)/2 − 1 over m items
+        directed    (a, b)  cell  2·(place of {a, b} among the surviving pairs) + [a > b]
+    """
+
+    num_users: int
+
+    def items(self, num_items: int) -> np.ndarray:
+        """(num_items,) int64: Σ_{u has i} ⌊G/√n_u⌋, n_u the number of *distinct* items of a user."""
+
+    def all_pairs(self, places: np.ndarray) -> Iterator[Block]:
+        """(cells (n,), Σ_u q_u there (n,), positive) of all unordered pairs of items with a place, block by block and
+        ascending: all blocks together may not fit memory."""
+
+    def pairs(self, places: np.ndarray, survivors: np.ndarray, directed: bool) -> np.ndarray:
+        """(K,) or, directed, (2K,) int64: Σ_u q_u over the surviving unordered cells (K,), ascending, alone."""
+
+
+def quantised(values: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    """q of values of users whose squares add up to `squares`."""
+    return np.floor(values * float(GRID) / (np.sqrt(squares.astype(np.float64)) * SLACK)).astype(np.int64)
+
+
+class ArraySums:
+    """Histories in arrays, memory-mapped or not: user u's items at items[starts[u]:stops[u]]."""
+
+    def __init__(self, items: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> None:
+        self.history, self.stops = items, np.asarray(stops, dtype=np.int64)
+        self.starts = np.maximum(starts, self.stops - LONGEST).astype(np.int64)
+        self.num_users = len(stops)
+
+    @classmethod
+    def packed(cls, items: np.ndarray, offsets: np.ndarray) -> "ArraySums":
+        """User u's items at items[offsets[u]:offsets[u + 1]]."""
+        items, offsets = np.asarray(items), np.asarray(offsets)
+        if items.ndim != 1 or (items.size and items.dtype.kind not in "iu") or offsets.dtype.kind not in "iu":
+            raise ValueError(f"a history must be a row of whole numbers, not {items.dtype} of shape {items.shape}")
+        ends = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, -1)
+        if ends != (0, len(items)) or (np.diff(offsets) < 0).any():
+            raise ValueError(f"offsets must rise from 0 to the number of items, {len(items)}")
+        if len(offsets) == 1:
+            raise ValueError("there are no histories: counts are of users")
+        return cls(items, offsets[:-1], offsets[1:])
+
+    def items(self, num_items: int) -> np.ndarray:
+        sums = np.zeros(num_items, dtype=np.int64)
+        for sequence, offsets in self._chunks():
+            if len(sequence) and not 0 <= int(sequence.min()) <= int(sequence.max()) < num_items:
+                seen = f"{int(sequence.min())}..{int(sequence.max())}"
+                raise ValueError(f"items must be in 0..{num_items - 1}, not {seen}")
+            users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+            distinct = np.sort(users * num_items + sequence)
+            distinct = distinct[np.append(True, distinct[1:] != distinct[:-1])[: len(distinct)]]
+            user, item = np.divmod(distinct, num_items)
+            lengths = np.bincount(user)
+            parts = quantised(np.ones(len(lengths)), np.maximum(lengths, 1))
+            sums += np.bincount(item, weights=parts[user], minlength=num_items).astype(np.int64)  # below 2⁵³: exact
+        return sums
+
+    def all_pairs(self, places: np.ndarray) -> Iterator[Block]:
+        ranges = self._ranges(places)
+        squares = None
+        if len(ranges) > 1:  # a user's norm is over the cells of all blocks
+            squares = np.concatenate(list(self._squares(places, 1 + len(ranges))))
+        for first, last in ranges:
+            width, user = cells_below(last) - cells_below(first), 0
+            adding = Counters(width) if width <= COUNTERS else Merging()
+            for sequence, offsets in self._chunks(len(ranges) + (squares is not None)):
+                keys = [_keys(*pair) for pair in _pairs_of_range(places[sequence], offsets, first, last)]
+                users = slice(user, user := user + len(offsets) - 1)
+                adding.add(*_vectors(np.concatenate(keys), width, None if squares is None else squares[users]))
+            for cells, sums in adding.results():
+                yield cells + cells_below(first), sums
+
+    def _ranges(self, places: np.ndarray) -> list[tuple[int, int]]:
+        """Ranges of places; the pairs whose higher place lies in one range have few cells, or few that occur, or it is
+        one place."""
+        num_items = int(places.max(initial=-1)) + 1
+        if WINDOW * int((self.stops - self.starts).sum()) <= CELLS_AT_ONCE or num_items < 2:
+            return [(0, num_items)]
+        occurs = np.zeros(num_items, dtype=np.int64)
+        for sequence, _ in self._chunks(0):
+            found = places[sequence]
+            occurs += np.bincount(found[found >= 0], minlength=num_items)
+        most = np.cumsum(np.minimum(2 * WINDOW * occurs, np.arange(num_items)))  # cells up to each higher place
+        ranges, first = [], 0
+        while first < num_items:
+            before = int(most[first - 1]) if first else 0
+            dense = place_below(cells_below(first) + COUNTERS)
+            sparse = int(np.searchsorted(most, before + CELLS_AT_ONCE, side="right"))
+            last = min(max(first + 1, dense, sparse), num_items)
+            ranges.append((first, last))
+            first = last
+        return ranges
+
+    def _squares(self, places: np.ndarray, passes: int) -> Iterator[np.ndarray]:
+        """S of some users at a time, over all cells."""
+        num_cells = cells_below(int(places.max(initial=-1)) + 1)
+        for sequence, offsets in self._chunks(passes):
+            keys = np.concatenate([_keys(*pair) for pair in _pairs(places[sequence], offsets, num_cells)])
+            users, _, values = _added_up_by_user(keys, num_cells)
+            yield _squares_of(users, values, len(offsets) - 1)
+
+    def pairs(self, places: np.ndarray, survivors: np.ndarray, directed: bool) -> np.ndarray:
+        width = len(survivors) * (2 if directed else 1)
+        sums = np.zeros(width, dtype=np.int64)
+        if not width:
+            return sums
+        num_items = int(places.max(initial=-1)) + 1
+        among = Among(survivors, cells_below(num_items))
+        for sequence, offsets in self._chunks():
+            keys = []
+            for users, cells, backward, distance, _ in _pairs(places[sequence], offsets, 0):
+                rows, place = among(cells)
+                place = 2 * place + backward[rows] if directed else place
+                keys.append(_keys(users[rows], place, backward, distance, width))
+            np.add.at(sums, *_vectors(np.concatenate(keys), width))
+        return sums
+
+    def _chunks(self, passes: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(items (n,) int64, offsets) of some users at a time; `passes`: of how many over all users this is one."""
+        lengths = self.stops - self.starts
+        ends = np.cumsum(lengths)
+        user = 0
+        while user < self.num_users:
+            base = ends[user] - lengths[user]
+            stop = int(np.searchsorted(ends, base + ITEMS_AT_ONCE, side="right"))
+            stop = min(max(stop, user + 1), self.num_users)  # one user at least
+            offsets = np.concatenate([[0], ends[user:stop] - base])
+            first, last = self.starts[user], self.stops[stop - 1]
+            if last - first == offsets[-1]:
+                yield np.asarray(self.history[first:last], dtype=np.int64), offsets
+            else:  # what is held out lies between
+                rows = np.arange(offsets[-1]) + np.repeat(self.starts[user:stop] - offsets[:-1], lengths[user:stop])
+                yield np.asarray(self.history[rows], dtype=np.int64), offsets
+            advance((stop - user) / passes if passes else 0)
+            user = stop
+
+
+_Pairs = tuple[np.ndarray, np.ndarray, np.ndarray, int, int]
+
+
+def _pairs(sequence: np.ndarray, offsets: np.ndarray, width: int) -> Iterator[_Pairs]:
+    """(users, unordered cells, whether from the higher to the lower, distance from 0, width) for each distance."""
+    users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    for distance in range(1, WINDOW + 1):
+        first, second = sequence[:-distance], sequence[distance:]
+        good = (first >= 0) & (second >= 0) & (first != second) & (users[:-distance] == users[distance:])
+        rows = np.flatnonzero(good)
+        first, second = first[rows], second[rows]
+        high = np.maximum(first, second)
+        yield users[rows], (high * (high - 1) >> 1) + np.minimum(first, second), first > second, distance - 1, width
+
+
+def _pairs_of_range(sequence: np.ndarray, offsets: np.ndarray, first: int, last: int) -> Iterator[_Pairs]:
+    """The pairs whose higher place is in first … last - 1, with cells from the first of these on.
+
+    They are found from where the higher place stands, so that the work is in proportion to what there is of it.
+    """
+    width = cells_below(last) - cells_below(first)
+    if not first and last > int(sequence.max(initial=-1)):
+        yield from _pairs(sequence, offsets, width)
+        return
+    rows = np.flatnonzero((sequence >= first) & (sequence < last))
+    users = np.searchsorted(offsets, rows, side="right") - 1
+    high, begin, end = sequence[rows], offsets[users], offsets[users + 1]
+    start = (high * (high - 1) >> 1) - cells_below(first)
+    for distance in range(1, WINDOW + 1):
+        for backward in (False, True):  # the higher place comes second, or first
+            at = rows + distance if backward else rows - distance
+            low = sequence.take(at, mode="clip")
+            good = np.flatnonzero((at < end if backward else at >= begin) & (low >= 0) & (low < high))
+            yield users[good], start[good] + low[good], np.full(len(good), backward), distance - 1, width
+
+
+def _keys(users: np.ndarray, cells: np.ndarray, backward: np.ndarray, distance: int, width: int) -> np.ndarray:
+    """User, cell and distance in one number, so that sorting numbers is all that has to be sorted."""
+    if len(users) and int(users[-1]).bit_length() + width.bit_length() + _BITS > 63:  # two users would become one
+        raise DpformerError(f"{width:,} pairs of items are too many to be counted here: give --engine duckdb")
+    return ((users << width.bit_length()) + cells << _BITS) + distance
+
+
+def _vectors(keys: np.ndarray, width: int, squares: np.ndarray | None = None) -> Block:
+    """(cells, q) of every user's vector, without zeros.
+
+    Args:
+        keys: see `_keys`.
+        width: more than any cell.
+        squares: S of each user; by default of the cells that are here.
+    """
+    users, cells, values = _added_up_by_user(keys, width)
+    if squares is None:
+        squares = _squares_of(users, values, int(users.max(initial=-1)) + 1)
+    q = quantised(values, squares[users])
+    there = np.flatnonzero(q)
+    return cells[there], q[there]
+
+
+def _added_up_by_user(keys: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(users ascending, cells, v): weights of one cell of a user are added before the norm is taken."""
+    if not len(keys):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    keys = np.sort(keys)
+    weights = np.array(WEIGHTS, dtype=np.int64)[keys & (1 << _BITS) - 1]
+    keys >>= _BITS
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    cells = keys[starts]
+    return cells >> width.bit_length(), cells & (1 << width.bit_length()) - 1, np.add.reduceat(weights, starts)
+
+
+def _squares_of(users: np.ndarray, values: np.ndarray, num_users: int) -> np.ndarray:
+    """(num_users,) int64: Σ v² of each user."""
+    squares = np.zeros(num_users, dtype=np.int64)
+    if len(users):
+        owners = np.flatnonzero(np.append(True, users[1:] != users[:-1]))
+        squares[users[owners]] = np.add.reduceat(values * values, owners)
+    return squares
+
+
+def gathered(blocks: Iterable[Block]) -> Block:
+    """All blocks as one."""
+    nothing = np.zeros(0, np.int64)
+    cells, sums = zip((nothing, nothing), *blocks, strict=True)
+    return np.concatenate(cells), np.concatenate(sums)

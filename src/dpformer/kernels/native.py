@@ -1,0 +1,47 @@
+"""Compiled passes over memory (_native.c) and over Python objects (_objects.c); None where there was no compiler when
+dpformer was installed.
+
+Whoever calls one has a twin in Python, for other devices, other dtypes and installations without it.
+"""
+
+from types import ModuleType
+
+import numpy as np
+from torch import Tensor
+
+kernels: ModuleType | None
+try:
+    from dpformer.kernels import _native as kernels
+except ImportError:
+    kernels = None
+
+objects: ModuleType | None
+try:
+    from dpformer.kernels import _objects as objects
+except ImportError:
+    objects = None
+
+# Newer versions of torch let compiled code read tensors where they are, through the C interface of DLPack.
+_offered = kernels is not None and bool(
+    kernels.multiplies
+    and hasattr(Tensor, "__dlpack_c_exchange_api__")
+    and kernels.exchange(Tensor.__dlpack_c_exchange_api__)
+)
+
+__all__ = ["kernels", "multiplies", "objects", "reads_tensors", "rows_of"]
+
+
+def multiplies() -> bool:
+    """Whether compiled code multiplies rows, to the same bits whoever else is there."""
+    return kernels is not None and bool(kernels.multiplies)
+
+
+def reads_tensors() -> bool:
+    """Whether compiled code takes tensors themselves."""
+    return kernels is not None and _offered
+
+
+def rows_of(t: Tensor) -> np.ndarray:
+    """A tensor of the CPU as an array whose rows, along the last dimension, have no gaps; a copy only if needed."""
+    t = t.resolve_neg() if t.is_neg() else t
+    return (t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()).numpy()

@@ -1,0 +1,256 @@
+"""Gaussian noise on sums: made in pieces as it is added, by all threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from threading import local
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpformer.kernels import native
+from dpformer.noise.gaussian import GROUP
+from dpformer.noise.grid import MOST_SUM, RoundedNoise
+from dpformer.noise.native import release_runs
+from dpformer.noise.randomness import MOST_NUMBERS, SecureNoise, SecureRandom, public_grid
+
+__all__ = ["Numbers", "SecureNoise", "SecureRandom", "public_grid", "release_sum", "release_sums"]
+
+PIECE, DEVICE_PIECE = 1 << 19, 1 << 22  # numbers of sums that get their noise at a time
+WIDE = 1 << 15  # numbers in float64 at a time on the CPU: so few that torch does not start threads of its own for them
+_thread = local()
+
+
+@dataclass(slots=True)  # there are as many as parameters in every step: frozen ones take three times as long to make
+class Numbers:
+    """Standard normal numbers of one address, `count` from `start` on; made when they are asked for, or before."""
+
+    random: SecureRandom
+    step: int
+    stream: int
+    count: int
+    start: int = 0
+    ready: Tensor | None = None
+
+    def fill(self, out: Tensor, at: int) -> None:
+        """out (n,) float64 ← the numbers at, …, at + n − 1 of these, on its device."""
+        if self.ready is not None:
+            out.copy_(self.ready[at : at + len(out)])
+        else:
+            self.random.fill_normal(out, step=self.step, stream=self.stream, start=self.start + at)
+
+    def all(self) -> Tensor:
+        """(count,) float64, on the CPU."""
+        if self.ready is not None:
+            return self.ready
+        return torch.from_numpy(self.random.normal(self.count, step=self.step, stream=self.stream, start=self.start))
+
+
+def in_turn(random: SecureRandom, step: int, counts: Iterable[int]) -> Iterator[Numbers]:
+    """Numbers for one sum after the other, in one stream while it lasts: many small sums are one long one."""
+    stream = start = 0
+    for count in counts:
+        if start + count > MOST_NUMBERS:
+            stream, start = stream + 1, 0
+        yield Numbers(random, step, stream, count, start)
+        start += count
+
+
+@dataclass(slots=True)
+class Piece:
+    """Part of a sum: `sums`, of `count` numbers, gets those from `at` on."""
+
+    sums: Tensor
+    numbers: Numbers
+    at: int
+    count: int  # known, since to ask a tensor for its length takes a while, and models have many
+
+    @property
+    def start(self) -> int:
+        """Of its numbers in their stream."""
+        return self.numbers.start + self.at
+
+
+class Run:
+    """Pieces whose numbers follow each other in one stream."""
+
+    def __init__(self, first: Piece) -> None:
+        self.pieces, self.count = [first], first.count
+        self.group, self.before = divmod(first.start, GROUP)  # numbers before these in their first group
+        self.end = first.start + self.count
+
+    @property
+    def room(self) -> int:
+        """In whole groups."""
+        return -(-(self.before + self.count) // GROUP) * GROUP
+
+    def goes_on(self, piece: Piece) -> bool:
+        """Whether this piece gets the numbers that come next."""
+        last, next_ = self.pieces[-1].numbers, piece.numbers
+        same = last.random is next_.random and (last.step, last.stream) == (next_.step, next_.stream)
+        return same and piece.start == self.end
+
+    def add(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        self.count += piece.count
+        self.end += piece.count
+
+    def read(self, out: Tensor, factor: float) -> None:
+        """out (count,) ← the sums times a factor."""
+        if len(self.pieces) == 1:
+            torch.mul(self.pieces[0].sums, factor, out=out)
+        else:
+            torch.cat([piece.sums for piece in self.pieces], out=out)
+            out.mul_(factor)
+
+    def write(self, numbers: Tensor, divisor: float) -> None:
+        """The sums ← numbers (count,), which are changed, over a divisor."""
+        if len(self.pieces) == 1:
+            torch.div(numbers, divisor, out=self.pieces[0].sums)
+            return
+        parts = numbers.div_(divisor).split([piece.count for piece in self.pieces])
+        for piece, part in zip(self.pieces, parts, strict=True):
+            piece.sums.copy_(part)
+
+
+def release_sum(sums: Tensor, numbers: Numbers, deviation: float, divisor: float) -> None:
+    """One sum; see `release_sums`."""
+    release_sums([(sums, numbers)], deviation, divisor)
+
+
+def release_sums(pairs: Iterable[tuple[Tensor, Numbers]], deviation: float, divisor: float) -> None:
+    """Each sum ← (sum + deviation·numbers, rounded to the public grid) / divisor, in place; sums have shape (count,).
+
+    Sum and noise are added in float64, of which only a piece exists at a time; on the device of the sum, unless that
+    has no float64 (MPS). On the CPU most of it is decided in float32 (rounded.py), and small sums share a piece.
+    """
+    release = Release(deviation, divisor)
+    pairs = list(pairs)
+    for sums, numbers in pairs:  # compiled code writes by address
+        if sums.numel() != numbers.count:
+            raise ValueError(f"a sum of {sums.numel()} numbers got noise for {numbers.count}")
+    total = sum(numbers.count for _, numbers in pairs)
+    threads = torch.get_num_threads() if all(sums.device.type == "cpu" for sums, _ in pairs) else 1
+    each = min(PIECE, max(WIDE, -(-total // (threads * GROUP)) * GROUP))  # a piece for every thread, if large enough
+    if threads <= 1 or total <= each:
+        for pieces in _pieces(pairs, PIECE):
+            release(pieces)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(release, list(_pieces(pairs, each))))
+
+
+def _pieces(pairs: Iterable[tuple[Tensor, Numbers]], size: int) -> Iterator[list[Run]]:
+    """What is made together: a piece of a large sum, or several small sums."""
+    together: list[Run] = []
+    filled = 0
+    for sums, numbers in pairs:
+        each = size if sums.device.type in ("cpu", "mps") else DEVICE_PIECE
+        for at in range(0, numbers.count, each):
+            count = min(each, numbers.count - at)
+            piece = Piece(sums if numbers.count <= each else sums[at : at + count], numbers, at, count)
+            if not _is_narrow(piece):
+                yield [Run(piece)]
+                continue
+            if together and filled + piece.count + GROUP > size:
+                yield together
+                together, filled = [], 0
+            if together and together[-1].goes_on(piece):
+                filled -= together[-1].room
+                together[-1].add(piece)
+            else:
+                together.append(Run(piece))
+            filled += together[-1].room
+    if together:
+        yield together
+
+
+def _is_narrow(piece: Piece) -> bool:
+    """Whether float32 can decide: a sum of float32 on the CPU, as it lies, and noise that is a function of words."""
+    sums = piece.sums
+    return sums.dtype == torch.float32 and sums.is_cpu and sums.is_contiguous() and piece.numbers.ready is None
+
+
+class Release:
+    """(sum + deviation·noise, rounded to the grid) / divisor."""
+
+    def __init__(self, deviation: float, divisor: float) -> None:
+        self.grid = public_grid(deviation)
+        self.scale, self.divisor = deviation / self.grid, divisor / self.grid
+        with np.errstate(over="ignore"):
+            narrow = float(np.float32(self.divisor))
+        # What float32 is divided by must not depend on how it is computed.
+        self.narrow_divisor = narrow if 2.0**-100 < narrow < 2.0**100 else self.divisor
+        self.narrow = narrow == self.narrow_divisor and 2.0**-100 < self.grid < 2.0**100
+
+    def __call__(self, runs: list[Run]) -> None:
+        if native.kernels is not None and self.narrow and _is_narrow(runs[0].pieces[0]):
+            release_runs(runs, self.scale, 1 / self.grid, self.narrow_divisor)
+        elif not (self.narrow and _is_narrow(runs[0].pieces[0]) and self._round(runs)):
+            for run in runs:
+                for piece in run.pieces:
+                    self.wide(piece)
+
+    def _round(self, runs: list[Run]) -> bool:
+        """In float32, where that decides; False, and nothing happens, if sums are too large for it."""
+        rounded = _rounded_noise(sum(run.room for run in runs))
+        done, places = 0, []
+        for run in runs:
+            places.append(slice(done + run.before, done + run.before + run.count))
+            run.read(rounded.sums[places[-1]], 1 / self.grid)
+            done += run.room
+        sums = rounded.sums[:done].numpy()
+        if not (sums.max() <= MOST_SUM and sums.min() >= -MOST_SUM):
+            rounded.sums.zero_()
+            return False
+        whole = rounded.round(done, self.scale, partial(_fill, runs))
+        for run, place in zip(runs, places, strict=True):
+            run.write(whole[place], self.narrow_divisor)
+        return True
+
+    def wide(self, piece: Piece) -> None:
+        """In float64."""
+        place = torch.device("cpu") if piece.sums.device.type == "mps" else piece.sums.device
+        divisor = self.narrow_divisor if piece.sums.dtype == torch.float32 else self.divisor
+        each = WIDE if place.type == "cpu" else DEVICE_PIECE
+        for at in range(0, piece.count, each):
+            sums = piece.sums[at : at + each]
+            noisy, total = _room(len(sums), place)
+            piece.numbers.fill(noisy, piece.at + at)
+            noisy.mul_(self.scale).add_(total.copy_(sums), alpha=1 / self.grid)  # in units of the grid
+            sums.copy_(noisy.round_().div_(divisor))
+
+
+def _fill(runs: list[Run], words: memoryview, start: int, count: int) -> None:
+    """The words of `count` numbers from `start` on, of runs one behind the other, each in whole groups."""
+    done = 0
+    for run in runs:
+        if done >= start + count:
+            return
+        low, high = max(start, done), min(start + count, done + run.room)
+        if low < high:
+            numbers, group = run.pieces[0].numbers, run.group + (low - done) // GROUP
+            address = {"step": numbers.step, "stream": numbers.stream, "group": group}
+            numbers.random.fill_words(words[8 * (low - start) :], high - low, **address)
+        done += run.room
+
+
+def _rounded_noise(count: int) -> RoundedNoise:
+    """For so many numbers, of this thread: fresh memory is slow."""
+    if not hasattr(_thread, "rounded") or _thread.rounded.size < count:
+        _thread.rounded = RoundedNoise(max(count, WIDE))
+    return cast(RoundedNoise, _thread.rounded)
+
+
+def _room(count: int, place: torch.device) -> Tensor:
+    """(2, count) float64 to compute in; on the CPU it is the same for every piece of a thread."""
+    if place.type != "cpu":
+        return torch.empty(2, count, dtype=torch.float64, device=place)
+    if not hasattr(_thread, "room"):
+        _thread.room = torch.empty(2, WIDE, dtype=torch.float64)
+    return cast(Tensor, _thread.room[:, :count])

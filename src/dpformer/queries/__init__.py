@@ -1,0 +1,35 @@
+"""Every touch of the data besides training: vocabulary, frequencies, counts, metrics. Imported on first use."""
+
+from typing import TYPE_CHECKING
+
+from dpformer.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dpformer.queries.counts import TransitionRelease, release_transitions
+    from dpformer.queries.frequencies import FrequencyRelease, release_frequencies
+    from dpformer.queries.items import ItemRelease, release_items
+    from dpformer.queries.metrics import MetricRelease, release_metrics
+
+_HOME = {
+    "FrequencyRelease": "frequencies",
+    "ItemRelease": "items",
+    "MetricRelease": "metrics",
+    "TransitionRelease": "counts",
+    "release_frequencies": "frequencies",
+    "release_items": "items",
+    "release_metrics": "metrics",
+    "release_transitions": "counts",
+}
+
+__all__ = [
+    "FrequencyRelease",
+    "ItemRelease",
+    "MetricRelease",
+    "TransitionRelease",
+    "release_frequencies",
+    "release_items",
+    "release_metrics",
+    "release_transitions",
+]
+
+__getattr__ = lazy_names(__name__, _HOME)

@@ -1,0 +1,102 @@
+"""Whether this user made a run folder here: only then are the paths in its config followed unasked.
+
+A run folder names files: the log, a catalogue, a folder for prepared data. In a folder of one's own that is convenient,
+`dpformer evaluate RUN` finds its data. In a stranger's it is a trap: the report of it would show rows of whatever file
+the stranger named, and prepared private data would be written where they want it.
+
+So a run is marked as one's own by a code that only this user can make: HMAC-SHA256 of the choices in config.toml under
+a secret in the user's state folder ($XDG_STATE_HOME/dpformer/owner, readable by the user alone). The secret never
+leaves the machine. Where it cannot be kept, folders are not marked, and the data has to be named. The section
+[deployment] is not covered: it is written afterwards, and names no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import sys
+from pathlib import Path
+
+from dpformer.errors import DpformerError
+from dpformer.files import read_text, write_text
+from dpformer.runs.config import Config
+from dpformer.runs.folder import RunFolder
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+BYTES = 32
+
+
+def mark_as_own(folder: RunFolder) -> None:
+    """Marks a new folder; without a place for the secret it stays unmarked."""
+    secret = _secret(make=True)
+    code = None if secret is None else _code(folder, secret)
+    if code is not None:
+        write_text(folder.owner, code + "\n")
+
+
+def is_own(folder: RunFolder) -> bool:
+    """Whether this user made the folder, and the choices in config.toml are as they were then."""
+    secret = _secret(make=False)
+    code = None if secret is None or not folder.owner.is_file() else _code(folder, secret)
+    if code is None:
+        return False
+    with folder.owner.open("rb") as file:
+        return hmac.compare_digest(file.read(100).strip(), code.encode())
+
+
+def followed(folder: RunFolder, config: Config, data: Path | None = None) -> Config:
+    """The config with paths that may be followed: those of one's own run, and what whoever asks has named.
+
+    Args:
+        folder: the run.
+        config: of the run.
+        data: the log to read; by default the run's own, if the run is one's own.
+    """
+    if is_own(folder):
+        return config if data is None else config.on_file(data)
+    if data is None and not config.synthetic:
+        name = config.file.name if config.file is not None else config.table or "a query"
+        raise NotOwn(
+            f"{folder.path} was not made by you on this machine, or its config.toml was changed since, so the file "
+            f"that it names is not read: name its data (DATA after the run, or --data; there it is called {name!r})"
+        )
+    return config.on_file(data).replace(catalog=None, tokenizer=None, cache=None)
+
+
+class NotOwn(DpformerError):
+    """Files that a stranger's folder names are not read."""
+
+
+def _code(folder: RunFolder, secret: bytes) -> str | None:
+    """The code of a config without [deployment]; None if it cannot be read."""
+    try:
+        choices = tomllib.loads(read_text(folder.config))
+        choices.pop("deployment", None)
+        text = json.dumps(choices, sort_keys=True, default=repr)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        return None
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _secret(*, make: bool) -> bytes | None:
+    """The user's secret; None where there is none and none can be made."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    path = Path(state) / "dpformer" / "owner"
+    try:
+        if make and not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(os.urandom(BYTES))
+        secret = path.read_bytes()
+    except FileExistsError:  # another process was first
+        return _secret(make=False)
+    except OSError:
+        return None
+    return secret if len(secret) == BYTES else None

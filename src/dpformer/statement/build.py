@@ -1,0 +1,189 @@
+"""The privacy statement: what is promised about a run, how it is achieved, and what is not covered.
+
+It is made from public facts only (the plan and the choices), never from the data, so it may be published with the
+model; metrics are in it only if they were released with noise and are in the ledger. One dict, for `privacy.json`;
+`headline` and `words` say the same in sentences.
+"""
+
+import math
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from dpformer.accounting.accountant import epsilon_of
+from dpformer.accounting.events import ASSUMED, METRICS, Event, PoissonGaussian
+from dpformer.accounting.units import USER, UnitOfPrivacy, unit_of
+from dpformer.format_number import one_in, plain, power_of_e, round_up
+from dpformer.noise.mechanisms import noise_of
+from dpformer.statement import sp800_226
+
+FORMAT = 2
+DATA_HASH = "data (salted; the salt is in checkpoint/)"
+HASHES = ("config", DATA_HASH, "releases", "model")
+NOT_COVERED = (
+    "The training loss, gradient norms, batch sizes and counts in metrics.jsonl, and curves drawn from them, are exact "
+    "statistics of the data: keep them as private as the data.",
+    "Exact metrics on users' own held-out items, such as `dpformer evaluate` prints, are statistics of the data too.",
+    "While a run is unfinished, checkpoint/ holds the keys of sampling and noise: whoever has them can take the noise "
+    "off. It is deleted when the run is done.",
+    "Each further run on the same users spends further budget, and so does choosing between runs by their results.",
+    "What the time or memory of the computation gives away, and access to the machine while it runs.",
+)
+TOUCHES = {  # of the data besides training, in words
+    "items": "which items there are and how popular they are",
+    "frequencies": "how popular items are",
+    "transition counts": "which items follow which",
+    METRICS: "accuracy on held-out items",
+}
+GIVEN = "the list of items"
+PACKAGES = ("dpformer", "torch", "numpy", "dp-accounting", "cryptography")
+
+
+def statement(
+    events: Iterable[Event],
+    *,
+    delta: float,
+    target: float,
+    clipping: str,
+    clip_norm: float,
+    expected_batch_size: float,
+    users: int,
+    seeded: bool,
+    data: Sequence[str],
+    hashes: dict[str, str],
+    unit: UnitOfPrivacy = USER,
+    metrics: dict[str, Any] | None = None,
+    given: bool = False,
+    model: str | None = None,
+    budget: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The statement of a run.
+
+    Args:
+        events: every touch of the data that happened: the ledger, not the plan.
+        delta: δ of the whole.
+        target: the ε that was asked for; inf without privacy.
+        clipping: "normalize" or "clip".
+        clip_norm: C.
+        expected_batch_size: B, by which sums are divided.
+        users: N, assumed public.
+        seeded: random numbers came from a seed, so nothing is promised.
+        data: sentences on filters, vocabulary, sequences, split; nothing counted.
+        hashes: of the config, and of the data under a secret salt.
+        unit: what one sample is, and what is protected.
+        metrics: accuracy that was released with noise (`MetricRelease.to_dict`); the ledger has to hold its event.
+        given: the list of items was taken from the data unprotected: the guarantee is given that list.
+        model: what was made: counts, transformer, …; chosen by the user, or by public numbers alone (`choice.py`).
+        budget: of the data over many runs, as its ledger had it when this run was written down: `Budget.facts`.
+    """
+    ledger = list(events)
+    if metrics is not None and METRICS not in [event.label for event in ledger]:
+        raise ValueError("metrics are stated that the ledger does not hold: they are not covered")
+    noisy = math.isfinite(target)
+    seeded = seeded or not all(getattr(event, "private", True) for event in ledger)
+    epsilon = epsilon_of(ledger, delta) if noisy else math.inf
+    if noisy and not epsilon <= target:
+        raise ArithmeticError(f"the ledger has spent ε = {epsilon:.6g}, more than the {target:g} that was asked for")
+    training = next((event for event in ledger if isinstance(event, PoissonGaussian)), None)
+    noise = None if training is None else noise_of(training.to_dict())
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "private": noisy and not seeded,
+        "epsilon": epsilon if noisy else None,
+        "epsilon_target": target if noisy else None,
+        "delta": delta if noisy else None,
+        "unit": unit.name,
+        "adjacency": unit.adjacency,
+        **({"given": GIVEN} if given and noisy else {}),
+        **({} if model is None else {"model": model}),
+        "users": users,
+        "accountant": "privacy loss distributions (dp-accounting), all events composed jointly" if noisy else None,
+        "sampler": None if noise is None else noise.sampler,
+        "sample_rate": getattr(training, "sample_rate", None),
+        "steps": getattr(training, "steps", None),
+        "expected_batch_size": expected_batch_size if training is not None else None,
+        "noise_multiplier": getattr(training, "noise_multiplier", None),
+        **({} if noise is None else noise.settings()),
+        "clipping": clipping if noisy and training is not None else None,
+        "clip_norm": clip_norm if noisy and training is not None else None,
+        "events": [_with_cost(event, delta) for event in ledger] if noisy else [],
+        **({} if metrics is None else {"metrics": metrics}),
+        **({} if budget is None else {"budget": budget}),
+        "random_source": "seed (for tests only)" if seeded else "operating system key, ChaCha20",
+        "data": list(data),
+        "not_covered": list(NOT_COVERED),
+        "hashes": hashes,
+        "versions": {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()},
+    }
+    facts[sp800_226.NAME] = sp800_226.nist_fields(facts)
+    return {**facts, "headline": headline(facts), "words": words(facts)}
+
+
+def headline(facts: dict[str, Any]) -> str:
+    """One sentence on top of everything."""
+    if facts["epsilon"] is None:
+        return (
+            f"NOT PRIVATE: trained without clipping and without noise; nothing is promised about any {facts['unit']}."
+        )
+    budget = f"ε = {round_up(facts['epsilon'])}, δ = {plain(facts['delta'], 3, up=True)}"
+    if not facts["private"]:
+        return f"NOT PRIVATE: noise for {budget} was drawn from a seed, which anybody can repeat; a run for tests."
+    unit, given = unit_of(facts["unit"]), f", given {facts['given']}" if "given" in facts else ""
+    return (
+        f"{unit.name.capitalize()}-level differential privacy with {budget}, for {unit.whole} or nothing in its place"
+        f"{given}."
+    )
+
+
+def words(facts: dict[str, Any]) -> list[str]:
+    """The statement for a reader without mathematics, a sentence or two a point."""
+    if facts["epsilon"] is None:
+        return [facts.get("headline") or headline(facts)]
+    unit = unit_of(facts["unit"])
+    sentences = [
+        unit.meaning,
+        "Whatever anybody does with the released model, now or later: how likely an outcome is depends only so much on "
+        f"whether {unit.given} was used. The two probabilities differ by a factor of at most "
+        f"{power_of_e(facts['epsilon'])} (e to the power ε), apart from an event of probability at most "
+        f"{one_in(facts['delta'])} (δ). That is the worst case, against somebody who knows everything else; the "
+        "smaller ε, the stronger the promise.",
+    ]
+    if "given" in facts:
+        sentences.append(
+            f"This holds given {facts['given']}, which was taken from the data without protection: that an item is in "
+            "the model says that somebody has it, and the ε above does not cover that."
+        )
+    if facts["steps"]:
+        sentences.append(noise_of(facts).sentence(facts, unit))
+    if any(ASSUMED in event["label"] for event in facts["events"]):
+        sentences.append(f"All of this rests on an assumption: {ASSUMED}.")
+    for event in facts["events"]:
+        if event["label"] == METRICS and "metrics" in facts:
+            sentences.append(_accuracy(facts["metrics"], event))
+        elif event["kind"] == "gaussian":
+            sentences.append(_touch(event, unit))
+    if not facts["private"]:
+        sentences.insert(0, "The random numbers of this run came from a seed, so none of this is promised.")
+    return sentences
+
+
+def _touch(event: dict[str, Any], unit: UnitOfPrivacy) -> str:
+    label = event["label"] or "a release"
+    return (
+        f"The data was counted once for {TOUCHES.get(label, label)}, with random noise of deviation "
+        f"{plain(event['noise_multiplier'])} where one {unit.name} can add at most 1 (alone ε = "
+        f"{round_up(event['epsilon_alone'])}); the ε above includes it."
+    )
+
+
+def _accuracy(metrics: dict[str, Any], event: dict[str, Any]) -> str:
+    return (
+        f"Accuracy on held-out items was measured once, with noise (alone ε = {round_up(event['epsilon_alone'])}): "
+        f"NDCG@10 {metrics['ndcg@10']:.4f} and HIT@10 {metrics['hit@10']:.4f}, each most likely within "
+        f"{2 * metrics['deviation']:.4f} of the exact value. The ε above includes it, so both numbers may be published."
+    )
+
+
+def _with_cost(event: Event, delta: float) -> dict[str, Any]:
+    return {**event.to_dict(), "epsilon_alone": epsilon_of([event], delta)}

@@ -1,0 +1,84 @@
+"""What cards are made from: the statement of a run, what its owner says, and an audit, if there was one."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpformer.errors import DpformerError
+from dpformer.files import read_text
+from dpformer.format_number import plain
+from dpformer.statement.deployment import Deployment
+
+if TYPE_CHECKING:
+    from dpformer.runs.run import Run
+
+AUDIT = "audit.json"  # in the run folder; `dpformer audit RUN` writes it
+
+
+@dataclass(frozen=True)
+class CardSource:
+    """All that a card says comes from here."""
+
+    facts: dict[str, Any]  # the statement
+    deployment: Deployment
+    audit: dict[str, Any] | None = None
+    budget: str = ""  # what a ledger says is left
+    text: bool = False  # a language model
+    items: int | None = None
+
+    @classmethod
+    def of(cls, run: Run, deployment: Deployment | None = None, budget: str = "") -> CardSource:
+        """Of a finished run; `deployment` instead of the run's own section, `budget`: see `budget_left`."""
+        return cls(
+            run.statement,
+            deployment or run.config.deployment or Deployment(),
+            read_audit(run.folder / AUDIT, run.statement),
+            budget,
+            run.config.task == "lm",
+            len(run.release.vocabulary),
+        )
+
+    @property
+    def remaining(self) -> str:
+        """On the budget that is left."""
+        return self.budget or self.facts.get("nist_sp_800_226", {}).get("remaining_budget", "not known")
+
+    @property
+    def audited(self) -> str:
+        """The outcome of an audit, in a sentence."""
+        if self.audit is None:
+            return "not audited"
+        return f"{'passed' if self.audit['passed'] else 'FLAGGED'}. {self.audit['verdict']}"
+
+    @property
+    def persons(self) -> str:
+        """Whether ids are persons, in a sentence; empty if nobody said."""
+        said, what = self.deployment.ids_are_persons, self.deployment.ids
+        if said is None:
+            return f"A user id is {what}." if what else ""
+        words = "one person" if said else "not one person: who has several ids is protected id by id"
+        return f"A user id is {words}" + (f" ({what})." if what else ".")
+
+
+def read_audit(path: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
+    """The audit beside a run; one of other settings than the statement's is refused."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(read_text(path))
+        noise = float(found["mechanism"]["noise_multiplier"])
+        kinds = {"passed": bool, "verdict": str, "of": str}
+        if any(type(found[name]) is not kind for name, kind in kinds.items()):
+            raise ValueError("its fields are of other kinds")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DpformerError(f"{path} is no audit: {' '.join(str(error).split())[:200]}") from None
+    stated = [event["noise_multiplier"] for event in facts["events"]]
+    if not any(math.isclose(noise, other, rel_tol=1e-9) for other in stated):
+        raise DpformerError(
+            f"{path} is of noise {plain(noise)}, which this run has not: audit it again, dpformer audit {path.parent}"
+        )
+    return dict(found)

@@ -1,0 +1,105 @@
+"""What the privacy statement has to say about the data: the choices made before training, in sentences.
+
+The statement is published, so apart from N and the vocabulary, which it names as public, nothing in it is counted.
+"""
+
+from typing import Any
+
+from dpformer.accounting.units import UNITS
+from dpformer.format_number import plain
+
+
+def data_statement(description: dict[str, Any]) -> list[str]:
+    """Sentences on filters, vocabulary, sequences and N, from `Dataset.description`."""
+    return [
+        *_query(description.get("query", False)),
+        *_filters(description["filters"]),
+        _vocabulary(description),
+        _length(description["max_length"]),
+        _split(description["split"]),
+        f"The number of users, N = {description['users']:,}, is assumed public.",
+    ]
+
+
+def _query(asked: bool) -> list[str]:
+    if not asked:
+        return []
+    return [
+        "The log is what an SQL query (see config.toml) made of the data. The guarantee holds if it makes each user's "
+        "rows of that user's rows alone: a filter by how often an item occurs, say, does not."
+    ]
+
+
+def _filters(filters: dict[str, Any]) -> list[str]:
+    sentences = []
+    if filters["min_rating"] is not None:
+        sentences.append(f"Interactions rated below {filters['min_rating']:g} were left out.")
+    if filters["min_user_actions"] > 1:
+        sentences.append(f"Users with fewer than {filters['min_user_actions']} interactions were left out.")
+    return sentences
+
+
+def _vocabulary(description: dict[str, Any]) -> str:
+    vocabulary, size = description["vocabulary"], f"{description['items']:,} items"
+    left_out = " Interactions with other items, if any, were left out."
+    if vocabulary["policy"] == "catalog":
+        known = "Titles and attributes of items in it are taken as public: they must not be made from what users did."
+        return f"The vocabulary of {size} is a public catalogue. {known}{left_out}"
+    if vocabulary["policy"] == "dp":
+        price = vocabulary["release"]
+        return (
+            f"The vocabulary of {size} was released from the data with differential privacy: items whose popularity, "
+            f"with noise of standard deviation {plain(price['noise_multiplier'])}, is above "
+            f"{plain(price['threshold'])}, of at most {price['max_items']:,} items a user. That an item of one user "
+            f"alone is among them has a probability of at most {plain(price['delta'], 2, up=True)}, which is part of "
+            f"δ.{left_out}"
+        )
+    return (
+        f"The vocabulary of {size} was taken from the data and is assumed public: the guarantee does not cover which "
+        "items occur."
+    )
+
+
+def _length(longest: int | None) -> str:
+    if longest is None:
+        return "One user is one sequence; all items of a user are trained on."
+    return f"One user is one sequence; the last {longest:,} items of a user are trained on."
+
+
+def _split(split: dict[str, Any]) -> str:
+    held_out = "last two items (validation, test) are" if split["validation"] else "last item is"
+    return (
+        f"Of every user with at least 3 items the {held_out} held out; users with fewer train only. Exact metrics on "
+        "held-out items are not covered by the guarantee."
+    )
+
+
+def order_line(description: dict[str, Any]) -> str:
+    """How a log was read, for whoever trains on it; it is made from the data, so not for publishing. Empty for text."""
+    if "order" not in description:
+        return ""
+    by = "as in the file" if description["order"] == "file" else f"by {description['time_column']}"
+    line = f"{description['source']} ({description['format']}): histories are ordered {by}"
+    if description["duplicates"]:
+        line += f"; {description['duplicates']:,} exact duplicate rows are kept"
+    if description["skipped"]:
+        line += "; rows left out: " + ", ".join(f"{count:,} ({why})" for why, count in description["skipped"].items())
+    return line
+
+
+def text_statement(description: dict[str, Any]) -> list[str]:
+    """Sentences on unit, vocabulary, length, split and N for the privacy statement; nothing in it is counted but N."""
+    unit, length = UNITS[description["unit"]], f"{description['max_length']:,}"
+    by_id = description["unit"] in ("document", "author")
+    split = (
+        f"About a tenth of the {unit.plural} is held out, by a hash of their id (of the text where there is no id): "
+        "which these are depends on nobody else."
+        if by_id
+        else "The last tenth of the file is held out; where the cut falls is assumed public."
+    )
+    return [
+        f"{unit.meaning} At most {length} tokens of it, the last ones, are trained on.",
+        description["tokens"],
+        f"{split} Losses on held-out text are not covered by the guarantee.",
+        f"The number of {unit.plural} trained on, N = {description['users']:,}, is assumed public.",
+    ]

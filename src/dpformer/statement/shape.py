@@ -1,0 +1,92 @@
+"""Reading `privacy.json`: a file from a stranger until it has the shape of a statement.
+
+Whether what it says is *true* is for `verify`; here it only has to be complete enough to be shown.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpformer.errors import DpformerError
+from dpformer.noise.mechanisms import noise_of
+
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(gt=1e-300, le=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Event(_Part):
+    kind: str
+    label: str
+    noise_multiplier: Number
+    epsilon_alone: Number
+
+
+class _Metrics(_Part):
+    of: str
+    ndcg: Annotated[Number, Field(alias="ndcg@10")]
+    hit: Annotated[Number, Field(alias="hit@10")]
+    deviation: Number
+
+
+class _Tuning(_Part):
+    mean_runs: Number
+
+
+class _Budget(_Part):
+    epsilon: Number
+    delta: Probability
+    spent: Number
+    runs: Annotated[int, Field(ge=1)]
+
+
+class _Statement(_Part):
+    private: bool
+    epsilon: Number | None
+    delta: Probability | None
+    unit: Literal["user", "chunk", "line", "document", "author"]
+    adjacency: str
+    users: Annotated[int, Field(ge=1)]
+    accountant: str | None
+    sample_rate: Probability | None
+    steps: Annotated[int, Field(ge=0)] | None
+    noise_multiplier: Number | None
+    clipping: str | None
+    clip_norm: Number | None
+    events: list[_Event]
+    random_source: str
+    data: list[str]
+    not_covered: list[str]
+    hashes: dict[str, str]
+    versions: dict[str, str]
+    headline: str
+    words: list[str]
+    metrics: _Metrics | None = None
+    tuning: _Tuning | None = None
+    budget: _Budget | None = None
+    epsilon_one_run: Number | None = None
+    nist_sp_800_226: dict[str, str] = {}
+
+
+def check_shape(facts: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The same facts, or one sentence on what is missing or of another kind."""
+    try:
+        found = _Statement.model_validate(facts)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where, what = ".".join(map(str, first["loc"])), " ".join(first["msg"].split())
+        raise DpformerError(f"{path} is no privacy statement: {where}: {what}") from None
+    try:
+        noise_of(facts)
+    except ValueError as error:
+        raise DpformerError(f"{path} is no privacy statement: {error}") from None
+    needed = (found.epsilon, found.delta) if found.private or found.epsilon is not None else (0, 0)
+    steps = (found.sample_rate, found.noise_multiplier, found.clip_norm) if found.steps and found.epsilon else ()
+    tuned = (found.epsilon_one_run,) if found.tuning is not None else ()
+    if None in (*needed, *steps, *tuned):
+        raise DpformerError(f"{path} is no privacy statement: a number that belongs to what it claims is missing")
+    return facts

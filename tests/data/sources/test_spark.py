@@ -1,0 +1,151 @@
+"""A log in a cluster: Spark's local mode reads, encodes, splits and adds up what DuckDB and NumPy do."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from dpformer.data import Columns, Dataset, Filters, Reading, prepare, read_catalog
+from dpformer.data.sources.spark import cluster_log
+from dpformer.errors import DpformerError
+from dpformer.noise import SecureRandom
+from dpformer.queries.counts import TransitionRelease, release_transition_sums
+from dpformer.queries.transition_sums import transition_sums
+from dpformer.runs import train
+from dpformer.runs.config import Config
+from tests.engines.spark import spark  # noqa: F401
+from tests.tiny_runs import printed, refused
+
+SQL = """
+    SELECT 'u' || (h % 300) AS user_id, (hash(r * 7) % 40) AS item_id, TIMESTAMP '2024-01-01' + to_seconds(r * 37)
+    AS created_at, (h % 5) + 1 AS rating FROM (SELECT range AS r, hash(range) AS h FROM range(6000))
+"""
+
+
+@pytest.fixture
+def events(tmp_path: Path, spark: Any) -> Path:  # noqa: F811
+    """A folder of four Parquet files; also the table `events`."""
+    folder = tmp_path / "events"
+    folder.mkdir()
+    for part in range(4):
+        query = f"SELECT * FROM ({SQL}) WHERE hash(created_at) % 4 = {part}"
+        duckdb.execute(f"COPY ({query}) TO '{folder}/{part}.parquet' (FORMAT parquet)")
+    spark.read.parquet(str(folder)).createOrReplaceTempView("events")
+    return folder
+
+
+def stored(release: TransitionRelease) -> bytes:
+    """Every released number."""
+    file = io.BytesIO()
+    parts = (
+        release.items,
+        release.pairs,
+        release.total,
+        release.difference,
+        release.item_list,
+        release.frequencies.counts,
+    )
+    for part in parts:
+        np.save(file, part)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_length": 7, "validation": True, "filters": Filters(2.0, 3)}], ids=str)
+def test_the_whole_release_is_the_same_bytes_from_every_engine(events: Path, options: dict[str, Any]) -> None:
+    options = {"max_length": None, **options}
+    log = cluster_log(events, columns=Columns(), reading=Reading(), **options)
+    dataset: Dataset = prepare(events, **options)
+    assert (log.num_users, log.num_items) == (dataset.num_users, dataset.num_items)
+    assert list(log.vocabulary.ids) == list(dataset.vocabulary.ids)
+    random = SecureRandom("test")
+    released = []
+    for source, engine in ((log, "spark"), (dataset, "duckdb"), (dataset, "numpy")):
+        key = SecureRandom("test").with_state(random.state_dict())
+        with transition_sums(source, engine) as sums:
+            released.append(stored(release_transition_sums(sums, log.num_items, 2.0, delta=1e-5, random=key)))
+    assert released[0] == released[1] == released[2]
+
+
+def test_a_table_trains_with_one_command(events: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    text = printed("train", "--engine", "spark", "--table", "events", "--out", out, "--epsilon", 8)
+    assert "ε = 8" in text
+    facts = (out / "privacy.json").read_text()
+    assert "released from the data with differential privacy" in facts and "N = 300" in facts
+    assert "in a cluster" in refused("evaluate", out)
+    assert "users" in printed("evaluate", out, events, "--json", "--samples", 10)
+    assert "in a cluster" not in printed("verify", out)
+
+
+def test_a_catalogue_filters_and_bad_rows(events: Path, tmp_path: Path, spark: Any) -> None:  # noqa: F811
+    names = tmp_path / "items.csv"
+    names.write_text("item_id\n" + "".join(f"{item}\n" for item in range(30)))
+    catalog = read_catalog(names)
+    declared = {"columns": Columns(), "reading": Reading(table="events"), "vocabulary": catalog}
+    with pytest.raises(DpformerError, match="not in the catalogue"):
+        cluster_log(None, **declared)
+    log = cluster_log(None, **declared, drop_unknown_items=True)
+    dataset = prepare(events, vocabulary=catalog, drop_unknown_items=True, max_length=None)
+    np.testing.assert_array_equal(
+        log.sums().items(30), _items(dataset), err_msg="what is dropped is dropped before the split"
+    )
+    query = "SELECT *, CASE WHEN rating = 5 THEN NULL ELSE user_id END AS who FROM events"
+    columns = Columns(user="who")
+    with pytest.raises(DpformerError, match="have no user: complete them, or leave such rows out with --skip-bad-rows"):
+        cluster_log(None, columns=columns, reading=Reading(query=query))
+    skipping = cluster_log(None, columns=columns, reading=Reading(query=query, skip_bad_rows=True))
+    assert skipping.description["skipped"]["no user"] > 0
+
+
+def _items(dataset: Dataset) -> np.ndarray:
+    with transition_sums(dataset, "numpy") as sums:
+        return sums.items(dataset.num_items)
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        (
+            "SELECT CAST(user_id AS BINARY) AS user_id, item_id, created_at FROM events",
+            "'user_id' is binary; cast it to text",
+        ),
+        (
+            "SELECT user_id, item_id, CAST(created_at AS STRING) AS created_at FROM events",
+            "'created_at' is string; cast it to one of",
+        ),
+        ("SELECT user_id, item_id FROM events", "no column of times"),
+        ("SELECT nothing FROM events", "Spark cannot read the log"),
+        ("DROP VIEW events", "Spark cannot read the log"),
+        ("WITH x AS (SELECT 1) INSERT INTO events SELECT * FROM x", "Spark cannot read the log"),
+        ("SELECT user_id, item_id, created_at FROM events WHERE rating > 9", "has no rows"),
+        ("SELECT user_id, item_id, created_at FROM events WHERE user_id = 'u7'", "1 user is left"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(events: Path, query: str, sentence: str) -> None:
+    with pytest.raises(DpformerError, match=sentence):
+        cluster_log(None, columns=Columns(), reading=Reading(query=query))
+
+
+def test_a_run_that_died_releases_the_same_again(events: Path, tmp_path: Path) -> None:
+    """The data's hash is a function of the data, whatever order its rows come in."""
+    hashes = {
+        cluster_log(None, columns=Columns(), reading=Reading(query=f"SELECT * FROM events ORDER BY {by}")).hash
+        for by in ("created_at", "rating, user_id")
+    }
+    other = "SELECT * FROM events WHERE created_at > '2024-01-01 00:00:00'"
+    assert len(hashes) == 1
+    assert cluster_log(None, columns=Columns(), reading=Reading(query=other)).hash not in hashes
+    config = Config.make(engine="spark", table="events", seed=3)
+    models = [(train(config, tmp_path / name).folder / "model.safetensors").read_bytes() for name in ("a", "b")]
+    assert models[0] == models[1]
+
+
+def test_choices_that_need_histories_here_are_refused() -> None:
+    for choices in ({"model": "transformer"}, {"private_metrics": True}, {"cache": Path("x")}):
+        with pytest.raises(DpformerError, match="spark"):
+            Config.make(engine="spark", table="events", **choices)
+    with pytest.raises(DpformerError, match="--table"):
+        Config.make(engine="spark")

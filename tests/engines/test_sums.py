@@ -1,0 +1,114 @@
+"""Sums of a round by every engine: the same whole numbers, and no user counts for more than one."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import pytest
+
+from dpformer.engines import duckdb_sums as duckdb_sums_module
+from dpformer.engines import spark_sums as spark_sums_module
+from dpformer.engines import sql_sums as sql_sums_module
+from dpformer.engines.duckdb_sums import duckdb_sums
+from dpformer.engines.spark_sums import spark_sums
+from dpformer.engines.sums import GRID, LONGEST, WEIGHTS, ArraySums, Sums, gathered
+from dpformer.queries.counts import release_transition_sums
+from tests.engines.spark import spark  # noqa: F401
+
+ITEMS = 11
+
+
+def packed(histories: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ends = np.cumsum([len(history) for history in histories])
+    return np.concatenate(histories).astype(np.int32), ends - [len(history) for history in histories], ends
+
+
+Opened = Callable[..., AbstractContextManager[Sums]]
+
+
+@pytest.fixture(params=["numpy", "duckdb", "spark"])
+def opened(request: pytest.FixtureRequest) -> Opened:
+    """The sums of each engine, as a context."""
+    if request.param == "duckdb":
+        return duckdb_sums
+    if request.param == "numpy":
+        return lambda *arrays: nullcontext(ArraySums(*arrays))
+    session = request.getfixturevalue("spark")
+    return lambda *arrays: nullcontext(spark_sums(session, *arrays))
+
+
+def crafted() -> list[np.ndarray]:
+    """Repeats, self pairs, one item, nothing, and ordinary users."""
+    rng = np.random.default_rng(0)
+    odd = [[0, 1] * 500, [3] * 40, [5], [], [2, 2, 2, 4, 4], list(range(ITEMS)) * 30]
+    usual = [rng.integers(0, ITEMS, rng.integers(1, 25)).tolist() for _ in range(60)]
+    return [np.array(history, dtype=np.int64) for history in (*odd, *usual)]
+
+
+def test_every_engine_gives_the_same_release(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duckdb_sums_module, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(spark_sums_module, "ROWS_AT_ONCE", 30)
+    monkeypatch.setattr(sql_sums_module, "AT_ONCE", 45)
+    arrays = packed(crafted())
+    twin = ArraySums(*arrays)
+    places = np.where(np.arange(ITEMS) == 3, -1, np.arange(ITEMS) - (np.arange(ITEMS) > 3))
+    with opened(*arrays) as sums:
+        np.testing.assert_array_equal(sums.items(ITEMS), twin.items(ITEMS))
+        cells, counts = gathered(sums.all_pairs(places))
+        for found, expected in zip((cells, counts), gathered(twin.all_pairs(places)), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        for directed in (False, True):
+            np.testing.assert_array_equal(
+                sums.pairs(places, cells[::2], directed), twin.pairs(places, cells[::2], directed)
+            )
+        releases = [release_transition_sums(each, ITEMS, 0.4, seed=7) for each in (sums, twin)]
+    for name in ("items", "pairs", "total", "difference"):
+        np.testing.assert_array_equal(getattr(releases[0], name), getattr(releases[1], name))
+    np.testing.assert_array_equal(releases[0].frequencies.counts, releases[1].frequencies.counts)
+
+
+def test_weights_leave_room_for_the_longest_history() -> None:
+    assert (sum(WEIGHTS) * LONGEST) ** 2 < 2**63
+    assert all(weight > 0 for weight in WEIGHTS) and sorted(WEIGHTS, reverse=True) == list(WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        np.tile([0, 1], 600_000),  # one pair, as often as can be
+        np.random.default_rng(1).integers(0, 1000, 1_000_000),  # a million items
+        np.arange(1000),
+    ],
+    ids=["one pair", "a million items", "all different"],
+)
+def test_a_crafted_user_counts_for_one(history: np.ndarray, opened: Opened) -> None:
+    """Beside others, who come first: what the sums have more is one user's, and of norm 1 at most."""
+    others = [np.array([1, 2, 3]), np.array([5, 5, 6])]
+    places, sums = np.arange(1000), []
+    for histories in ([*others, np.zeros(0, np.int64)], [*others, history]):
+        with opened(*packed(histories)) as found:
+            cells, q = gathered(found.all_pairs(places))
+            sums.append((found.items(1000), dict(zip(cells.tolist(), q.tolist(), strict=True)), found))
+            if len(sums) == 2:
+                survivors = cells
+                both = [found.pairs(places, survivors, directed) for directed in (False, True)]
+            else:
+                most = np.arange(1000 * 999 // 2)
+                before = [found.pairs(places, most, directed) for directed in (False, True)]
+    (items, pairs, _), (more_items, more_pairs, _) = sums
+    assert np.linalg.norm((more_items - items).astype(float)) <= GRID
+    added = np.array([value - pairs.get(cell, 0) for cell, value in more_pairs.items()], dtype=float)
+    assert 0.99 * GRID < np.linalg.norm(added) <= GRID
+    for directed in (False, True):
+        old = before[directed].reshape(-1, 2)[survivors].ravel() if directed else before[directed][survivors]
+        assert 0.99 * GRID < np.linalg.norm((both[directed] - old).astype(float)) <= GRID
+
+
+@pytest.mark.parametrize("history", [[7] * 50, [7], []], ids=["self pairs", "one item", "nothing"])
+def test_a_user_without_pairs_adds_none(history: list[int], opened: Opened) -> None:
+    others = [np.array([1, 2, 3]), np.array(history, dtype=np.int64)]
+    with opened(*packed(others)) as found:
+        expected = gathered(ArraySums(*packed(others[:1])).all_pairs(np.arange(10)))
+        for got, due in zip(gathered(found.all_pairs(np.arange(10))), expected, strict=True):
+            np.testing.assert_array_equal(got, due)
+        assert found.items(10)[7] <= GRID
