@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from importlib import import_module
+
+import pytest
 
 import dpformer as dp
 
@@ -35,6 +38,16 @@ def test_public_names() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(dp, "nothing_of_this_name")
+
+
+@pytest.mark.parametrize(
+    "package", ["queries", "report", "runs", "serving", "training", "verification", "verification.audit"]
+)
+def test_names_imported_on_first_use_are_there(package: str) -> None:
+    module = import_module(f"dpformer.{package}")
+    assert sorted(module.__all__) == sorted(module._HOME)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
 
 
 def heavy_modules_after(statement: str) -> str:

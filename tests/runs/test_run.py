@@ -156,7 +156,7 @@ def test_correlated_noise_is_an_error_of_what_it_leaves_in_the_sum(log: Path, tm
         users=60, threads=1
     )
     plan, p = make_plan(config, 60), torch.linspace(0.01, 0.9, 20)
-    model = network.build_model(config, plan, 20, p, SecureRandom("run", seed=1))
+    model = prepare_training.build_model(config, plan, 20, p, SecureRandom("run", seed=1))
     assert isinstance(model, Transformer)
     sigma = plan.noise_multiplier * plan.noise.sum_deviation(plan.steps) / plan.steps**0.5
     torch.testing.assert_close(model.item_error, sigma / 20 / p)

@@ -1,4 +1,4 @@
-"""Interactions in memory: who met which item when, as arrays; made of a data frame (`frames.py`), or by hand.
+"""Interactions in memory: who met which item when, as arrays; made of a data frame (`sources/frames.py`), or by hand.
 
 Ids may be of any type; inside they are text (`7` and `"7"` are one id) and arrays hold their codes.
 """

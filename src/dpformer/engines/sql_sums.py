@@ -1,6 +1,6 @@
 """The sums of a round of counts as SQL that any backend runs: pairs, one user's vector, its norm, sums by cell.
 
-It gives the whole numbers of `releases.sums.ArraySums`, bit for bit: weights and squares are added up as whole numbers,
+It gives the whole numbers of `sums.ArraySums`, bit for bit: weights and squares are added up as whole numbers,
 and what is rounded (√, ×, ÷) is rounded correctly by every backend with IEEE 754 arithmetic.
 """
 

@@ -18,7 +18,7 @@ one). R = √(ln(2⁶³/|w|)) is the radius over √2, A = 2π·w'·2⁻⁶⁴ t
 
 Pairs with other radii are computed again too (one in 4,000), and pieces with larger sums are not computed in float32.
 
-That is the largest error of any number, and what is allowed here, in NumPy. Compiled code (compiled.py) does the same
+That is the largest error of any number, and what is allowed here, in NumPy. Compiled code (native.py) does the same
 in one pass and allows each number its own error, e·(a·(1/R + 16R) + |x|), so that six in a thousand are computed again:
 its angle is reduced to an eighth of a circle in whole numbers, so that cosine and sine are off by less than 5e (10e are
 in the bound), R·cos A by e·(1/R + 14R), two products with a add 2e·a·R, and the last sum rounds by e·|x|.

@@ -1,4 +1,4 @@
-"""Noise on sums in one pass of compiled code, in place: the twin of rounded.py, to the same bits."""
+"""Noise on sums in one pass of compiled code, in place: the twin of grid.py, to the same bits."""
 
 from __future__ import annotations
 

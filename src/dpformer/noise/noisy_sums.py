@@ -127,7 +127,7 @@ def release_sums(pairs: Iterable[tuple[Tensor, Numbers]], deviation: float, divi
     """Each sum ← (sum + deviation·numbers, rounded to the public grid) / divisor, in place; sums have shape (count,).
 
     Sum and noise are added in float64, of which only a piece exists at a time; on the device of the sum, unless that
-    has no float64 (MPS). On the CPU most of it is decided in float32 (rounded.py), and small sums share a piece.
+    has no float64 (MPS). On the CPU most of it is decided in float32 (grid.py), and small sums share a piece.
     """
     release = Release(deviation, divisor)
     pairs = list(pairs)

@@ -17,7 +17,7 @@ _HOME = {
     "Release": "model_file",
     "Run": "run",
     "finished": "run",
-    "load_dataset": "network",
+    "load_dataset": "prepare_training",
     "load_release": "model_file",
     "make_plan": "planning",
     "resume": "run",

@@ -16,7 +16,7 @@ _HOME = {
     "Check": "checks",
     "Mechanism": "observation",
     "Observation": "observation",
-    "audit": "auditing",
+    "audit": "training",
     "audit_counts": "counts",
     "observe": "observation",
 }
