@@ -2,11 +2,14 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from dpformer.accounting import Gaussian, Ledger, PoissonGaussian, epsilon_of
+from dpformer.noise import Banded
 
 
 def example() -> Ledger:
@@ -103,3 +106,9 @@ def test_bad_events_are_refused(sigma: float, rate: float, steps: int) -> None:
         Ledger().poisson_gaussian(sigma, rate, steps)
     with pytest.raises(TypeError):
         Ledger([("gaussian", 1.0)])  # type: ignore[list-item]
+
+
+def test_events_of_correlated_noise_are_known_without_importing_noise_first() -> None:
+    text = Ledger([Banded(4).event(1.0, 0.01, 8)]).to_json()
+    code = f"from dpformer.accounting import Ledger; print(Ledger.from_json({text!r}).to_json() == {text!r})"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "True"

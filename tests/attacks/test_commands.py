@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpformer.errors import DpformerError, out_of_memory
-from dpformer.verification.findings import Finding, made
+from dpformer.verification.findings import Finding, run_check
 from tests.tiny_runs import copied, refused, tiny_run
 
 BUDGETS = {
@@ -100,6 +100,6 @@ def test_memory_that_runs_out_says_nothing_about_a_run() -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
     with pytest.raises(DpformerError, match="there is not enough memory to check the model"):
-        made(the_model)
+        run_check(the_model)
     assert out_of_memory(ImportError("libtorch_cpu.so: failed to map segment from shared object"))
     assert out_of_memory(OSError(12, "Cannot allocate memory")) and not out_of_memory(ValueError("no"))
