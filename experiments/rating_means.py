@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import dpformer as dp
-from dpformer.privacy.randomness import SecureRandom, public_grid
+from dpformer.noise.randomness import SecureRandom, public_grid
 
 LOWEST, HIGHEST = 0.5, 5.0  # of MovieLens: public
 SHRINK_ITEMS, SHRINK_USERS = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0), (1.0, 3.0, 5.0, 10.0)
