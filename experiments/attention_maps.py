@@ -10,7 +10,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from experiments.cells import EPSILONS, TITLES, data_file, paper
+from experiments.cells import EPSILONS, TITLES, data_file
+from experiments.literal import long_run
 from experiments.plots import NAMES, save
 from experiments.store import ROOT, WORK
 
@@ -26,7 +27,7 @@ def models(data: str) -> dict[tuple[str, float], Transformer]:
     found: dict[tuple[str, float], Transformer] = {}
     for model in NAMES:
         for epsilon in EPSILONS:
-            path = WORK / paper(data, model, epsilon).name / "model.safetensors"
+            path = WORK / long_run(data, model, epsilon, 0).name / "model.safetensors"
             if path.exists():
                 found[model, epsilon] = load_release(path).model
     return found

@@ -24,7 +24,7 @@ def length_of(data: str, epsilon: float) -> dict[str, Any]:
     return LONG if (data, epsilon) == ("ml-1m", 5) else GROWN[data]
 
 
-def run(data: str, model: str, epsilon: float, seed: int, **changes: Any) -> Cell:
+def long_run(data: str, model: str, epsilon: float, seed: int, **changes: Any) -> Cell:
     """A row of the table."""
     return paper(data, model, epsilon, seed, **length_of(data, epsilon), **changes)
 
@@ -32,19 +32,19 @@ def run(data: str, model: str, epsilon: float, seed: int, **changes: Any) -> Cel
 def ablated(name: str, seed: int) -> Cell:
     """MovieLens at ε = 5 with one part of Re-Attention changed."""
     row = ABLATIONS[name]
-    cell = run("ml-1m", row, 5, seed)
+    cell = long_run("ml-1m", row, 5, seed)
     return replace(cell, label=cell.label.replace(row, name, 1), ablation=name)
 
 
 def parts() -> list[Cell]:
     """What literal Re-Attention is made of, two seeds each; renormalised rows three, on the build of the others."""
     changed = [ablated(name, seed) for seed in (0, 1) for name in ABLATIONS]
-    return [*changed, *(run("ml-1m", "reattention", 5, seed) for seed in (0, 1, 2))]
+    return [*changed, *(long_run("ml-1m", "reattention", 5, seed) for seed in (0, 1, 2))]
 
 
 def stretched() -> list[Cell]:
     """A weaker and a stronger correction, and 100 epochs for one pair."""
-    scaled = [run("ml-1m", "literal", 5, 0, reattention_scale=scale) for scale in (0.3, 3)]
+    scaled = [long_run("ml-1m", "literal", 5, 0, reattention_scale=scale) for scale in (0.3, 3)]
     return scaled + [paper("ml-1m", model, 5, **{**LONG, "epochs": 100}) for model in PAIR]
 
 
@@ -139,10 +139,10 @@ CONTESTS = (
 def queue(load: Load) -> list[Cell]:
     """Every run of this study, in the order in which they are worth their time."""
     return [
-        *(run("ml-1m", model, 5, seed) for seed in (0, 1, 2) for model in PAIR),
+        *(long_run("ml-1m", model, 5, seed) for seed in (0, 1, 2) for model in PAIR),
         *parts(),
-        *(run("ml-1m", model, epsilon, seed) for epsilon in (10, 8) for seed in (0, 1) for model in PAIR),
-        *(run("games", model, epsilon, seed) for seed in (0, 1) for epsilon in (10, 5, 8) for model in PAIR),
+        *(long_run("ml-1m", model, epsilon, seed) for epsilon in (10, 8) for seed in (0, 1) for model in PAIR),
+        *(long_run("games", model, epsilon, seed) for seed in (0, 1) for epsilon in (10, 5, 8) for model in PAIR),
         *stretched(),
         *(cell for contest in CONTESTS for cell in contest.candidates()),
         *(cell for contest in CONTESTS for cell in contest.finals(load)),

@@ -26,7 +26,7 @@ from experiments.cells import (
     paper,
     warm,
 )
-from experiments.literal import run
+from experiments.literal import long_run
 from experiments.paper_numbers import PAPER
 from experiments.store import load
 from experiments.tables import Result, last, results, signal
@@ -75,7 +75,7 @@ def convergence(data: str, path: Path) -> Path | None:
         for row, (metric, label) in enumerate(METRICS.items()):
             axis = axes[row, column]
             for model, colour in COLOURS.items():
-                found = results(lambda seed, m=model, e=epsilon: run(data, m, e, seed))
+                found = results(lambda seed, m=model, e=epsilon: long_run(data, m, e, seed))
                 name = f"{NAMES[model]}, {len(found)} seed{'s' if len(found) > 1 else ''}"
                 drawn |= band(
                     axis, found, lambda p, k=metric: 100 * p["masked"][k], color=colour, marker=".", label=name
@@ -111,7 +111,7 @@ def _level(axis: Axes, found: list[Result], metric: str, colour: str, name: str)
 def signals(path: Path) -> Path | None:
     """MovieLens: accuracy by what all steps together know of the mean gradient, ours and the paper's."""
     figure, axis = plt.subplots(figsize=(6, 3.8), layout="constrained")
-    every = [made("ml-1m", model, e, 0) for made in (paper, run) for model in COLOURS for e in EPSILONS] + longer()
+    every = [made("ml-1m", model, e, 0) for made in (paper, long_run) for model in COLOURS for e in EPSILONS] + longer()
     every += [cell for cell in correlated() if cell.data == "ml-1m" and "bands" in cell.choices]
     drawn = False
     for cell in {cell.name: cell for cell in every}.values():

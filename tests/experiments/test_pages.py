@@ -43,7 +43,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for seed, level in enumerate((0.05, 0.06, 0.07)):
         put(cells.paper("ml-1m", "vanilla", 5, seed), 0.02, level + 0.01, level)
     put(cells.paper("ml-1m", "literal", 5), 0.02, 0.08, 0.081)
-    put(literal.run("ml-1m", "literal", 10, 0), 0.02, 0.09)
+    put(literal.long_run("ml-1m", "literal", 10, 0), 0.02, 0.09)
     put(cells.counts("ml-1m", 5), 0.115, popularity={"masked": {"ndcg@10": 0.01, "hit@10": 0.02}} | _unmasked())
     put(cells.floor("ml-1m"), 0.018, tail=[[1, 90], [10, 20], [100, 1]], users=100, items=120)
     put(cells.heat_map("ml-1m", "vanilla")[4], 0.031)
