@@ -1,10 +1,11 @@
-"""Tables and figures of docs/results/, from the store alone, in seconds: python -m experiments.pages
+"""Tables and figures of docs/, from the store alone, in seconds: python -m experiments.pages
 
 Pages are written by hand; between <!-- NAME --> and <!-- end of NAME --> stands what is made here.
 """
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +14,31 @@ from experiments.cells import EPSILONS, GRIDS, HEAT_MAPS, ITEMS, TITLES, heat_ma
 from experiments.literal import everything
 from experiments.store import ROOT, load
 
-from experiments import plots, tables
+from experiments import literal_tables, plots, tables
 
-PAGES = ("paper.md", "paper-details.md", "paper-runs.md", "counts.md", "join.md")
+PAGES = (
+    "benchmarks/paper.md",
+    "experiments/paper.md",
+    "experiments/reattention.md",
+    "results/paper-details.md",
+    "results/paper-runs.md",
+    "results/counts.md",
+    "results/join.md",
+)
 JOIN = ROOT / "docs" / "results" / "join.json"
 BLOCK = re.compile(r"<!-- (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->", re.DOTALL)
 
 
-def blocks(out: Path) -> dict[str, Callable[[], str]]:
-    """What can stand on a page, by name. Figures are written to `out`."""
+def blocks(docs: Path, page: Path) -> dict[str, Callable[[], str]]:
+    """What can stand on a page, by name. Figures are written to docs/results."""
+    out = docs / "results"
+
+    def _image(path: Path | None, title: str, command: str) -> str:
+        command = f"`DPFORMER_DATA=FOLDER python -m experiments.{command}`"
+        if path is None:
+            return f"*Not there yet: {command}, then `python -m experiments.pages`.*"
+        return f"![{title}]({Path(os.path.relpath(path, page.parent)).as_posix()})"
+
     made: dict[str, Callable[[], str]] = {
         "ablations": lambda: tables.changes(),
         "activations": tables.activations,
@@ -43,10 +60,16 @@ def blocks(out: Path) -> dict[str, Callable[[], str]]:
         "join": lambda: tables.joined(list(json.loads(JOIN.read_text(encoding="utf-8")).values())),
         "missing": missing,
         "commands": commands,
-        "decisive pairs": tables.pairs,
+        "renormalised pairs": tables.pairs,
         "attention at length": tables.at_length,
+        "gains": literal_tables.gains,
+        "pairs by epoch": literal_tables.by_epoch,
+        "parts of Re-Attention": literal_tables.of_parts,
+        "contests": literal_tables.contests,
+        "finals": literal_tables.finals,
     }
     for data in ("ml-1m", "games"):
+        made[f"{data} table"] = lambda d=data: literal_tables.table(d)  # type: ignore[misc]
         made[f"{data} accuracy"] = lambda d=data: _accuracy(d)  # type: ignore[misc]
         made[f"{data} convergence"] = lambda d=data: _image(  # type: ignore[misc]
             plots.convergence(d, out / f"convergence-{d}.svg"), f"{TITLES[d]}: accuracy by epoch", f"fill {d}"
@@ -72,11 +95,6 @@ def commands() -> str:
 
 def _there(path: Path) -> Path | None:
     return path if path.exists() else None
-
-
-def _image(path: Path | None, title: str, command: str) -> str:
-    command = f"`DPFORMER_DATA=FOLDER python -m experiments.{command}`"
-    return f"![{title}]({path.name})" if path else f"*Not there yet: {command}, then `python -m experiments.pages`.*"
 
 
 def missing() -> str:
@@ -110,10 +128,10 @@ def write(page: Path, made: dict[str, Callable[[], str]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
-    out = parser.parse_args().out
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs")
+    docs = parser.parse_args().docs
     for name in PAGES:
-        write(out / name, blocks(out))
+        write(docs / name, blocks(docs, docs / name))
 
 
 if __name__ == "__main__":

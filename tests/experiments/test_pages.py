@@ -12,7 +12,7 @@ from dpformer.runs.config import Config
 from experiments import attention_maps, cells, literal, pages, plots, store, tables
 from tests.tiny_runs import invoke
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def put(cell: cells.Cell, *levels: float, **more: object) -> None:
@@ -31,6 +31,7 @@ def put(cell: cells.Cell, *levels: float, **more: object) -> None:
         "sample_rate": 0.1,
         "steps": 100,
         "noise_multiplier": 0.5,
+        "revision": "abc1234-dirty",
         "config": {"epochs": cell.choices["epochs"]} if "epochs" in cell.choices else {},
     }
     result = {"cell": cell.name, "data": cell.data, "seed": cell.seed, "curve": curve, **noise, **more}
@@ -75,18 +76,24 @@ def test_rows_take_their_longest_run_and_both_transformers_the_same(small: Path)
 
 
 def test_the_pages_of_the_project_can_be_made(small: Path) -> None:
-    for name in pages.PAGES:
-        (small / name).write_text((RESULTS / name).read_text(encoding="utf-8"), encoding="utf-8")
-        pages.write(small / name, pages.blocks(small))
-    text = "".join((small / name).read_text(encoding="utf-8") for name in pages.PAGES)
-    for figure in ("convergence-ml-1m.svg", "heat-ml-1m.svg", "long-tail.svg", "signals.svg", "tinyshakespeare.svg"):
-        assert f"]({figure})" in text and (small / figure).read_text().startswith("<?xml"), figure
-    assert "](convergence-games.svg)" not in text and "fill games`" in text, "a figure of nothing is not drawn"
-    assert set(pages.blocks(small)) == set(re.findall("<!-- end of (.+?) -->", text)), "no figure is left out"
-    page = small / "paper-details.md"
-    before = page.read_text(encoding="utf-8"), (small / "heat-ml-1m.svg").read_bytes()
-    pages.write(page, pages.blocks(small))
-    assert before == (page.read_text(encoding="utf-8"), (small / "heat-ml-1m.svg").read_bytes())
+    made = {name: small / name for name in pages.PAGES}
+    (small / "results").mkdir()
+    for name, page in made.items():
+        page.parent.mkdir(exist_ok=True)
+        page.write_text((DOCS / name).read_text(encoding="utf-8"), encoding="utf-8")
+        pages.write(page, pages.blocks(small, page))
+    text = "".join(page.read_text(encoding="utf-8") for page in made.values())
+    for figure in ("convergence-ml-1m.svg", "heat-ml-1m.svg", "tinyshakespeare.svg"):
+        assert f"](../results/{figure})" in text, "a figure stands beside others, and pages find it"
+    for figure in ("long-tail.svg", "signals.svg"):
+        assert f"]({figure})" in text and (small / "results" / figure).read_text().startswith("<?xml"), figure
+    assert "convergence-games.svg)" not in text and "fill games`" in text, "a figure of nothing is not drawn"
+    blocks = pages.blocks(small, small / "page.md")
+    assert set(blocks) == set(re.findall("<!-- end of (.+?) -->", text)), "no figure is left out"
+    page, figure = made["experiments/reattention.md"], small / "results" / "heat-ml-1m.svg"
+    before = page.read_text(encoding="utf-8"), figure.read_bytes()
+    pages.write(page, pages.blocks(small, page))
+    assert before == (page.read_text(encoding="utf-8"), figure.read_bytes())
 
 
 def test_what_is_missing_is_named_and_what_is_there_is_not(small: Path) -> None:
@@ -100,7 +107,7 @@ def test_a_block_that_nobody_makes_is_an_error(small: Path) -> None:
     page = small / "page.md"
     page.write_text("<!-- gossip -->\n<!-- end of gossip -->\n")
     with pytest.raises(ValueError, match="has a block 'gossip'"):
-        pages.write(page, pages.blocks(small))
+        pages.write(page, pages.blocks(small, page))
 
 
 def test_every_cell_is_a_valid_run_with_a_name_and_a_command_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
