@@ -141,3 +141,27 @@ def test_noisy_keys_draw_more_attention_and_re_attention_takes_it_back(variance:
     )
     assert plain - 1 == pytest.approx(math.exp(variance / 2) - 1, rel=0.15)
     assert abs(corrected - 1) < abs(plain - 1) / 5
+
+
+def test_what_is_held_back_when_rows_are_not_renormalised() -> None:
+    """Over draws of noise each key keeps its share of the row, and the row is smaller the noisier its keys are."""
+    torch.manual_seed(0)
+    keys, width, draws = 400, 8, 2000
+    q, mean = torch.randn(1, 1, 1, width), torch.randn(1, 1, keys, width)
+    var = torch.rand(1, 1, keys, 1).expand_as(mean) * 1.5
+    due = attention_weights(q, mean, causal=False)
+    noisy, many = mean + var.sqrt() * torch.randn(draws, 1, keys, width), q.expand(draws, 1, 1, width)
+    literal, renormalised = (
+        attention_weights(many, noisy, key_var=var.expand_as(noisy), variant=variant, causal=False).mean(0)
+        for variant in ("literal", "renormalised")
+    )
+    score_var = (q.square() * var).sum(-1) / width
+    held_back = 1 / (due[0, 0, 0] * (score_var[0, 0] / 2).exp()).sum()
+    assert held_back < 0.8
+    assert literal.sum().item() == pytest.approx(held_back.item(), rel=0.02)
+    # keys in groups of 20, lest noise of single ones hides what is compared
+    shares = [
+        each.view(20, 20).sum(-1) / each.sum() for each in (literal.flatten(), renormalised.flatten(), due.flatten())
+    ]
+    torch.testing.assert_close(shares[0], shares[2], rtol=0.05, atol=0)
+    torch.testing.assert_close(shares[1], shares[2], rtol=0.05, atol=0)
