@@ -9,7 +9,7 @@ import pytest
 from experiments.cells import Cell
 
 from dpformer.training.trainer import Trainer
-from experiments import cells, store
+from experiments import ablation, cells, store
 from tests.training.logs import write_log
 from tests.training.memo import remember
 
@@ -115,3 +115,31 @@ def test_two_processes_share_the_work(folder: Path) -> None:
     assert (folder / "began").read_text() == "xx", "two runs, each computed by one of them"
     assert len(list((folder / "runs").glob("*.json"))) == 2
     assert all(json.loads(path.read_text())["curve"] for path in (folder / "runs").glob("*.json"))
+
+
+@pytest.mark.parametrize("name", ablation.ABLATIONS)
+def test_an_ablation_is_trained_interrupted_resumed_and_named(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what is changed in place all along, and nothing left changed."""
+    of_literal = {"reattention": True, "reattention_variant": "literal", "frequency_bias": False}
+    choices = {**NETWORK, "blocks": 2, **(of_literal if ablation.ABLATIONS[name] == "literal" else {})}
+    cell = Cell("tiny", name, choices, ablation=name)
+    with monkeypatch.context() as patch:
+        advance = Trainer.advance
+
+        def stop(trainer: Trainer) -> Any:
+            if trainer.step == 2:
+                raise KeyboardInterrupt
+            return advance(trainer)
+
+        patch.setattr(Trainer, "advance", stop)
+        with pytest.raises(KeyboardInterrupt):
+            store.fill(cell, 1)
+    result = store.fill(cell, 1)
+    assert result is not None and result["ablation"] == name and result["config"]["epochs"] == 4
+    whole = store.fill(Cell("tiny", f"{name}-whole", choices, ablation=name), 1)
+    plain = store.fill(Cell("tiny", f"{name}-plain", choices), 1)
+    assert whole is not None and plain is not None and "ablation" not in plain
+    assert result["curve"] == whole["curve"], "resumed as if never stopped"
+    assert result["curve"][-1]["training_loss"] != plain["curve"][-1]["training_loss"]
