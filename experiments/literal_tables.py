@@ -9,7 +9,7 @@ from experiments.cells import EPSILONS, MET, TITLES, Cell, counts, floor, paper
 from experiments.literal import CONTESTS, Contest, ablated, long_run, stretched
 from experiments.paper_numbers import PAPER
 from experiments.store import load
-from experiments.tables import ALL_SEEDS, Result, last, markdown, pair, results
+from experiments.tables import ALL_SEEDS, Result, build_of, last, markdown, pair, results
 
 NAMES = {
     "gru": "GRU",
@@ -27,7 +27,6 @@ OF_PARTS = {
     "learned": "plain rows × a learned number, started there",
     "shuffled": "literal with the frequencies of other items",
 }
-OLD = "†"  # behind the build of a result that does not say of which src/ it is
 
 
 def table(data: str) -> str:
@@ -59,7 +58,7 @@ def _told(found: list[Result]) -> list[str]:
     if not found:
         return ["–"] * 5
     epochs = {f"{result['config']['epochs']:g}" for result in found if "epochs" in result.get("config", {})}
-    builds = sorted({_build(result) for result in found})
+    builds = sorted({build_of(result) for result in found})
     dates = sorted({result.get("date", "") for result in found} - {""})
     days = " … ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
     return [
@@ -69,10 +68,6 @@ def _told(found: list[Result]) -> list[str]:
         ", ".join(builds),
         days,
     ]
-
-
-def _build(result: Result) -> str:
-    return str(result["build"]) if "build" in result else str(result["revision"]).removesuffix("-dirty") + OLD
 
 
 def gains() -> str:
@@ -95,7 +90,7 @@ def _paired(cell: Callable[[str, int], Cell]) -> list[tuple[Result, Result]]:
     found = []
     for seed in ALL_SEEDS:
         vanilla, literal = (load(cell(model, seed).name) for model in ("vanilla", "literal"))
-        if vanilla is not None and literal is not None and _build(vanilla) == _build(literal):
+        if vanilla is not None and literal is not None and build_of(vanilla) == build_of(literal):
             found.append((vanilla, literal))
     return found
 
@@ -124,7 +119,7 @@ def by_epoch() -> str:
         if result is not None:
             epochs = {round(point["epoch"]): 100 * point["masked"]["ndcg@10"] for point in result["curve"]}
             shown = [f"{epochs[e]:.2f}" if e in epochs else "" for e in _EPOCHS]
-            rows.append([title, str(cell.seed), *shown, _build(result)])
+            rows.append([title, str(cell.seed), *shown, build_of(result)])
     return (
         markdown(["NDCG@10, %", "seed", *map(str, _EPOCHS), "build"], rows) if rows else "*None is in the store yet.*"
     )
@@ -142,7 +137,7 @@ def of_parts() -> str:
         differences = [
             100 * (last(result)["ndcg@10"] - last(other)["ndcg@10"])
             for seed, result in found.items()
-            if (other := vanilla[seed]) is not None and _build(other) == _build(result)
+            if (other := vanilla[seed]) is not None and build_of(other) == build_of(result)
         ]
         points = [last(result) for result in found.values()]
         seeds = ", ".join(map(str, found))

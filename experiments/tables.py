@@ -58,6 +58,13 @@ def last(result: Result, policy: str = "masked") -> dict[str, float]:
     return dict(result["curve"][-1][policy])
 
 
+OLD = "†"  # behind the build of a result that does not say of which src/ it is
+
+
+def build_of(result: Result) -> str:
+    return str(result["build"]) if "build" in result else str(result["revision"]).removesuffix("-dirty") + OLD
+
+
 def best(result: Result, policy: str = "masked") -> dict[str, float]:
     """The best epoch, each metric's own: the paper's way, which chooses on test items."""
     return {name: max(point[policy][name] for point in result["curve"]) for name in ("ndcg@10", "hit@10")}
@@ -158,9 +165,15 @@ def accuracy(data: str, epsilon: float) -> str:
         f"{ROWS['vanilla']}, not private": results(lambda seed: ceiling(data, seed)),
     }
     printed = {ROWS[model]: "{:.2f} / {:.2f}".format(*PAPER[data][model][epsilon]) for model in PAPER[data]}
-    rows = [[title, printed.get(title, ""), _epochs(runs), *_ours(runs)] for title, runs in found.items()]
+    rows = [
+        [title, printed.get(title, ""), _epochs(runs), *_ours(runs), _builds(runs)] for title, runs in found.items()
+    ]
     head = ["NDCG@10 / HIT@10, %", "paper, best epoch", "epochs of ours", "last iterate", "best epoch"]
-    return markdown([*head, "last, unmasked", "seeds"], rows)
+    return markdown([*head, "last, unmasked", "seeds", "build"], rows)
+
+
+def _builds(runs: list[Result]) -> str:
+    return ", ".join(sorted({build_of(result) for result in runs}))
 
 
 def _epochs(runs: list[Result]) -> str:
