@@ -30,11 +30,11 @@ def test_pairs_differ_in_attention_alone() -> None:
             assert set(different) == {"reattention", "reattention_variant"}
 
 
-def test_every_ablation_has_two_seeds_and_a_name_that_is_no_row_of_the_table() -> None:
+def test_every_ablation_has_three_seeds_and_a_name_that_is_no_row_of_the_table() -> None:
     every = literal.queue(lambda _: None)
     for name in ablation.ABLATIONS:
         assert name not in cells.MODELS
-        assert [cell.seed for cell in every if cell.ablation == name] == [0, 1]
+        assert [cell.seed for cell in every if cell.ablation == name] == [0, 1, 2]
     assert all(cell.ablation is None or cell.command.endswith(cell.name) for cell in every), "no flag says it"
 
 
