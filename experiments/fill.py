@@ -6,6 +6,7 @@ name has all of them.
 """
 
 import argparse
+import traceback
 
 from experiments.literal import everything, queue
 from experiments.store import fill, load
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("--literal", action="store_true", help="only the study of Re-Attention as printed")
     arguments = parser.parse_args()
     keep_freed_memory()
+    failed: list[str] = []
     for cell in queue(load) if arguments.literal else everything(load):
         if not all(word in cell.name for word in arguments.words):
             continue
@@ -33,6 +35,11 @@ def main() -> None:
             fill(cell, arguments.threads)
         except Interrupted:
             raise SystemExit(130) from None
+        except Exception:  # one run that fails does not keep the others waiting
+            traceback.print_exc()
+            failed.append(cell.name)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

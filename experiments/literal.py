@@ -1,7 +1,8 @@
 """Re-Attention as the paper prints it, on the real data: the runs, the most informative first.
 
     literal and vanilla, MovieLens-1M at ε = 5, three seeds  →  what it is made of  →  ε = 10 and 8  →  Games
-    →  more seeds  →  scales, 100 epochs  →  with what else helps  →  TinyShakespeare  →  heat maps  →  the other rows, redone
+    →  more seeds  →  scales, 100 epochs  →  with what else helps  →  TinyShakespeare  →  heat maps
+    →  the other rows, redone
 
 A recipe is chosen by validation items alone: `Contest` names the candidates, and the runs on test items follow from
 what they reached, once all of them are in the store.
