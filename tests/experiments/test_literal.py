@@ -70,6 +70,7 @@ def test_gains_are_of_the_same_seed_and_build(runs: Path) -> None:
 def test_rows_say_build_and_day_and_old_ones_are_marked(runs: Path) -> None:
     put(long_run("games", "vanilla", 8, 0), 0.01, build="abc", date="2026-11-18")
     put(long_run("games", "vanilla", 8, 1), 0.02, build="abc", date="2026-11-20")
+    put(long_run("games", "vanilla", 8, 2), 0.09)  # of an old build: not part of the mean
     put(cells.paper("games", "gru", 8, **cells.MET["games"]), 0.01)
     lines = literal_tables.table("games").splitlines()
     (vanilla,) = [line for line in lines if line.startswith("| 8 | Transformer, vanilla")]
