@@ -29,7 +29,7 @@ def catalog() -> list[bytes]:
 
 def texts() -> bytes:
     return "".join(
-        json.dumps({"author": f"a{n % 7}", "id": n, "text": f"Line {n}.\nAnother é {n}."}) + "\n" for n in range(30)
+        json.dumps({"author": f"a{n % 23}", "id": n, "text": f"Line {n}.\nAnother é {n}."}) + "\n" for n in range(30)
     ).encode()
 
 

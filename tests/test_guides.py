@@ -55,7 +55,7 @@ def test_commands_for_text_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     remember(monkeypatch.setattr)  # the accountant's answers
     for name in ("corpus.txt", "tinyshakespeare.txt"):
-        Path(name).write_text("ROMEO:\nto be or not to be\n" * 60)
+        Path(name).write_text("".join(f"ROMEO {n}:\nto be or not to be\n" for n in range(60)))
     shown = re.search(r"```\n(\{.*?)```", (GUIDE / "language-models.md").read_text(encoding="utf-8"), re.DOTALL)
     assert shown is not None
     rows = [{**json.loads(line), "author": f"u{i}"} for i in range(60) for line in shown[1].splitlines()]

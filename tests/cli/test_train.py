@@ -93,7 +93,7 @@ def test_a_config_file_and_flags_on_top(log: Path, tmp_path: Path) -> None:
         (["--model", "bert"], "model is 'bert'"),
         (["--batch-size", 100], "batch_size is 100 and there are 60 users"),
         (["--user-column", "who"], "who"),
-        (["--users", 5], "--users and --items are for --dry-run"),
+        (["--items", 5], "--items is for --dry-run"),
         (["--config", "none.toml"], "none.toml cannot be read"),
         (["--catalog", "none.csv"], "none.csv"),
         (["--dry-run"], "give --users N"),
@@ -155,7 +155,7 @@ def test_the_options_are_the_choices_of_the_config() -> None:
     command = get_command(app).commands["train"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params}
     assert set(Config.model_fields) - {"deployment"} <= names  # a section of a file
-    own = {"out", "config", "resume", "dry_run", "users", "items", "as_json", "help_all", "ledger", "sign"}
+    own = {"out", "config", "resume", "dry_run", "items", "as_json", "help_all", "ledger", "sign"}
     assert names - set(Config.model_fields) == own
 
 

@@ -75,8 +75,8 @@ def test_damage_is_found(dataset: Dataset, tmp_path: Path, name: str, damage: st
 def test_a_foreign_format_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     save(dataset, tmp_path / "data")
     meta = json.loads((tmp_path / "data" / "meta.json").read_text())
-    (tmp_path / "data" / "meta.json").write_text(json.dumps({**meta, "format": 2}))
-    with pytest.raises(DpformerError, match="format 2"):
+    (tmp_path / "data" / "meta.json").write_text(json.dumps({**meta, "format": 1}))
+    with pytest.raises(DpformerError, match="format 1"):
         load(tmp_path / "data")
 
 

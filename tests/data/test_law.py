@@ -4,10 +4,13 @@ The same in every format, with bad rows refused and with bad rows skipped. `fuzz
 """
 
 import json
+import sqlite3
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 from fuzz.law import FORMATS, hostile_rows_change_nobody, log_of
 from hypothesis import example, given, settings
@@ -87,19 +90,6 @@ def test_a_fraction_among_nanoseconds(tmp_path: Path) -> None:
     assert others(written(tmp_path / "log.csv", whole.encode() + b"troll,i1,1.5\n")) == clean
 
 
-@pytest.mark.parametrize("row", [b'troll,"i1,1', b'"troll,i1,1'])
-def test_an_unclosed_quote_swallows_nobody(tmp_path: Path, row: bytes) -> None:
-    whole = log_of("csv")
-    header, _, rest = whole.partition(b"\n")
-    path = written(tmp_path / "log.csv", header + b"\n" + row + b"\n" + rest)
-    for skip in (False, True):
-        with pytest.raises(DpformerError, match="row 2 has a quote that does not close on its line"):
-            read(path, reading=Reading(skip_bad_rows=skip))
-    read_as_it_is = others(path, quotes=False)
-    read_as_it_is.pop('"troll', None)
-    assert read_as_it_is == others(written(tmp_path / "clean.csv", whole))
-
-
 def test_rows_inside_a_quoted_field_are_not_rows(tmp_path: Path) -> None:
     """A title with line breaks may spell another user's rows: what a reader of lines would take for them."""
     hostile = b'user,item,title,ts\ntroll,i1,"x,5\nvictim,i9,t,7\ny",3\nvictim,i1,t,1\n'
@@ -177,3 +167,117 @@ def test_a_view_of_a_strangers_database_reads_no_other_file(tmp_path: Path) -> N
     assert read(tmp_path / "log.duckdb", reading=Reading(table="log")).named() == {"u": ["1"]}
     with pytest.raises(DpformerError, match="Permission Error"):
         read(tmp_path / "log.duckdb", reading=Reading(table="trap"))
+
+
+def test_one_row_in_another_format_of_times(tmp_path: Path) -> None:
+    """A date among numbers ended the run, --skip-bad-rows or not. It concerns its user alone."""
+    whole = log_of("csv")
+    clean = others(written(tmp_path / "clean.csv", whole))
+    path = written(tmp_path / "log.csv", whole + b"troll,i1,2024-01-01\ntroll,i2,5\ntroll,i3,6\n")
+    with pytest.raises(DpformerError, match="times that are dates"):
+        read(path)
+    found = read(path, reading=Reading(skip_bad_rows=True))
+    assert found.facts["skipped"] == {"no time": 1} and found.named()["troll"] == ["i2", "i3"]
+    assert others(path, skip_bad_rows=True) == clean
+    dated = written(tmp_path / "dated.csv", whole + b"troll,i1,2024-01-02\ntroll,i2,2024-01-01\n")
+    assert read(dated, reading=Reading(skip_bad_rows=True)).named()["troll"] == ["i2", "i1"]
+
+
+@pytest.mark.parametrize("row", [b'troll,"i1,1', b'"troll,i1,1', b'"', b'troll,"i1"x,1', b'troll,i1,"x'])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_quote_that_does_not_close_is_skipped_and_counted(tmp_path: Path, row: bytes, times: int) -> None:
+    whole = log_of("csv")
+    path = written(tmp_path / "log.csv", whole + (row + b"\n") * times + b"late,i1,9\n")
+    with pytest.raises(DpformerError, match=r"a quote that does not close .* or leave such rows out"):
+        read(path)
+    found = read(path, reading=Reading(skip_bad_rows=True))
+    assert found.facts["skipped"] == {"unclosed quote": times}
+    named = found.named()
+    assert named.pop("late") == ["i1"] and named == others(written(tmp_path / "clean.csv", whole))
+
+
+def test_lines_between_two_open_quotes_may_be_a_field(tmp_path: Path) -> None:
+    path = written(tmp_path / "log.csv", log_of("csv") + b'troll,i1,"\nu1,i1,1\ntroll,i2,"\n')
+    for skip in (False, True):
+        with pytest.raises(DpformerError, match="does not close on its line"):
+            read(path, reading=Reading(skip_bad_rows=skip))
+
+
+@pytest.mark.parametrize("key", ["user_id", "item_id", "timestamp"])
+def test_a_json_row_with_a_key_twice_goes_to_nobody(tmp_path: Path, key: str) -> None:
+    """It went to the first user."""
+    whole = log_of("jsonl")
+    row = {"user_id": "u1", "item_id": "i1", "timestamp": 1}
+    twice = json.dumps(row)[:-1] + f', "{key}": "troll"}}\n'
+    path = written(tmp_path / "log.jsonl", whole + twice.encode())
+    with pytest.raises(DpformerError, match="has a key twice"):
+        read(path)
+    found = read(path, reading=Reading(skip_bad_rows=True))
+    assert found.facts["skipped"] == {"a key twice": 1}
+    assert found.named() == read(written(tmp_path / "clean.jsonl", whole)).named()
+    escaped = twice.replace(f', "{key}"', f', "{key[:-1]}\\u{ord(key[-1]):04x}"')
+    with pytest.raises(DpformerError, match="has a key twice"):
+        read(written(tmp_path / "log.jsonl", whole + escaped.encode()))
+
+
+BIG = 2**53 + 1  # 2**53 as a float: two users would become one
+
+
+def _big_parquet(path: Path, kind: str, number: int) -> Path:
+    with duckdb.connect() as connection:
+        rows = f"SELECT CAST({number} + r % 2 AS {kind}) AS user_id, r AS item_id, r AS timestamp FROM range(8) t(r)"
+        connection.execute(f"COPY ({rows} UNION ALL SELECT 7, r, r FROM range(4) t(r)) TO '{path}' (FORMAT parquet)")
+    return path
+
+
+@pytest.mark.parametrize(("kind", "number"), [("DOUBLE", 2**53), ("FLOAT", 2**24)])
+def test_float_ids_that_merge_users_are_refused(tmp_path: Path, kind: str, number: int) -> None:
+    path = _big_parquet(tmp_path / "log.parquet", kind, number)
+    with pytest.raises(DpformerError, match="has no user_id"):
+        read(path)
+    assert read(path, reading=Reading(skip_bad_rows=True)).facts["skipped"] == {"no user": 8}
+    exact = _big_parquet(tmp_path / "exact.parquet", "BIGINT", number)
+    assert set(read(exact).user_ids) == {str(number), str(number + 1), "7"}
+
+
+def test_float_ids_of_json_and_sqlite(tmp_path: Path) -> None:
+    row = '{"user_id": %s, "item_id": 7.0, "timestamp": 1}\n'
+    path = written(tmp_path / "log.jsonl", (row % f"{BIG}.0").encode())
+    with pytest.raises(DpformerError, match="has no user_id"):
+        read(path)
+    exact = written(tmp_path / "log.jsonl", "".join(row % name for name in (BIG, f'"{BIG}.0"', "2.5")).encode())
+    assert read(exact).named() == {str(BIG): ["7"], f"{BIG}.0": ["7"], "2.5": ["7"]}
+    base = tmp_path / "log.db"
+    with closing(sqlite3.connect(base)) as connection, connection:
+        connection.execute("CREATE TABLE log (user_id, item_id, timestamp)")
+        rows = [(1e15 + 1, 7.0, 1), (1e15 + 2, 2.5, 2), (BIG, "x", 1)]
+        connection.executemany("INSERT INTO log VALUES (?, ?, ?)", rows)
+    assert set(read(base).user_ids) == {"1000000000000001", "1000000000000002", str(BIG)}
+    with closing(sqlite3.connect(base)) as connection, connection:
+        connection.execute("INSERT INTO log VALUES (?, 'x', 1)", [float(BIG)])
+    with pytest.raises(DpformerError, match="has no user_id"):
+        read(base)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_float_ids_of_frames(kind: type) -> None:
+    big = 2.0 ** (53 if kind is np.float64 else 24)
+    frame = {"user_id": np.array([big, 7], dtype=kind), "item_id": [1, 2], "timestamp": [1, 2]}
+    with pytest.raises(DpformerError, match="several whole numbers have become one"):
+        from_frame(frame)
+    assert from_frame({**frame, "user_id": np.array([big - 1, 7], dtype=kind)}).user_ids == [str(int(big) - 1), "7"]
+
+
+@pytest.mark.parametrize("mark", ["_delta_log/00000.json", ".hoodie/hoodie.properties", "metadata/v1.metadata.json"])
+def test_files_of_a_table_are_not_a_log(tmp_path: Path, mark: str) -> None:
+    """Rows that were deleted from a table are still in its files: 60 users were trained on instead of 50."""
+    table = tmp_path / "lake" / "table"
+    (table / mark).parent.mkdir(parents=True)
+    (table / mark).write_text("{}")
+    (table / "data").mkdir()
+    with duckdb.connect() as connection:
+        row = "SELECT 'u' AS user_id, 1 AS item_id, 1 AS timestamp"
+        connection.execute(f"COPY ({row}) TO '{table}/data/part.parquet' (FORMAT parquet)")
+    for path in (table, table / "data", table / "data" / "part.parquet", tmp_path / "lake" / "*" / "data" / "*"):
+        with pytest.raises(DpformerError, match="rows that were deleted"):
+            read(path)

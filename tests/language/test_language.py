@@ -78,7 +78,7 @@ class TestGenerate:
 
 
 def corpus(path: Path) -> Path:
-    path.write_text("to be or not to be\n" * 100)
+    path.write_text("".join(f"to be or not to be {number}\n" for number in range(100)))
     return path
 
 

@@ -90,26 +90,62 @@ class TestUnits:
 
     def test_lines(self, tmp_path: Path) -> None:
         path = tmp_path / "text"
-        path.write_text("\n".join(["first", "", "second line", *["x" * 9] * 20]) + "\n")
+        lines = ["first", "", "second one", *(f"line {number}" for number in range(40))]
+        path.write_text("\n".join(lines) + "\n")
         dataset = read_text(path, unit="line", tokens=ASCII, max_length=8)
-        assert texts(dataset)[:3] == ["\nfirst\n", "nd line\n"[-8:], "xxxxxxx\n"]
-        whole = "".join(ASCII.decode(text) for text in dataset.held_out_text)
-        assert whole.startswith("x") and set(whole.splitlines()) == {"x" * 9}, "no line is on both sides"
+        assert dataset.num_users == len(lines), "held-out and empty lines count, and train on nothing"
+        assert texts(dataset)[:3] == ["\nfirst\n", "", "ond one\n"]
+        held_out = {ASCII.decode(text).strip() for text in dataset.held_out_text}
+        assert 0 < len(held_out) < 20
+        for line, text in zip(lines, texts(dataset), strict=True):
+            assert (text == "") == (line == "" or line in held_out), "no line is on both sides"
+
+    @pytest.mark.parametrize("separator", ["\u2028", "\f", "\v", "\x1c", "\x85", "\r"])
+    def test_a_line_ends_at_a_line_break_alone(self, tmp_path: Path, separator: str) -> None:
+        """500 U+2028 or form feeds made 500 units of one."""
+        path = tmp_path / "text"
+        lines = [f"line {number}" for number in range(40)]
+        path.write_bytes(("\n".join([*lines, separator.join(["mine"] * 500)]) + "\n").encode())
+        assert read_text(path, unit="line", tokens=ASCII, max_length=8).num_users == 41
+
+    def test_a_long_line_moves_no_other(self, tmp_path: Path) -> None:
+        """It moved the cut at nine tenths of the file, and 587 lines with it."""
+        path = tmp_path / "text"
+        lines = [f"line {number}" for number in range(6000)]
+        parts = []
+        for first in ("short", "long" * 20_000):
+            path.write_text("\n".join([first, *lines]) + "\n")
+            parts.append(texts(read_text(path, unit="line", tokens=ASCII, max_length=12))[1:])
+        assert parts[0] == parts[1] and 4800 < sum(map(bool, parts[0])) < 5800
+
+    def test_a_declared_number_of_units(self, tmp_path: Path) -> None:
+        path = tmp_path / "text"
+        path.write_text("".join(f"line {number}\n" for number in range(40)))
+        dataset = read_text(path, unit="line", tokens=ASCII, units=50)
+        assert dataset.num_users == 50 and "was declared" in " ".join(text_statement(dataset.description))
+        with pytest.raises(DpformerError, match="names 40 lines: declare at least as many"):
+            read_text(path, unit="line", tokens=ASCII, units=39)
+
+    def test_a_key_twice_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "text"
+        path.write_text('{"author": "a", "text": "x", "author": "b"}\n')
+        with pytest.raises(DpformerError, match="has the key 'author' twice"):
+            read_text(path, unit="author", tokens=ASCII)
 
     def test_all_of_an_author_is_one_sample(self, tmp_path: Path) -> None:
         rows = [{"author": f"a{i % 30}", "text": f"{i}."} for i in range(90)]
         dataset = read_text(lines_of(tmp_path / "x.jsonl", rows), unit="author", tokens=ASCII, max_length=50)
-        assert dataset.num_users + len(dataset.held_out_text) == 30
-        everything = [*texts(dataset), *(ASCII.decode(text) for text in dataset.held_out_text)]
+        assert dataset.num_users == 30
+        everything = [*filter(None, texts(dataset)), *(ASCII.decode(text) for text in dataset.held_out_text)]
         assert sorted(everything) == sorted(f"\n{i}.\n{i + 30}.\n{i + 60}.\n" for i in range(30))
 
     def test_an_author_who_wrote_much_counts_as_one_sample_too(self, tmp_path: Path) -> None:
         """The last tokens; the rest is not even counted in frequencies."""
         rows = [{"author": f"a{i % 30}", "text": "early" * 20 if i < 30 else "late"} for i in range(60)]
         dataset = read_text(lines_of(tmp_path / "x.jsonl", rows), unit="author", tokens=ASCII, max_length=8)
-        assert set(texts(dataset)) == {"ly\nlate\n"}
+        assert set(texts(dataset)) == {"ly\nlate\n", ""}
         items, offsets = dataset.packed_train()
-        assert set(ASCII.decode(items.tolist())) == set("ly\nlate\n") and np.all(np.diff(offsets) == 8)
+        assert set(ASCII.decode(items.tolist())) == set("ly\nlate\n") and set(np.diff(offsets)) == {0, 8}
 
     @settings(max_examples=30)
     @given(st.lists(st.tuples(st.integers(0, 40) | st.none(), TEXT), min_size=60, max_size=80), st.data())
@@ -131,12 +167,12 @@ class TestUnits:
         ours, theirs = sorted(texts(one)), sorted(texts(two))
         for text in theirs:
             ours.remove(text)
-        assert len(ours) <= 1
+        assert len(ours) == 1
 
     def test_other_data_has_another_hash(self, tmp_path: Path) -> None:
         path = tmp_path / "text"
         hashes = set()
-        for text, unit in (("ab" * 50, "chunk"), ("ba" * 50, "chunk"), ("a\nb\n" * 50, "line")):
+        for text, unit in (("ab" * 50, "chunk"), ("ba" * 50, "chunk"), ("".join(f"{n}\n" for n in range(50)), "line")):
             path.write_text(text)
             hashes.add(read_text(path, unit=unit, tokens=ASCII, max_length=10).hash)  # type: ignore[arg-type]
         assert len(hashes) == 3
@@ -162,7 +198,7 @@ class TestUnits:
 
 def test_the_statement_names_the_unit(tmp_path: Path) -> None:
     path = tmp_path / "text"
-    path.write_text("abcdefgh\n" * 30)
+    path.write_text("".join(f"abcdefgh {number}\n" for number in range(30)))
     for unit, words in (("chunk", "chunk by chunk, not as a person"), ("line", "line by line, not as a person")):
         dataset = read_text(path, unit=unit, tokens=ASCII, max_length=16)  # type: ignore[arg-type]
         sentences = " ".join(text_statement(dataset.description))

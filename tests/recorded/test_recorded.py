@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "not shared": {**SMALL, "model": "transformer", "reattention": False, "shared": False, "clipping": "clip"},
     "correlated noise": {**SMALL, "model": "transformer", "reattention": False, "bands": 3},
     "started from counts": {**SMALL, "model": "transformer", "warm_start": 0.5, "private_metrics": True},
-    "text": {**SMALL, "task": "lm", "unit": "line", "batch_size": 20},
+    "text": {**SMALL, "task": "lm", "unit": "chunk", "batch_size": 20},
 }
 
 
@@ -91,8 +91,8 @@ def outcome(name: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_as_recorded(name: str, tmp_path: Path) -> None:
     runs = json.loads(RECORD.read_text()).get(arithmetic())
-    if runs is None:
-        pytest.skip("nothing was recorded on a processor that rounds as this one does")
+    if runs is None or name not in runs:
+        pytest.skip("not recorded on a processor that rounds as this one does")
     assert outcome(name, tmp_path) == runs[name]
 
 

@@ -168,7 +168,7 @@ def test_transition_counts(tmp_path_factory: pytest.TempPathFactory, tmp_path: P
 
 def test_a_language_model(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
-    corpus.write_text("to be or not to be\n" * 200)
+    corpus.write_text("".join(f"to be or not to be {number}\n" for number in range(200)))
     choices = {**CHOICES, "file": corpus, "task": "lm", "unit": "line", "max_length": 12, "epochs": 1}
     train(Config.make(**choices), tmp_path / "run")
     text = words(write_report(tmp_path / "run"))

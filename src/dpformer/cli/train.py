@@ -31,9 +31,6 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan; no private data is touched.", rich_help_panel="Run")
     ] = False,
-    users: Annotated[
-        int | None, typer.Option(min=2, help="Number of users, for --dry-run.", rich_help_panel="Run")
-    ] = None,
     items: Annotated[
         int | None, typer.Option(min=2, help="Number of items, for --dry-run.", rich_help_panel="Run")
     ] = None,
@@ -55,10 +52,10 @@ def train(
             "has moved"
         )
     if dry_run:
-        _print_plan(Config.make(config, **given), users, items, as_json)
+        _print_plan(Config.make(config, **given), items, as_json)
         return
-    if users is not None or items is not None:
-        raise DpformerError("--users and --items are for --dry-run; training counts them itself")
+    if items is not None:
+        raise DpformerError("--items is for --dry-run; training counts them itself")
     if resume is None:
         made = Config.make(config, **given)
         say_model(made, given)
@@ -142,13 +139,13 @@ def _summary(run: Any) -> str:
     )
 
 
-def _print_plan(config: Config, users: int | None, items: int | None, as_json: bool) -> None:
+def _print_plan(config: Config, items: int | None, as_json: bool) -> None:
     quiet_threads()
     from dpformer.runs.estimate import dry_run, plan_rows
     from dpformer.training.allocator import keep_freed_memory
 
     keep_freed_memory()  # as in training, whose steps are timed
-    facts = dry_run(config, users, items)
+    facts = dry_run(config, items=items)
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
         return

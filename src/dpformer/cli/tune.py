@@ -25,7 +25,6 @@ def tune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what it would cost; give --users.", rich_help_panel="Run")
     ] = False,
-    users: Annotated[int | None, typer.Option(min=2, help="For --dry-run.", rich_help_panel="Run")] = None,
     sign: Annotated[
         Path | None,
         typer.Option(help="Sign the statement with this private key (PEM, Ed25519).", rich_help_panel="Run"),
@@ -45,9 +44,9 @@ def tune(
     first = {name: tried[0] for name, tried in values.items() if name in tuning.TUNABLE}  # of a network, so it is one
     chosen = Config.make(config, **{**{name: v for name, v in choices.items() if v is not None}, **first})
     if dry_run:
-        if users is None:
+        if chosen.users is None:
             raise DpformerError("--dry-run reads no data: give --users")
-        _print(tuning.plan_tuning(chosen, values, mean_runs, users), as_json)
+        _print(tuning.plan_tuning(chosen, values, mean_runs, chosen.users), as_json)
         return
     target = out or default_out(chosen).with_name(f"{default_out(chosen).name}-tuned")
     facts = tuning.tune(

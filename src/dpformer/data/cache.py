@@ -17,7 +17,7 @@ from dpformer.data.dataset import Dataset
 from dpformer.data.vocabulary import Vocabulary
 from dpformer.errors import DpformerError
 
-FORMAT = 1
+FORMAT = 2  # 1 left out users of whom no row passed the filters
 
 
 class PackedStrings(Sequence[str]):

@@ -15,7 +15,10 @@ from dpformer.errors import DpformerError
 
 @dataclass(frozen=True)
 class Histories:
-    """User `user_ids[u]` met items `item_ids[c]` for c in codes[offsets[u]:offsets[u + 1]], in this order."""
+    """User `user_ids[u]` met items `item_ids[c]` for c in codes[offsets[u]:offsets[u + 1]], in this order.
+
+    Users whose interactions were all filtered away are here, with none.
+    """
 
     user_ids: Sequence[str]
     item_ids: Sequence[str]
@@ -52,12 +55,12 @@ def read(
         columns: names of columns where they are not the usual ones.
         reading: what else is declared about it.
         min_rating: leave out interactions rated lower.
-        min_user_actions: leave out users with fewer interactions.
+        min_user_actions: leave out the interactions of users with fewer; the users stay, with nothing.
     """
     filters = {"min_rating": min_rating, "min_user_actions": min_user_actions}
     with open_log(Path(path), columns, reading, **filters) as log:  # type: ignore[arg-type]
-        present, offsets = log.offsets()
-        if not len(present):
+        offsets = log.offsets()
+        if not offsets[-1]:
             raise DpformerError(f"no interaction of {log.interactions:,} is left after the filters: lower them")
         codes, times = np.empty(offsets[-1], dtype=np.int32), Times()
         for users, part in log.parts(offsets):
@@ -65,8 +68,7 @@ def read(
             codes[first:last] = part["i"]
             if log.time_column is not None:
                 times.add(part["i"], part["t"], part["f"], offsets[users.start : users.stop + 1] - first)
-        ids = [log.user_ids[user] for user in present.tolist()] if len(present) < len(log.user_ids) else log.user_ids
-        return Histories(ids, log.item_ids, codes, offsets, _facts(log, times))
+        return Histories(log.user_ids, log.item_ids, codes, offsets, _facts(log, times))
 
 
 def _facts(log: Log, times: "Times") -> dict[str, Any]:

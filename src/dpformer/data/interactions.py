@@ -59,13 +59,13 @@ class Interactions:
         timed = log.timestamps is not None
         keys = (log.users,) if log.timestamps is None else (log.timestamps, log.users)
         order = np.lexsort(keys)  # stable
-        present, lengths = np.unique(log.users, return_counts=True)
+        lengths = np.bincount(log.users, minlength=len(self.user_ids))
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         codes, times = log.items[order].astype(np.int32), Times()
         if log.timestamps is not None:
             times.add(codes, log.timestamps[order], np.zeros(len(codes)), offsets)
         facts = {"format": self.format, "read": read, "skipped": {}, **times.facts("timestamp" if timed else None)}
-        return Histories([log.user_ids[user] for user in present.tolist()], log.item_ids, codes, offsets, facts)
+        return Histories(self.user_ids, log.item_ids, codes, offsets, facts)
 
 
 class Codes:
@@ -95,11 +95,18 @@ class Codes:
         return code
 
 
+def exact_below(raw: Any) -> int:
+    """From where on floats of this precision stand for several whole numbers: 2⁵³, of single precision 2²⁴."""
+    return 2 ** (1 + np.finfo(np.asarray(raw).dtype).nmant)
+
+
 def id_text(raw: Any) -> str:
     """An id as text, spaces around it removed. ValueError when there is none."""
     if raw is None or raw != raw or isinstance(raw, list | dict):
         raise ValueError(f"{raw!r} is not an id")
     if isinstance(raw, float | np.floating) and float(raw).is_integer():
+        if abs(float(raw)) >= exact_below(raw):
+            raise ValueError(f"{raw!r} is a float in which several whole numbers have become one; give ids as text")
         raw = int(raw)  # a table with gaps makes whole numbers floats
     name = raw.decode("utf-8", "backslashreplace") if isinstance(raw, bytes) else str(raw)
     name = name.strip()

@@ -26,7 +26,9 @@ ROWS_AT_ONCE = 1 << 22
 class Log:
     """A log that was read: the ids of users and items, and DuckDB's table `ordered` of (u, i, t, f).
 
-    Its rows are by user (numbered by first appearance), then time, then place in the file.
+    Its rows are by user (numbered by first appearance), then time, then place in the file. Every user whom a row names
+    is in `user_ids`, whether or not any row of that user passes the filters: their number is published, so it must not
+    depend on what a user did.
     """
 
     connection: Connection
@@ -37,10 +39,12 @@ class Log:
     interactions: int  # before any filter
     skipped: dict[str, int] = field(default_factory=dict)  # what was wrong → rows left out
 
-    def offsets(self) -> tuple[np.ndarray, np.ndarray]:
-        """(users that have rows (n,), where the rows of each start and the last ends (n + 1,))."""
-        counts = self.connection.execute("SELECT u, count(*) AS n FROM ordered GROUP BY u ORDER BY u").fetchnumpy()
-        return np.asarray(counts["u"]), np.concatenate([[0], np.cumsum(counts["n"])]).astype(np.int64)
+    def offsets(self) -> np.ndarray:
+        """Where the rows of each user start and the last ends, (users + 1,); a user may have none."""
+        counts = self.connection.execute("SELECT u, count(*) AS n FROM ordered GROUP BY u").fetchnumpy()
+        lengths = np.zeros(len(self.user_ids), dtype=np.int64)
+        lengths[np.asarray(counts["u"])] = counts["n"]
+        return np.concatenate([[0], np.cumsum(lengths)])
 
     def parts(self, offsets: np.ndarray) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
         """The rows of some whole users at a time: (which users, their columns i, t and f)."""

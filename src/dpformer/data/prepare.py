@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.data.cache import load, save
+from dpformer.data.cache import FORMAT, load, save
 from dpformer.data.columns import Columns
 from dpformer.data.dataset import MIN_TO_TEST, Dataset
 from dpformer.data.histories import Histories, read
 from dpformer.data.interactions import Interactions
+from dpformer.data.population import with_declared
 from dpformer.data.reading import Reading
 from dpformer.data.sources.files import files_of
 from dpformer.data.vocabulary import Vocabulary, canonical_order
@@ -21,7 +22,7 @@ from dpformer.errors import DpformerError
 
 @dataclass(frozen=True)
 class Filters:
-    """What is left out: a matter of each user's own rows."""
+    """What is left out: a matter of each user's own rows. Users stay, if need be with nothing."""
 
     min_rating: float | None = None
     min_user_actions: int = 0
@@ -37,6 +38,7 @@ def prepare(
     filters: Filters | None = None,
     max_length: int | None = 200,
     validation: bool = False,
+    users: int | None = None,
     cache: str | Path | None = None,
 ) -> Dataset:
     """Prepares a log for training: one user, one sequence; the last item held out.
@@ -51,17 +53,19 @@ def prepare(
         filters: what to leave out first.
         max_length: how many items of a user, the last ones, are trained on; None: whole histories.
         validation: hold out a validation item before the test item.
+        users: their number as declared; by default they are counted in the log, before any filter.
         cache: a folder in which prepared data is kept, private, and found again while the files are unchanged. Nothing
             that was released is ever kept: a release belongs to one run and its ledger.
     """
     filters, reading = filters or Filters(), reading or Reading()
-    options = (vocabulary, drop_unknown_items, filters, max_length, validation)
+    options = (vocabulary, drop_unknown_items, filters, max_length, validation, users)
     if isinstance(source, Interactions):
         return _prepare(source.histories(**asdict(filters)), "", *options)
     path = Path(source)
     folder = None
     if cache is not None:
-        folder = Path(cache) / _cache_key(path, columns, reading, vocabulary, drop_unknown_items, filters, validation)
+        rest = (drop_unknown_items, filters, validation, users)
+        folder = Path(cache) / _cache_key(path, columns, reading, vocabulary, *rest)
     if folder is not None and folder.exists():
         return load(folder).with_max_length(max_length)
     dataset = _prepare(read(path, columns, reading, **asdict(filters)), path.name, *options)
@@ -79,19 +83,20 @@ def _prepare(
     filters: Filters,
     max_length: int | None,
     validation: bool,
+    users: int | None,
 ) -> Dataset:
     words, numbers = _vocabulary(log, vocabulary)
     known = numbers[log.codes] >= 0
     if isinstance(vocabulary, Vocabulary) and not drop_unknown_items and not known.all():
         _refuse_unknown(log, log.codes[~known])
-    last = log.offsets[1:] - 1
-    dropped, last_dropped = int((~known).sum()), int((~known[last]).sum())
-    lengths = np.add.reduceat(known, log.offsets[:-1], dtype=np.int64)  # every user has rows
+    lengths = np.diff(log.offsets)
+    present = lengths > 0
+    dropped, last_dropped = int((~known).sum()), int((~known[log.offsets[1:][present] - 1]).sum())
     items = numbers[log.codes[known] if dropped else log.codes]
-    users = np.flatnonzero(lengths)
-    ids = log.user_ids if len(users) == len(log) else [log.user_ids[user] for user in users.tolist()]
-    lengths = lengths[users]
+    lengths[present] = np.add.reduceat(known, log.offsets[:-1][present], dtype=np.int64)
     _refuse_useless(lengths)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    ids, offsets = with_declared(log.user_ids, offsets, users)
     description = {
         "source": name,
         "filters": asdict(filters),
@@ -102,10 +107,11 @@ def _prepare(
         },
         **log.facts,
         **_sizes(lengths, len(words)),
+        "users": len(ids),
+        "users_declared": users is not None,
         "split": {"rule": "leave-last-out", "validation": validation, **_split(lengths)},
         "max_length": max_length,
     }
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return Dataset(items, offsets, ids, words, max_length, validation, description)
 
 
@@ -129,16 +135,16 @@ def _refuse_unknown(log: Histories, unknown: np.ndarray) -> None:
 
 
 def _refuse_useless(lengths: np.ndarray) -> None:
-    if len(lengths) < 2:
-        raise DpformerError(f"{len(lengths)} user is left: user-level privacy needs many users; check the user column")
+    left = int((lengths > 0).sum())
+    if left < 2:
+        raise DpformerError(f"{left} user is left: user-level privacy needs many users; check the user column")
     if lengths.max() < 2:
-        raise DpformerError(f"none of {len(lengths):,} users has two items: there is no next item to learn")
+        raise DpformerError(f"none of {left:,} users has two items: there is no next item to learn")
 
 
 def _sizes(lengths: np.ndarray, num_items: int) -> dict[str, Any]:
     spread = {"min": int(lengths.min()), "median": float(np.median(lengths)), "mean": round(float(lengths.mean()), 2)}
     return {
-        "users": len(lengths),
         "items": num_items,
         "interactions": int(lengths.sum()),
         "lengths": {**spread, "max": int(lengths.max())},
@@ -158,5 +164,5 @@ def _cache_key(path: Path, columns: Columns | None, reading: Reading, vocabulary
     except OSError as error:
         raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
     words = vocabulary.to_json() if isinstance(vocabulary, Vocabulary) else repr(vocabulary)
-    facts = [files, repr(columns or Columns()), repr(replace(reading, memory=None)), words, repr(rest)]
+    facts = [FORMAT, files, repr(columns or Columns()), repr(replace(reading, memory=None)), words, repr(rest)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

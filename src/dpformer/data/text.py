@@ -1,22 +1,25 @@
-"""Text in, one token sequence a *unit* out. The unit is what the guarantee protects, so it is never guessed.
+"""Text in, one token sequence per *unit* out. The unit is what the guarantee protects, so it is never guessed.
 
 | unit | one sample is | from |
 | --- | --- | --- |
 | `chunk` | `max_length` consecutive tokens, at fixed places of the file | any text |
-| `line` | a line that is not empty | any text |
+| `line` | a line, ended by `\n` and nothing else | any text |
 | `document` | a line of JSON, or all lines with the same document id | JSON lines with `text` |
 | `author` | everything one author wrote | JSON lines with `text` and `author` |
 
 The vocabulary is public: characters of given Unicode ranges, others becoming one replacement symbol, or the tokens of a
 given tokenizer file. It is never taken from the data.
 
-Held out is a tenth. Of plain text that is the last tenth of the file (as usual for TinyShakespeare; where the cut falls
-is assumed public). Units with an id are held out by a hash of the id, so that nobody's part depends on anybody else.
+A tenth is held out. Of chunks that is the last tenth of the file (as usual for TinyShakespeare; where the cut falls is
+assumed public). Of other units it is those whose id, or text where there is no id, has a certain keyed hash, so that
+nobody's part depends on anybody else. Held-out units, and empty ones, are units all the same: they train on nothing,
+and N, the number of units, depends on nobody's text.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,19 +31,22 @@ import numpy as np
 
 from dpformer.accounting.units import Unit
 from dpformer.data.dataset import Dataset
+from dpformer.data.population import with_declared
 from dpformer.data.tokens import Tokens
 from dpformer.errors import DpformerError
 
 HELD_OUT = 10  # one in ten
+_SPLIT_KEY = b"dpformer held-out units 1"  # fixed and public: the split is a function of each unit alone
 AUTHOR_KEYS = ("author", "author_id", "user", "user_id")
 DOCUMENT_KEYS = ("document", "document_id", "doc_id", "id")
 
 
 @dataclass(frozen=True, eq=False)
 class TextDataset(Dataset):
-    """Sequences of tokens, one a unit; "items" are tokens and "users" are units. Nothing of a unit is held out.
+    """Sequences of tokens, one per unit; "items" are tokens and "users" are units.
 
-    What is held out are other units or, of plain text, the end of it: `held_out_text`, one array of tokens each.
+    Held out are whole units, whose sequences are empty here, or the end of a text in chunks: `held_out_text`, one array
+    of tokens each.
     """
 
     tokens: Tokens | None = None
@@ -70,6 +76,7 @@ def read_text(
     tokens: Tokens,
     max_length: int = 256,
     id_column: str | None = None,
+    units: int | None = None,
 ) -> TextDataset:
     """Reads a text file, or JSON lines, as samples of a unit.
 
@@ -79,26 +86,34 @@ def read_text(
         tokens: characters or a tokenizer (`Tokens`).
         max_length: tokens of a unit to train on, the last ones; the length of a chunk.
         id_column: key of the author or document id, if it is not a usual one.
+        units: their number as declared; by default they are counted.
     """
     if unit not in get_args(Unit):
         raise DpformerError(f"unit is {unit!r}; it must be one of {', '.join(get_args(Unit))}")
     path = Path(path)
-    if unit in ("chunk", "line"):
-        train, held_out = _plain(_read(path), unit, tokens, max_length)
+    if unit == "chunk":
+        train, held_out = _chunks(_read(path), tokens, max_length)
+    elif unit == "line":
+        train, held_out = _split(((line, [line]) for line in _lines(_read(path))), tokens)
     else:
         train, held_out = _by_id(_json_texts(path, unit, id_column), tokens)
-    if len(train) < 2 or not held_out:
-        raise DpformerError(
-            f"{path} gives {len(train)} units of text to train on and {len(held_out)} held out: too few"
-        )
+    trained = sum(1 for ids in train if len(ids))
+    if trained < 2 or not held_out:
+        raise DpformerError(f"{path} gives {trained} units of text to train on and {len(held_out)} held out: too few")
     offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in train])]).astype(np.int64)
+    # Whose a unit is, nobody needs to know.
+    names, offsets = with_declared([""] * len(train), offsets, units, f"{unit}s")
     return TextDataset(
         items=np.concatenate(train).astype(np.int32),
         offsets=offsets,
-        user_ids=range(len(train)),  # type: ignore[arg-type]  # whose a unit is, nobody needs to know
+        user_ids=names,
         vocabulary=tokens.vocabulary,
         max_length=max_length,
-        description=_description(unit, tokens, max_length, len(train)),
+        description={
+            **_description(unit, tokens, max_length),
+            "users": len(names),
+            "users_declared": units is not None,
+        },
         tokens=tokens,
         held_out_text=[ids.astype(np.int32) for ids, _ in held_out],
         held_out_characters=sum(characters for _, characters in held_out),
@@ -108,16 +123,18 @@ def read_text(
 Held = list[tuple[np.ndarray, int]]  # tokens, and how many characters they are
 
 
-def _plain(text: str, unit: Unit, tokens: Tokens, max_length: int) -> tuple[list[np.ndarray], Held]:
-    """The first nine tenths of the characters in units; the rest, whole."""
+def _chunks(text: str, tokens: Tokens, max_length: int) -> tuple[list[np.ndarray], Held]:
+    """The first nine tenths of the characters in chunks; the rest, whole."""
     cut = len(text) * (HELD_OUT - 1) // HELD_OUT
-    if unit == "line":
-        cut = text.rfind("\n", 0, cut) + 1  # no line on both sides
-        train = [tokens.encode(_framed(line)) for line in text[:cut].splitlines() if line.strip()]
-    else:
-        stream = tokens.encode(text[:cut])
-        train = [stream[at : at + max_length] for at in range(0, len(stream), max_length)]
+    stream = tokens.encode(text[:cut])
+    train = [stream[at : at + max_length] for at in range(0, len(stream), max_length)]
     return train, [(tokens.encode(text[cut:]), len(text) - cut)] if text[cut:] else []
+
+
+def _lines(text: str) -> list[str]:
+    """Lines between `\n`, and no other character: form feeds and U+2028 are text, which one unit may have many of."""
+    lines = text.split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def _by_id(texts: Iterable[tuple[str | None, str]], tokens: Tokens) -> tuple[list[np.ndarray], Held]:
@@ -129,11 +146,20 @@ def _by_id(texts: Iterable[tuple[str | None, str]], tokens: Tokens) -> tuple[lis
             alone.append((text, [text]))
         else:
             together.setdefault(name, []).append(text)
+    return _split((*together.items(), *alone), tokens)
+
+
+def _split(units: Iterable[tuple[str, list[str]]], tokens: Tokens) -> tuple[list[np.ndarray], Held]:
+    """What each unit of (id, texts) trains on, nothing if it is held out or empty; and what is held out."""
     train: list[np.ndarray] = []
     held_out: Held = []
-    for name, parts in (*together.items(), *alone):
+    nothing = np.zeros(0, np.int32)
+    for name, parts in units:
         text = _framed("\n".join(parts))
-        if _is_held_out(name):
+        if not text.strip():
+            train.append(nothing)
+        elif _is_held_out(name):
+            train.append(nothing)
             held_out.append((tokens.encode(text), len(text)))
         else:
             train.append(tokens.encode(text))
@@ -147,12 +173,13 @@ def _framed(text: str) -> str:
 
 def _is_held_out(name: str) -> bool:
     """By the unit's own id or text alone: a place in the file would depend on what others have there."""
-    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:8], "big") % HELD_OUT == 0
+    code = hmac.digest(_SPLIT_KEY, name.encode("utf-8", "surrogatepass"), "sha256")
+    return int.from_bytes(code[:8], "big") % HELD_OUT == 0
 
 
 def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")  # line breaks as they are
     except OSError as error:
         raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -171,7 +198,7 @@ def _json_texts(path: Path, unit: Unit, id_column: str | None) -> Iterator[tuple
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_pairs)
         except (ValueError, RecursionError) as error:
             raise DpformerError(f"{path}, line {number} is not JSON: {error}") from None
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
@@ -182,8 +209,17 @@ def _json_texts(path: Path, unit: Unit, id_column: str | None) -> Iterator[tuple
         yield None if name is None else str(name), row["text"]
 
 
-def _description(unit: Unit, tokens: Tokens, max_length: int, units: int) -> dict[str, Any]:
-    return {"task": "lm", "unit": unit, "max_length": max_length, "users": units, "tokens": tokens.description}
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; with a key twice it is not told whose text it is."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+        raise ValueError(f"it has the key {twice[:40]!r} twice")
+    return found
+
+
+def _description(unit: Unit, tokens: Tokens, max_length: int) -> dict[str, Any]:
+    return {"task": "lm", "unit": unit, "max_length": max_length, "tokens": tokens.description}
 
 
 def decoder(release: Any) -> tuple[Tokens, Callable[[Sequence[int]], str]]:

@@ -146,7 +146,10 @@ class Config(BaseModel):
     )
     memory: str | None = _choice("Data", None, "Limit of the engine that reads, such as 4GB (half of the machine's).")
     min_rating: float | None = _choice("Data", None, "Leave out lower ratings.")
-    min_user_actions: Limit = _choice("Data", 0, "Leave out users with fewer interactions.")
+    min_user_actions: Limit = _choice("Data", 0, "Leave out the interactions of users with fewer.")
+    users: Annotated[int, Field(ge=2)] | None = _choice(
+        "Data", None, "Declared number of users, N (counted in the log, before any filter)."
+    )
     catalog: Path | None = _choice("Data", None, "Public file of all items, with titles or without.")
     attributes: bool | None = _choice(
         "Data", None, "Counts: use what the catalogue says about items besides titles and ids (if it says anything)."

@@ -39,9 +39,10 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
 
     Args:
         config: the choices.
-        users: the number of users, public; that of the synthetic default is known.
+        users: the number of users, public; by default the declared one, and that of the synthetic default is known.
         items: the number of items, public; a catalogue tells it.
     """
+    users = users or config.users
     if config.synthetic:
         users = users or SYNTHETIC_USERS
     if users is None:

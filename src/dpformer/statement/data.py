@@ -17,7 +17,7 @@ def data_statement(description: dict[str, Any]) -> list[str]:
         _vocabulary(description),
         _length(description["max_length"]),
         _split(description["split"]),
-        f"The number of users, N = {description['users']:,}, is assumed public.",
+        _population("users", description),
     ]
 
 
@@ -35,7 +35,7 @@ def _filters(filters: dict[str, Any]) -> list[str]:
     if filters["min_rating"] is not None:
         sentences.append(f"Interactions rated below {filters['min_rating']:g} were left out.")
     if filters["min_user_actions"] > 1:
-        sentences.append(f"Users with fewer than {filters['min_user_actions']} interactions were left out.")
+        sentences.append(f"The interactions of users with fewer than {filters['min_user_actions']} were left out.")
     return sentences
 
 
@@ -90,16 +90,22 @@ def order_line(description: dict[str, Any]) -> str:
 def text_statement(description: dict[str, Any]) -> list[str]:
     """Sentences on unit, vocabulary, length, split and N for the privacy statement; nothing in it is counted but N."""
     unit, length = UNITS[description["unit"]], f"{description['max_length']:,}"
-    by_id = description["unit"] in ("document", "author")
     split = (
-        f"About a tenth of the {unit.plural} is held out, by a hash of their id (of the text where there is no id): "
-        "which these are depends on nobody else."
-        if by_id
-        else "The last tenth of the file is held out; where the cut falls is assumed public."
+        "The last tenth of the file is held out; where the cut falls is assumed public."
+        if description["unit"] == "chunk"
+        else f"About a tenth of the {unit.plural} is held out, each by a keyed hash of its own id, or text where there "
+        "is no id, and counts in N with nothing to train on."
     )
     return [
         f"{unit.meaning} At most {length} tokens of it, the last ones, are trained on.",
         description["tokens"],
         f"{split} Losses on held-out text are not covered by the guarantee.",
-        f"The number of {unit.plural} trained on, N = {description['users']:,}, is assumed public.",
+        _population(unit.plural, description),
     ]
+
+
+def _population(plural: str, description: dict[str, Any]) -> str:
+    number = f"The number of {plural}, N = {description['users']:,},"
+    if description["users_declared"]:
+        return f"{number} was declared before the data was read, which has no influence on it."
+    return f"{number} counts all that the data names, before any filter, and is assumed public."

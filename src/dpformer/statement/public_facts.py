@@ -28,7 +28,7 @@ def public_description(config: Config, plan: Plan, items: int, tokens: str = "")
         tokens: the sentence on the vocabulary of text.
     """
     if config.task == "lm":
-        return {"unit": config.unit, "max_length": config.max_length, "users": plan.users, "tokens": tokens}
+        return {"unit": config.unit, "max_length": config.max_length, "tokens": tokens, **_population(config, plan)}
     return {
         "query": config.query is not None,
         "filters": {"min_rating": config.min_rating, "min_user_actions": config.min_user_actions},
@@ -36,8 +36,12 @@ def public_description(config: Config, plan: Plan, items: int, tokens: str = "")
         "items": items,
         "max_length": config.max_length,
         "split": {"validation": config.validation},
-        "users": plan.users,
+        **_population(config, plan),
     }
+
+
+def _population(config: Config, plan: Plan) -> dict[str, Any]:
+    return {"users": plan.users, "users_declared": config.users is not None}
 
 
 def popularity_noise(config: Config, plan: Plan, *, again: bool = False) -> float:

@@ -6,7 +6,7 @@ Which rows are bad is a matter of each row alone, so skipping them changes nobod
 from pathlib import Path
 
 from dpformer.data.readers.relation import Relation, shown
-from dpformer.data.readers.split_line import FIELDS, ITEM, JSON, OK, QUOTE, RATING, TIME, USER
+from dpformer.data.readers.split_line import FIELDS, ITEM, JSON, OK, QUOTE, RATING, TIME, TWICE, UNREADABLE, USER
 from dpformer.engines.duckdb_connection import Connection
 from dpformer.errors import DpformerError
 
@@ -15,6 +15,7 @@ WORDS = {
     FIELDS: "wrong number of fields",
     QUOTE: "unclosed quote",
     JSON: "not a JSON object",
+    TWICE: "a key twice",
     USER: "no user",
     ITEM: "no item",
     TIME: "no time",
@@ -24,14 +25,14 @@ _SKIP = "or leave such rows out with --skip-bad-rows"
 
 
 def check_rows(connection: Connection, found: Relation, path: Path, *, skip: bool) -> dict[str, int]:
-    """Checks table `raw` and makes tables `users` and `items` (id, code) of its good rows.
+    """Checks table `raw` and makes the tables `items` (id, code) of its good rows, and `users` of all that name one.
 
     Returns: what was wrong with rows that are skipped → how many.
     """
     broken = _rejected(connection, path, skip)
     faults = connection.execute("SELECT fault, count(*), min(rowid) FROM raw GROUP BY fault").fetchall()
     bad = {int(fault): (int(count), int(row)) for fault, count, row in faults if fault != OK}
-    if QUOTE in bad:
+    if QUOTE in bad and _spans(connection, found):
         _refuse(connection, found, path, QUOTE, bad[QUOTE][1])
     if bad and not skip:
         fault = min(bad, key=lambda fault: bad[fault][1])
@@ -47,26 +48,31 @@ def check_rows(connection: Connection, found: Relation, path: Path, *, skip: boo
     if any(connection.execute(f"SELECT count(*) FROM {table} WHERE odd").fetchone()[0] for table in ("users", "items")):
         for table, column in (("users", "u"), ("items", "i")):  # rows were marked: number what is left
             _number(connection, table, column)
-    _refuse_mixed(connection, path)
+    mixed = _mixed(connection, path, skip)
+    if mixed:
+        counted[WORDS[TIME]] = counted.get(WORDS[TIME], 0) + mixed
+        _number(connection, "items", "i")
     return {**({ENCODING: broken} if broken else {}), **counted}
 
 
 def _number(connection: Connection, table: str, column: str) -> int | None:
     """Makes the table of ids, numbered by first appearance; the first row whose id holds a line break or zero byte."""
     odd = " OR ".join(f"contains({column}, chr({code}))" for code in (0, 10, 13))
+    named = f"fault NOT IN ({', '.join(map(str, (*UNREADABLE, USER)))})" if table == "users" else f"fault = {OK}"
     connection.execute(
         f"CREATE OR REPLACE TABLE {table} AS SELECT id, row_number() OVER (ORDER BY first) - 1 AS code, first, odd "
-        f"FROM (SELECT {column} AS id, min(rowid) AS first, {odd} AS odd FROM raw WHERE fault = {OK} GROUP BY {column})"
+        f"FROM (SELECT {column} AS id, min(rowid) AS first, {odd} AS odd FROM raw WHERE {named} GROUP BY {column})"
     )
     row = connection.execute(f"SELECT min(first) FROM {table} WHERE odd").fetchone()[0]
     return None if row is None else int(row)
 
 
 def _mark_odd(connection: Connection, table: str, column: str, fault: int) -> int:
-    changed = connection.execute(
-        f"UPDATE raw SET fault = {fault} WHERE fault = {OK} AND {column} IN (SELECT id FROM {table} WHERE odd)"
-    ).fetchone()
-    return int(changed[0])
+    """Marks rows whose id is odd; those that were good are counted here, the others were before."""
+    odd = f"{column} IN (SELECT id FROM {table} WHERE odd)"
+    good = int(connection.execute(f"SELECT count(*) FROM raw WHERE fault = {OK} AND {odd}").fetchone()[0])
+    connection.execute(f"UPDATE raw SET fault = {fault} WHERE fault NOT IN {UNREADABLE} AND {odd}")
+    return good
 
 
 def _rejected(connection: Connection, path: Path, skip: bool) -> int:
@@ -88,20 +94,33 @@ def _rejected(connection: Connection, path: Path, skip: bool) -> int:
     return len({(file, line) for file, _, line in rows})
 
 
-def _refuse_mixed(connection: Connection, path: Path) -> None:
+def _mixed(connection: Connection, path: Path, skip: bool) -> int:
+    """How many rows are left out because they are of a user who has times of both kinds, and are of the rarer kind.
+
+    Times are compared within one user only, so which kind is meant is a matter of that user's rows.
+    """
     kinds = connection.execute(
         f"SELECT kind, min(rowid) FROM raw WHERE fault = {OK} GROUP BY kind ORDER BY kind"
     ).fetchall()
-    if len(kinds) > 1:
+    if len(kinds) < 2:
+        return 0
+    if not skip:
         raise DpformerError(
             f"{path} has times that are numbers (row {kinds[0][1] + 1} of the data) and times that are dates (row "
-            f"{kinds[1][1] + 1}): write them in one way"
+            f"{kinds[1][1] + 1}): write them in one way, {_SKIP}"
         )
+    dates = "count(*) FILTER (kind = 1) > count(*) FILTER (kind = 0)"
+    meant = f"SELECT u, CASE WHEN {dates} THEN 1 ELSE 0 END AS kind FROM raw WHERE fault = {OK} GROUP BY u"
+    changed = connection.execute(
+        f"UPDATE raw SET fault = {TIME} FROM ({meant}) AS meant WHERE raw.fault = {OK} AND raw.u = meant.u "
+        "AND raw.kind <> meant.kind"
+    ).fetchone()
+    return int(changed[0])
 
 
 def _refuse(connection: Connection, found: Relation, path: Path, fault: int, row: int) -> None:
     where = f"{path}, row {row + found.first_row}"
-    if fault in (FIELDS, QUOTE, JSON):
+    if fault in UNREADABLE:
         raise DpformerError(f"{where} {_shape(connection, found, fault, row)}")
     user, item, time, rating = connection.execute(
         f"SELECT user, item, time, rating FROM ({found.cells}) LIMIT 1 OFFSET {row}"
@@ -120,6 +139,11 @@ def _refuse(connection: Connection, found: Relation, path: Path, fault: int, row
     raise DpformerError(f"{where}: the rating {seen}; complete it, {_SKIP}")
 
 
+def _spans(connection: Connection, found: Relation) -> bool:
+    """Whether a quoted field may span several lines, so that lines between may be rows or not."""
+    return found.broken_field is not None and bool(connection.execute(found.broken_field).fetchone()[0])
+
+
 def _shape(connection: Connection, found: Relation, fault: int, row: int) -> str:
     line = ""
     if found.lines is not None:
@@ -128,8 +152,10 @@ def _shape(connection: Connection, found: Relation, fault: int, row: int) -> str
     if fault == QUOTE:
         return (
             f"has a quote that does not close on its line{line}; give --no-quotes if quotes are plain characters, or "
-            "write the log as JSON lines or Parquet"
+            f"write the log as JSON lines or Parquet{'' if _spans(connection, found) else f', {_SKIP}'}"
         )
+    if fault == TWICE:
+        return f"has a key twice{line}; whose row it is has to be told: write it once, {_SKIP}"
     if fault == JSON:
         return f"is not a JSON object{line}; give one object a line, {_SKIP}"
     return f"has another number of fields than the header or the first row{line}; complete it, {_SKIP}"

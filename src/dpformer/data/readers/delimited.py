@@ -57,7 +57,24 @@ def text_lines(connection: Connection, files: list[Path], kind: str, wanted: Wan
         plainly = columns(files, 1 if headed else 0, delimiter, len(names))
         quick = typed(_cells(cells, str(OK), plainly, trim=False), time and whole_time("time"))
     first_row = 2 if headed else 1
-    return Relation(typed(select, time), FORMATS[kind], roles.get("timestamp"), first_row, select, source, quick)
+    spans = _spans(fields, source, len(names))
+    return Relation(typed(select, time), FORMATS[kind], roles.get("timestamp"), first_row, select, source, quick, spans)
+
+
+def _spans(fields: Fields, source: str, width: int) -> str | None:
+    """SQL that counts pairs of lines which, with all between them, could be one row of the right number of fields."""
+    if not fields.quoted:
+        return None
+    marked = (
+        f"SELECT {fields.opened} AS opened, {fields.closed} AS closed, row_number() OVER () AS n FROM {source} "
+        "WHERE contains(line, '\"')"
+    )
+    return (
+        f"WITH marked AS MATERIALIZED ({marked}), "
+        "opens AS (SELECT opened, min(n) AS n FROM marked WHERE opened IS NOT NULL GROUP BY opened), "
+        "closes AS (SELECT closed, max(n) AS n FROM marked WHERE closed IS NOT NULL GROUP BY closed) "
+        f"SELECT count(*) FROM opens, closes WHERE opened + closed + 1 = {width} AND opens.n < closes.n"
+    )
 
 
 def _cells(values: dict[str, str], fault: str, source: str, *, trim: bool = True) -> str:

@@ -4,11 +4,22 @@ import json
 from pathlib import Path
 
 from dpformer.data.columns import JSON_KEYS
-from dpformer.data.readers.parse_cell import id_of_text, rating_of, time_of_text
+from dpformer.data.readers.parse_cell import EXACT_BELOW, id_of_text, rating_of, time_of_text
 from dpformer.data.readers.relation import Relation, Wanted, rows
-from dpformer.data.readers.split_line import JSON, OK, lines
+from dpformer.data.readers.split_line import JSON, OK, TWICE, lines
 from dpformer.data.reading import FORMATS
 from dpformer.engines.duckdb_connection import text
+
+_IDS = ("user", "item")
+
+
+def _id_of_float(value: str) -> str:
+    """A number with a point or an exponent as an id, as `id_of` has it."""
+    number = f"TRY_CAST({value} AS DOUBLE)"
+    whole = f"CAST(CAST({number} AS BIGINT) AS VARCHAR)"
+    exact = f"abs({number}) < {EXACT_BELOW['DOUBLE']}"
+    whole = f"WHEN {number} = floor({number}) THEN {whole}"
+    return f"CASE WHEN NOT coalesce({exact}, false) THEN NULL {whole} ELSE {value} END"
 
 
 def json_lines(files: list[Path], wanted: Wanted) -> Relation:
@@ -24,14 +35,18 @@ def json_lines(files: list[Path], wanted: Wanted) -> Relation:
         given = ", ".join(f"nullif(s[{place + 1}], 'null')" for place in places)
         first = f"coalesce({given}, NULL)"
         # A list or an object is no id, number or time; text in quotes is unquoted.
-        values[role] = (
-            f"CASE WHEN starts_with({first}, '[') OR starts_with({first}, '{{') THEN NULL ELSE {first} ->> '$' END"
-        )
+        cases = f"WHEN starts_with({first}, '[') OR starts_with({first}, '{{') THEN NULL"
+        if role in _IDS:
+            cases += f" WHEN regexp_matches({first}, '^-?[0-9].*[.eE]') THEN {_id_of_float(first)}"
+        values[role] = f"CASE {cases} ELSE {first} ->> '$' END"
         start += len(keys[role])
     source = lines(files, 0)
+    # Of a key that an object has twice, DuckDB takes the first: whose row it is would not be told.
+    keyed = f"list_filter(json_keys(line), lambda key: key IN ({', '.join(map(text, paths))}))"
+    fault = f"CASE WHEN len({keyed}) > len(list_distinct({keyed})) THEN {TWICE} ELSE {OK} END"
     select = (
         f"SELECT CASE WHEN fault = {OK} THEN CAST(json_extract(line, [{listed_paths}]) AS VARCHAR[]) END AS s, fault "
-        f"FROM (SELECT line, CASE WHEN json_valid(line) AND json_type(line) = 'OBJECT' THEN {OK} ELSE {JSON} END "
+        f"FROM (SELECT line, CASE WHEN json_valid(line) AND json_type(line) = 'OBJECT' THEN {fault} ELSE {JSON} END "
         f"AS fault FROM {source} WHERE line IS NOT NULL AND trim(line) <> '')"
     )
     time = time_of_text("time") if "timestamp" in values else None

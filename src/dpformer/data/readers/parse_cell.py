@@ -11,6 +11,7 @@ NUMBER, DATE = 0, 1
 _TEXT = ("VARCHAR", "UUID", "ENUM")
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "HUGEINT")
 _NESTED = ("STRUCT", "MAP", "UNION", "LIST")
+EXACT_BELOW = {"FLOAT": 2**24, "DOUBLE": 2**53}  # whole numbers that are floats of their own
 US = 1_000_000
 
 
@@ -25,13 +26,16 @@ def trimmed(value: str) -> str:
 
 
 def id_of(column: str, kind: str) -> str:
-    """An id of a typed column: as text; a whole float as a whole number (a table with gaps makes them floats)."""
+    """An id of a typed column: as text; a whole float as a whole number (a table with gaps makes them floats).
+
+    From 2⁵³ on (2²⁴ of single precision) floats are no ids: several whole numbers have become one of them.
+    """
     value = name(column)
-    if kind in ("FLOAT", "DOUBLE"):
+    if kind in EXACT_BELOW:
         whole = f"CAST(CAST({value} AS HUGEINT) AS VARCHAR)"
         other = f"CAST({value} AS VARCHAR)"
-        finite = f"isfinite({value})"
-        return f"CASE WHEN NOT {finite} THEN NULL WHEN {value} = floor({value}) THEN {whole} ELSE {other} END"
+        exact = f"isfinite({value}) AND abs({value}) < {EXACT_BELOW[kind]}"
+        return f"CASE WHEN NOT ({exact}) THEN NULL WHEN {value} = floor({value}) THEN {whole} ELSE {other} END"
     return id_of_text(f"CAST({value} AS VARCHAR)")
 
 

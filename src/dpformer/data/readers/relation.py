@@ -18,6 +18,7 @@ class Relation:
     cells: str = ""  # SQL of (user, item, time, rating) as they stand there, in the same order: for sentences
     lines: str | None = None  # SQL of its lines, likewise
     quick: str | None = None  # SQL that gives the same rows in less time, or fails where a row is odd
+    broken_field: str | None = None  # SQL that counts pairs of lines that a quoted field with line breaks could span
 
 
 @dataclass(frozen=True)

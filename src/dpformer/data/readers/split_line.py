@@ -1,8 +1,9 @@
 r"""Lines of text to fields, in SQL, each line by itself: a line that is broken says nothing about the next.
 
 DuckDB is asked for whole lines, so that no quote can reach beyond its line. A line of CSV with quotes must be well
-formed; where a quoted field does not end on its line, it cannot be told whether the next line is a row or the rest of
-the field, so the file is refused, and never just that row.
+formed; a quoted field that does not end on its line makes the line a bad row. Where a later line could be the end of
+that field (`Fields.opened`, `Fields.closed`), the lines between may be rows or part of the field: such a file is
+refused, and never just those lines.
 """
 
 import re
@@ -15,7 +16,8 @@ from dpformer.engines.duckdb_connection import text
 
 BLOCK = 1 << 18  # bytes looked at together: they stay in the processor's cache
 LONGEST = 1 << 21  # bytes of a line: a longer one is no row
-OK, FIELDS, QUOTE, JSON, USER, ITEM, TIME, RATING = range(8)  # what is wrong with a row
+OK, FIELDS, QUOTE, JSON, TWICE, USER, ITEM, TIME, RATING = range(9)  # what is wrong with a row
+UNREADABLE = (FIELDS, QUOTE, JSON, TWICE)  # such a row does not tell whose it is
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Fields:
     expression: str
     fault: str
     quoted: bool = False
+    opened: str = ""  # how many fields come before one that opens a quote and ends with the line; NULL: no such line
+    closed: str = ""  # how many fields follow the end of such a field; NULL: no such line
 
     def field(self, place: int, fields: str = "s") -> str:
         """SQL of the field at a place, from 0."""
@@ -109,7 +113,15 @@ def delimited(delimiter: str, width: int, *, quotes: bool) -> Fields:
         f"CASE WHEN {has} THEN regexp_extract_all({text(delimiter)} || line, {pieces}, 1) ELSE {plainly} END",
         f"CASE WHEN {has} AND NOT regexp_full_match(line, {whole}) THEN {QUOTE} ELSE {wrong} END",
         quoted=True,
+        opened=_count(f'((?:(?:{some}|{bare}|){d})*)"(?:[^"]|"")*', f"(?:{some}|[^{d}]*){d}"),
+        closed=_count(f'(?:[^"]|"")*"((?:{d}(?:{some}|{bare}|))*)', f"{d}(?:{some}|[^{d}]*)"),
     )
+
+
+def _count(line: str, piece: str) -> str:
+    """SQL of how many pieces the group of a pattern for lines holds; NULL where a line is not of the pattern."""
+    group = f"regexp_extract(line, {text(f'^{line}$')}, 1)"
+    return f"CASE WHEN regexp_full_match(line, {text(line)}) THEN len(regexp_extract_all({group}, {text(piece)})) END"
 
 
 def separated(separator: str, width: int | None) -> Fields:

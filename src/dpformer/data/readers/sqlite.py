@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpformer.data.columns import Columns
 from dpformer.data.readers.jsonl import json_lines
+from dpformer.data.readers.parse_cell import EXACT_BELOW
 from dpformer.data.readers.relation import Relation, Wanted
 from dpformer.data.readers.typed_table import only_table
 from dpformer.data.reading import FORMATS
@@ -41,12 +42,25 @@ def sqlite_columns(path: Path, table: str | None) -> tuple[str, list[str]]:
 
 def sqlite_rows(path: Path, table: str, columns: dict[str, str], out: Path) -> None:
     """The chosen columns of an SQLite table as JSON lines, values as text: its types are those of single rows."""
-    chosen = ", ".join('CAST("{}" AS TEXT)'.format(name.replace('"', '""')) for name in columns.values())
+    chosen = ", ".join(_cell(role, name.replace('"', '""')) for role, name in columns.items())
     quoted = table.replace('"', '""')
     with _sqlite(path) as connection, out.open("w", encoding="utf-8") as file:
         connection.text_factory = lambda raw: raw.decode("utf-8", "backslashreplace")
         for row in connection.execute(f'SELECT {chosen} FROM "{quoted}"'):
             file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
+
+
+def _cell(role: str, column: str) -> str:
+    """SQL of a value as text. SQLite writes 15 digits of a float, in which ids merge: see `id_of`."""
+    text = f'CAST("{column}" AS TEXT)'
+    if role not in ("user", "item"):
+        return text
+    whole = f'CAST(CAST("{column}" AS INTEGER) AS TEXT)'
+    exact = f'abs("{column}") < {EXACT_BELOW["DOUBLE"]}'
+    return (
+        f"CASE WHEN typeof(\"{column}\") <> 'real' THEN {text} WHEN NOT {exact} THEN NULL "
+        f'WHEN "{column}" = CAST("{column}" AS INTEGER) THEN {whole} ELSE printf(\'%.17g\', "{column}") END'
+    )
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from dpformer.errors import DpformerError
 BLOCK = 1 << 20
 _OPENERS = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
 _PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"\xfd7zXZ\0": "xz -dc", b"BZh": "bzip2 -dc"}
+_TABLES = {"Delta Lake": "_delta_log", "Apache Hudi": ".hoodie", "Apache Iceberg": "metadata/*.metadata.json"}
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -35,15 +36,30 @@ def files_of(path: Path) -> list[Path]:
             ]
             if not found:
                 raise DpformerError(f"{path} is a folder without files")
-            return found
+            return _no_table(found)
         if not path.exists():
             found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
             if not found:
                 raise DpformerError(f"{path} does not exist")
-            return found
+            return _no_table(found)
     except (OSError, ValueError) as error:
         raise DpformerError(f"{path} cannot be read: {error}") from None
-    return [path]
+    return _no_table([path])
+
+
+def _no_table(files: list[Path]) -> list[Path]:
+    """Refuses files that belong to a table: which of their rows are still in it, its log alone knows."""
+    folders = {
+        folder for file in {file.parent for file in files} for folder in (file.resolve(), *file.resolve().parents)
+    }
+    for folder in sorted(folders):
+        kind = next((kind for kind, mark in _TABLES.items() if any(folder.glob(mark))), None)
+        if kind is not None:
+            raise DpformerError(
+                f"{folder} is a table of {kind}: its files hold rows that were deleted from it, so they are not read "
+                "as they are; write its current rows to Parquet files first"
+            )
+    return files
 
 
 def unpacked(files: list[Path], reading: Reading, folder: Path) -> list[Path]:

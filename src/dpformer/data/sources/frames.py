@@ -70,6 +70,8 @@ def _encoded(values: Column, role: str) -> tuple[np.ndarray, list[str]]:
     if isinstance(values, list) and not _one_plain_type(values):
         return _one_by_one(values, codes.__getitem__, range(len(values)), role).astype(np.int32), codes.names
     distinct, first, places = _distinct(values)
+    if isinstance(values, np.ndarray) and values.dtype.kind == "f":  # of single precision, too
+        distinct = [values.dtype.type(value) for value in distinct]
     return _one_by_one(distinct, codes.__getitem__, first, role).astype(np.int32)[places], codes.names
 
 

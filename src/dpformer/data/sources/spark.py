@@ -14,6 +14,7 @@ from typing import Any
 
 from dpformer.data.columns import Columns, resolve
 from dpformer.data.dataset import MIN_TO_TEST
+from dpformer.data.population import check_declared
 from dpformer.data.prepare import Filters
 from dpformer.data.reading import Reading
 from dpformer.data.vocabulary import Vocabulary, canonical_order
@@ -25,6 +26,7 @@ from dpformer.errors import DpformerError
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _NUMBERS = (*_WHOLE, "float", "double", "decimal")
 _TIMES = (*_NUMBERS, "timestamp", "timestamp_ntz", "date")
+_NO_USER = "(u IS NULL OR u = '' OR u RLIKE '[\\\\n\\\\r\\\\x00]')"
 _DIGEST = range(1, 65, 13)  # 52 bits of a SHA-256 at a time, so that sums of them are exact
 
 
@@ -60,6 +62,7 @@ def cluster_log(
     filters: Filters | None = None,
     max_length: int | None = None,
     validation: bool = False,
+    users: int | None = None,
 ) -> ClusterLog:
     """A table (`reading.table`), a query, or Parquet files (`file`) that Spark can see; the options are `prepare`'s."""
     session = spark_session()
@@ -67,7 +70,7 @@ def cluster_log(
         log = _Log(session, _source(session, file, reading), columns, reading, filters or Filters())
         skipped = log.check()
         words, dropped = log.encode(vocabulary, drop_unknown_items)
-        return log.finish(words, dropped, skipped, max_length, validation)
+        return log.finish(words, dropped, skipped, max_length, validation, users)
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("pyspark", "py4j"):
             raise
@@ -110,7 +113,7 @@ class _Log:
     def check(self) -> dict[str, int]:
         """Refuses rows without an id or a time, or leaves them out and counts them."""
         wrong = {
-            "no user": "u IS NULL OR u = '' OR u RLIKE '[\\\\n\\\\r\\\\x00]'",
+            "no user": _NO_USER,
             "no item": "id IS NULL OR id = '' OR id RLIKE '[\\\\n\\\\r\\\\x00]'",
             "no time": "t IS NULL",
             "no rating": "r IS NULL",
@@ -165,7 +168,13 @@ class _Log:
         return vocabulary, dropped
 
     def finish(
-        self, words: Vocabulary, dropped: int, skipped: dict[str, int], max_length: int | None, validation: bool
+        self,
+        words: Vocabulary,
+        dropped: int,
+        skipped: dict[str, int],
+        max_length: int | None,
+        validation: bool,
+        declared: int | None,
     ) -> ClusterLog:
         """Splits, keeps the training part in the cluster, and counts it."""
         held = f"CASE WHEN n >= {MIN_TO_TEST} THEN {1 + validation} ELSE 0 END"
@@ -179,13 +188,14 @@ class _Log:
             f"SELECT u, CAST(p AS BIGINT) AS p, CAST(i AS BIGINT) AS i FROM dpformer_placed WHERE p <= n - {held}"
         )
         self._view("histories", f"{training} AND p > n - {held} - {most}")
-        users, rows, longest = self.session.sql(
+        left, rows, longest = self.session.sql(
             "SELECT count(DISTINCT u), count(*), max(n) FROM dpformer_placed"
         ).collect()[0]
-        if int(users or 0) < 2:
-            raise DpformerError(f"{users} user is left: user-level privacy needs many users; check the user column")
+        if int(left or 0) < 2:
+            raise DpformerError(f"{left} user is left: user-level privacy needs many users; check the user column")
         if int(longest) < 2:
-            raise DpformerError(f"none of {users:,} users has two items: there is no next item to learn")
+            raise DpformerError(f"none of {left:,} users has two items: there is no next item to learn")
+        users = self._population(declared)
         facts = {
             "source": self.name,
             "format": "Spark",
@@ -194,13 +204,20 @@ class _Log:
             "skipped": skipped,
             "duplicates": self._duplicates(),
             "vocabulary": {"policy": words.policy, "interactions_dropped": dropped},
-            "users": int(users),
+            "users": users,
+            "users_declared": declared is not None,
             "items": len(words),
             "interactions": int(rows),
             "max_length": max_length,
         }
-        found = self._hash(words, int(users), validation)
-        return ClusterLog(self.session, int(users), int(rows), words, max_length, validation, found, facts)
+        found = self._hash(words, users, validation)
+        return ClusterLog(self.session, users, int(rows), words, max_length, validation, found, facts)
+
+    def _population(self, declared: int | None) -> int:
+        """N: all users whom a row names, before any filter; or as declared."""
+        query = f"SELECT count(DISTINCT u) AS n FROM dpformer_cells WHERE NOT coalesce({_NO_USER}, false)"
+        named = int(self.session.sql(query).collect()[0]["n"])
+        return check_declared(named, declared)
 
     def _duplicates(self) -> int:
         twice = "SELECT count(*) - 1 AS more FROM dpformer_encoded GROUP BY u, i, t HAVING count(*) > 1"

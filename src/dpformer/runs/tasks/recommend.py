@@ -64,7 +64,8 @@ class Recommend:
     def read(self, config: Config, vocabulary: Vocabulary | None = None) -> Dataset:
         max_length = config.max_length or config.default_length
         if config.synthetic:
-            return synthetic(0, SYNTHETIC_USERS, SYNTHETIC_ITEMS, max_length=max_length, validation=config.validation)
+            users = config.users or SYNTHETIC_USERS
+            return synthetic(0, users, SYNTHETIC_ITEMS, max_length=max_length, validation=config.validation)
         catalog = read_catalog(config.catalog) if config.catalog is not None else None
         if config.engine == "spark":
             return self._in_cluster(config, catalog)
@@ -78,6 +79,7 @@ class Recommend:
             filters=Filters(config.min_rating, config.min_user_actions),
             max_length=max_length,
             validation=config.validation,
+            users=config.users,
             cache=config.cache,
         )
         return dataset if catalog is None or vocabulary is not None else dataset.with_attributes(catalog)
@@ -95,6 +97,7 @@ class Recommend:
             filters=Filters(config.min_rating, config.min_user_actions),
             max_length=config.max_length,
             validation=config.validation,
+            users=config.users,
         )
         return cast(Dataset, log)
 
@@ -178,7 +181,7 @@ def held_out_data(config: Config, release: Release, other: Path | None = None) -
     read = Recommend().read
     if other is not None and (config.file is None or other.resolve() != config.file.resolve()):
         # Which items are common there has no say: the model has the items it has.
-        elsewhere = config.on_file(other).replace(catalog=None)
+        elsewhere = config.on_file(other).replace(catalog=None, users=None)
         return read(elsewhere, None if config.items_policy == "dp" else vocabulary_of(release))
     dataset, known = Recommend().read_again(config, release), vocabulary_of(release)
     among = set(known.ids)

@@ -53,6 +53,7 @@ class Text:
             tokens=tokens,
             max_length=max_length,
             id_column=config.user_column,
+            units=config.users,
         )
 
     def read_again(self, config: Config, release: Release) -> TextDataset:
