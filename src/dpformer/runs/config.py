@@ -130,9 +130,7 @@ class Config(BaseModel):
     item_column: str | None = _choice("Data", None, "Column of item ids.")
     timestamp_column: str | None = _choice("Data", None, "Column of timestamps.")
     rating_column: str | None = _choice("Data", None, "Column of ratings.")
-    format: Literal["csv", "tsv", "jsonl", "inter", "movielens", "lines", "parquet", "duckdb", "sqlite"] | None = (
-        _choice("Data", None, "Format of the log (by its name).")
-    )
+    format: str | None = _choice("Data", None, "Format of the log (inferred from its name).")
     columns: str | None = _choice("Data", None, "The header that the log lacks: user,item,timestamp, or user,items.")
     delimiter: str | None = _choice("Data", None, "Between the fields of CSV (the one in its header).")
     quotes: bool = _choice("Data", True, "CSV fields may stand in quotes.")
@@ -326,6 +324,8 @@ class Config(BaseModel):
             raise ValueError(f"Re-Attention needs attention, {self.model} has none: leave it out")
         self._check_task()
         self._check_engine()
+        if self.format is not None:
+            self.reading()  # the table of formats knows which there are
         if self.dim % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide dim, which is {self.dim}")
         if self.catalog is not None and self.assume_items_public and self.recipe == "default":

@@ -2,13 +2,16 @@
 
 import csv
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpformer.data.columns import COLUMN_NAMES, listed, plain, usual
+from dpformer.data.readers.formats import Format, Given
 from dpformer.data.readers.parse_cell import id_of_text, rating_of, time_of_text, whole_time
 from dpformer.data.readers.relation import Relation, Wanted, rows, shown
 from dpformer.data.readers.split_line import FIELDS, OK, Fields, all_plain, columns, delimited, lines, separated
-from dpformer.data.reading import DELIMITERS, FORMATS, Reading
+from dpformer.data.reading import DELIMITERS, Reading
+from dpformer.data.sources.files import unpacked
 from dpformer.engines.duckdb_connection import Connection, text
 from dpformer.errors import DpformerError
 
@@ -22,26 +25,48 @@ _POSITIONS = {
 }
 
 
-def text_lines(connection: Connection, files: list[Path], kind: str, wanted: Wanted) -> Relation:
+@dataclass(frozen=True)
+class Dialect:
+    """How lines are made of fields.
+
+    Attributes:
+        delimiter: between fields; None: the one in the header.
+        header: whether the first line names the columns.
+        quotes: whether fields may be quoted.
+        pairs_in_order: whether lines of a user and an item are in the order of time, as SASRec's are.
+    """
+
+    delimiter: str | None
+    header: bool = True
+    quotes: bool = True
+    pairs_in_order: bool = False
+
+    def read(self, given: Given) -> Relation:
+        """The relation of some files."""
+        files = unpacked(given.files, given.wanted.reading, given.folder)
+        return text_lines(given.connection, files, self, given.wanted)
+
+
+def text_lines(connection: Connection, files: list[Path], dialect: Dialect, wanted: Wanted) -> Relation:
     """Lines of fields, with a header or with one that was declared."""
     firsts = [_first_line(connection, file, wanted.where) for file in files]
     declared = wanted.reading.header
-    headed = declared is None and kind in ("csv", "tsv", "inter")
+    headed = declared is None and dialect.header
     if headed and len(set(firsts)) > 1:
         raise DpformerError(f"the files of {wanted.where} have different headers: give those alone that agree")
-    delimiter = _delimiter(firsts[0], kind, wanted.reading, headed)
+    delimiter = _delimiter(firsts[0], dialect, wanted.reading, headed)
     if headed:
-        names = _header(firsts[0], delimiter, kind, wanted)
+        names = _header(firsts[0], delimiter, dialect, wanted)
     elif declared is not None:
         names = declared
     else:
         names = _usual_positions(connection, firsts[0], delimiter, wanted)
     source = lines(files, 1 if headed else 0)
     if names[-1] == "items" and not headed:
-        return _one_user_a_line(source, delimiter, kind, names, wanted)
-    order = "file" if kind == "lines" and declared is None and len(names) == 2 else None  # SASRec's: in order of time
+        return _one_user_per_line(source, delimiter, dialect, names, wanted)
+    order = "file" if dialect.pairs_in_order and declared is None and len(names) == 2 else None
     roles = wanted.resolve(names, order)
-    fields = _fields(delimiter, len(names), kind, wanted.reading)
+    fields = _fields(delimiter, len(names), dialect, wanted.reading)
     values = {role: fields.field(names.index(column)) for role, column in roles.items()}
     time = time_of_text("time") if "timestamp" in values else None
     inner = f"SELECT {fields.expression} AS s, line FROM {source} WHERE line IS NOT NULL AND trim(line) <> ''"
@@ -52,13 +77,14 @@ def text_lines(connection: Connection, files: list[Path], kind: str, wanted: Wan
         return rows(select, id_of_text("user"), id_of_text("item"), time, rating, "fault")
 
     quick = None
-    if kind in ("csv", "tsv", "inter") and all_plain(files, delimiter, quotes=fields.quoted):
+    if dialect.header and all_plain(files, delimiter, quotes=fields.quoted):
         cells = {role: f"c{names.index(column)}" for role, column in roles.items()}
         plainly = columns(files, 1 if headed else 0, delimiter, len(names))
         quick = typed(_cells(cells, str(OK), plainly, trim=False), time and whole_time("time"))
     first_row = 2 if headed else 1
     spans = _spans(fields, source, len(names))
-    return Relation(typed(select, time), FORMATS[kind], roles.get("timestamp"), first_row, select, source, quick, spans)
+    sql = typed(select, time)
+    return Relation(sql, roles.get("timestamp"), first_row, select, source, quick, broken_field=spans)
 
 
 def _spans(fields: Fields, source: str, width: int) -> str | None:
@@ -87,10 +113,10 @@ def _cells(values: dict[str, str], fault: str, source: str, *, trim: bool = True
     )
 
 
-def _one_user_a_line(source: str, delimiter: str, kind: str, names: list[str], wanted: Wanted) -> Relation:
+def _one_user_per_line(source: str, delimiter: str, dialect: Dialect, names: list[str], wanted: Wanted) -> Relation:
     if names != ["user", "items"]:
-        raise DpformerError(f"columns is {wanted.reading.columns!r}; one user a line is --columns user,items")
-    fields = _fields(delimiter, None, kind, wanted.reading)
+        raise DpformerError(f"columns is {wanted.reading.columns!r}; one user per line is --columns user,items")
+    fields = _fields(delimiter, None, dialect, wanted.reading)
     inner = f"SELECT {fields.expression} AS s, line FROM {source} WHERE line IS NOT NULL AND trim(line) <> ''"
     inner = f"SELECT s, {fields.fault} AS fault FROM ({inner})"
     items = f"CASE WHEN fault = {OK} THEN s[2:] ELSE [NULL] END"
@@ -98,9 +124,9 @@ def _one_user_a_line(source: str, delimiter: str, kind: str, names: list[str], w
     item = Fields("", "", fields.quoted).field(0, "[item]")
     select = f"SELECT user, {item} AS item, NULL AS time, NULL AS rating, fault FROM ({select})"
     if wanted.rating:
-        raise DpformerError("min_rating is given, and a file of one user a line has no ratings")
+        raise DpformerError("min_rating is given, and a file of one user per line has no ratings")
     sql = rows(select, id_of_text("user"), id_of_text("item"), None, None, "fault")
-    return Relation(sql, FORMATS[kind], None, 1, select)
+    return Relation(sql, None, 1, select)
 
 
 def _first_line(connection: Connection, file: Path, where: str) -> str:
@@ -111,27 +137,23 @@ def _first_line(connection: Connection, file: Path, where: str) -> str:
     return str(row[0])
 
 
-def _delimiter(first: str, kind: str, reading: Reading, headed: bool) -> str:
-    if kind in ("movielens", "lines"):
-        return reading.delimiter or {"movielens": "::", "lines": " "}[kind]
-    if reading.delimiter is not None:
-        return reading.delimiter
-    if kind in ("tsv", "inter"):
-        return "\t"
+def _delimiter(first: str, dialect: Dialect, reading: Reading, headed: bool) -> str:
+    if reading.delimiter is not None or dialect.delimiter is not None:
+        return str(reading.delimiter or dialect.delimiter)
     return max(DELIMITERS, key=first.count) if headed else ","  # of a header, which no user wrote
 
 
-def _fields(delimiter: str, width: int | None, kind: str, reading: Reading) -> Fields:
-    if kind in ("movielens", "lines"):
+def _fields(delimiter: str, width: int | None, dialect: Dialect, reading: Reading) -> Fields:
+    if not dialect.header:
         return separated(delimiter, width)
     if width is None:
         found = delimited(delimiter, 0, quotes=reading.quotes)
         return Fields(found.expression, f"CASE WHEN len(s) < 2 THEN {FIELDS} ELSE {OK} END", found.quoted)
-    return delimited(delimiter, width, quotes=reading.quotes and kind != "inter")  # RecBole writes its fields bare
+    return delimited(delimiter, width, quotes=reading.quotes and dialect.quotes)
 
 
-def _header(first: str, delimiter: str, kind: str, wanted: Wanted) -> list[str]:
-    bare = kind == "inter" or not wanted.reading.quotes
+def _header(first: str, delimiter: str, dialect: Dialect, wanted: Wanted) -> list[str]:
+    bare = not (dialect.quotes and wanted.reading.quotes)
     fields = first.split(delimiter) if bare else next(csv.reader([first], delimiter=delimiter))
     names = [field.strip() for field in fields]
     typed = [_RECBOLE_FIELD.fullmatch(field) for field in names]
@@ -168,3 +190,12 @@ def _usual_positions(connection: Connection, first: str, delimiter: str, wanted:
             "user with all items"
         )
     return _POSITIONS[len(found)]
+
+
+FORMATS = (
+    Format("csv", "CSV", (".csv",), Dialect(None).read),
+    Format("tsv", "TSV", (".tsv", ".tab"), Dialect("\t").read),
+    Format("inter", "RecBole", (".inter",), Dialect("\t", quotes=False).read),
+    Format("movielens", "MovieLens ::", (".dat",), Dialect("::", header=False).read),
+    Format("lines", "plain lines", (".txt", ".data"), Dialect(" ", header=False, pairs_in_order=True).read),
+)

@@ -2,10 +2,17 @@
 
 from pathlib import Path
 
-from dpformer.data.readers.typed_table import only_table
+from dpformer.data.readers.formats import Format, Given
+from dpformer.data.readers.relation import Relation
+from dpformer.data.readers.typed_table import only_table, table
 from dpformer.data.reading import Reading
 from dpformer.engines.duckdb_connection import Connection, confine, name, text
 from dpformer.errors import DpformerError
+
+
+def read(given: Given) -> Relation:
+    select = duckdb_table(given.connection, given.files, given.wanted.reading)
+    return table(given.connection, select, given.wanted)
 
 
 def duckdb_table(connection: Connection, files: list[Path], reading: Reading) -> str:
@@ -19,5 +26,8 @@ def duckdb_table(connection: Connection, files: list[Path], reading: Reading) ->
     confine(connection, files)  # a view of it is SQL too
     query = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'given' UNION ALL SELECT view_name FROM "
     query += "duckdb_views() WHERE database_name = 'given' AND NOT internal"
-    table = only_table([row[0] for row in connection.execute(query).fetchall()], reading.table, files[0])
-    return f"SELECT * FROM given.{name(table)}"
+    chosen = only_table([row[0] for row in connection.execute(query).fetchall()], reading.table, files[0])
+    return f"SELECT * FROM given.{name(chosen)}"
+
+
+FORMATS = (Format("duckdb", "DuckDB", (".duckdb", ".ddb"), read, tables=True),)

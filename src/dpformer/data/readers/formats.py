@@ -1,19 +1,80 @@
-"""From a path to its relation: the one place that knows all formats."""
+"""The table of formats: name, suffixes, reader. `--format`, the names of files and the readers all come from it.
 
+A format is one file of this folder with a tuple `FORMATS`; from outside it is an entry point of the group
+`dpformer.formats`, or registered:
+
+    register(Format("logfmt", "logfmt", (".logfmt",), read))
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from dpformer.data.columns import Columns
-from dpformer.data.readers.delimited import text_lines
-from dpformer.data.readers.duckdb import duckdb_table
-from dpformer.data.readers.jsonl import json_lines
-from dpformer.data.readers.parquet import parquet
 from dpformer.data.readers.relation import Relation, Wanted
-from dpformer.data.readers.sqlite import sqlite_table
-from dpformer.data.readers.typed_table import table
-from dpformer.data.reading import FORMATS, Reading, format_of
-from dpformer.data.sources.files import files_of, unpacked
+from dpformer.data.reading import Reading
+from dpformer.data.sources.files import files_of
 from dpformer.engines.duckdb_connection import Connection
 from dpformer.errors import DpformerError
+
+COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a reader gets.
+
+    Attributes:
+        connection: the DuckDB that will run the SQL.
+        files: what to read, all of one format.
+        wanted: what is asked of them.
+        folder: private, for what has to be unpacked; it need not exist.
+    """
+
+    connection: Connection
+    files: list[Path]
+    wanted: Wanted
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of logs.
+
+    Attributes:
+        name: for `--format`.
+        title: for sentences.
+        suffixes: of files, in lower case.
+        read: makes the relation of some files.
+        magic: what such a file starts with, if no text file can start so, whoever wrote its first row.
+        tables: whether it has tables, so that `--table` and `--query` mean something.
+    """
+
+    name: str
+    title: str
+    suffixes: tuple[str, ...]
+    read: Callable[[Given], Relation]
+    magic: bytes = b""
+    tables: bool = False
+
+
+def formats() -> dict[str, Format]:
+    """All formats by name, those of this folder first."""
+    return {**_built_in(), **_registered}
+
+
+def register(added: Format) -> None:
+    """Adds a format; its name and suffixes must be new."""
+    for known in formats().values():
+        if known.name == added.name or set(known.suffixes) & set(added.suffixes):
+            raise ValueError(f"{added.name} has the name or a suffix of the format {known.name}")
+    _registered[added.name] = added
 
 
 def relation(
@@ -30,18 +91,43 @@ def relation(
         folder: private, for what has to be unpacked.
     """
     files = files_of(path)
-    kinds = {format_of(file, reading) for file in files}
-    if len(kinds) > 1:
-        raise DpformerError(f"{path} holds files of several formats ({', '.join(sorted(kinds))}): give one with a glob")
-    (kind,) = kinds
+    found = {form.name: form for form in (format_of(file, reading) for file in files)}
+    if len(found) > 1:
+        raise DpformerError(f"{path} holds files of several formats ({', '.join(sorted(found))}): give one with a glob")
+    (form,) = found.values()
     wanted = Wanted(columns, reading, rating, "standard input" if path.name == "-" else str(path))
-    if kind in ("parquet", "duckdb"):
-        select = parquet(files) if kind == "parquet" else duckdb_table(connection, files, reading)
-        return table(connection, select, kind, wanted, files)
-    if kind == "sqlite":
-        return sqlite_table(files, wanted, folder)
-    if reading.table is not None or reading.query is not None:
-        raise DpformerError(f"--table and --query are for databases and Parquet; {wanted.where} is {FORMATS[kind]}")
-    if kind == "jsonl":
-        return json_lines(unpacked(files, reading, folder), wanted)
-    return text_lines(connection, unpacked(files, reading, folder), kind, wanted)
+    if not form.tables and (reading.table is not None or reading.query is not None):
+        raise DpformerError(f"--table and --query are for databases and Parquet; {wanted.where} is {form.title}")
+    return replace(form.read(Given(connection, files, wanted, folder)), format=form.title)
+
+
+def format_of(path: Path, reading: Reading) -> Format:
+    """The format of a file: declared, or by its magic bytes, or by its name."""
+    known = formats()
+    if reading.format is not None:
+        return known[reading.format]
+    if path.name != "-" and path.is_file():
+        with path.open("rb") as file:
+            start = file.read(16)
+        found = next((form for form in known.values() if form.magic and start.startswith(form.magic)), None)
+        if found is not None:
+            return found
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSED]
+    found = next((form for form in known.values() if suffixes and suffixes[-1] in form.suffixes), None)
+    if found is not None:
+        return found
+    name = "standard input" if path.name == "-" else str(path)
+    raise DpformerError(f"the format of {name} does not show in its name: give --format, one of {', '.join(known)}")
+
+
+_registered: dict[str, Format] = {}
+
+
+@cache
+def _built_in() -> dict[str, Format]:
+    package = importlib.import_module("dpformer.data.readers")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    found = [form for module in modules for form in getattr(module, "FORMATS", ())]
+    found += [entry.load() for entry in entry_points(group="dpformer.formats")]
+    return {form.name: form for form in found}

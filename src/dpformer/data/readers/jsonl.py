@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 from dpformer.data.columns import JSON_KEYS
+from dpformer.data.readers.formats import Format, Given
 from dpformer.data.readers.parse_cell import EXACT_BELOW, id_of_text, rating_of, time_of_text
 from dpformer.data.readers.relation import Relation, Wanted, rows
 from dpformer.data.readers.split_line import JSON, OK, TWICE, lines
-from dpformer.data.reading import FORMATS
+from dpformer.data.sources.files import unpacked
 from dpformer.engines.duckdb_connection import text
 
 _IDS = ("user", "item")
@@ -20,6 +21,10 @@ def _id_of_float(value: str) -> str:
     exact = f"abs({number}) < {EXACT_BELOW['DOUBLE']}"
     whole = f"WHEN {number} = floor({number}) THEN {whole}"
     return f"CASE WHEN NOT coalesce({exact}, false) THEN NULL {whole} ELSE {value} END"
+
+
+def read(given: Given) -> Relation:
+    return json_lines(unpacked(given.files, given.wanted.reading, given.folder), given.wanted)
 
 
 def json_lines(files: list[Path], wanted: Wanted) -> Relation:
@@ -58,4 +63,7 @@ def json_lines(files: list[Path], wanted: Wanted) -> Relation:
     rating = rating_of("rating") if "rating" in values else None
     sql = rows(select, id_of_text("user"), id_of_text("item"), time, rating, "fault")
     column = (wanted.columns.timestamp or "timestamp") if time else None
-    return Relation(sql, FORMATS["jsonl"], column, 1, select, source)
+    return Relation(sql, column, 1, select, source)
+
+
+FORMATS = (Format("jsonl", "JSON lines", (".jsonl", ".ndjson", ".json"), read),)

@@ -1,9 +1,21 @@
-"""Parquet files."""
+"""Parquet files: `--query` sees them as table `log`."""
 
 from pathlib import Path
 
+from dpformer.data.readers.formats import Format, Given
+from dpformer.data.readers.relation import Relation
 from dpformer.data.readers.split_line import no_glob
-from dpformer.engines.duckdb_connection import text
+from dpformer.data.readers.typed_table import table
+from dpformer.engines.duckdb_connection import confine, text
+
+
+def read(given: Given) -> Relation:
+    select, query = parquet(given.files), given.wanted.reading.query
+    if query is None:
+        return table(given.connection, select, given.wanted)
+    confine(given.connection, given.files)
+    given.connection.execute(f"CREATE TEMP VIEW log AS {select}")
+    return table(given.connection, query, given.wanted)
 
 
 def parquet(files: list[Path]) -> str:
@@ -11,3 +23,6 @@ def parquet(files: list[Path]) -> str:
     names = ", ".join(text(no_glob(file)) for file in files)
     parts = "true" if len(files) > 1 else "false"
     return f"SELECT * FROM read_parquet([{names}], hive_partitioning = {parts}, hive_types_autocast = false)"
+
+
+FORMATS = (Format("parquet", "Parquet", (".parquet", ".pq"), read, magic=b"PAR1", tables=True),)

@@ -12,12 +12,12 @@ class Relation:
     """A log: SQL that gives (u, i, t, f, kind, r, fault) for every row, in order."""
 
     sql: str
-    format: str
     time_column: str | None  # None: file order
     first_row: int = 1  # the number of the first row of data
     cells: str = ""  # SQL of (user, item, time, rating) as they stand there, in the same order: for sentences
     lines: str | None = None  # SQL of its lines, likewise
     quick: str | None = None  # SQL that gives the same rows in less time, or fails where a row is odd
+    format: str = ""  # how it is called
     broken_field: str | None = None  # SQL that counts pairs of lines that a quoted field with line breaks could span
 
 

@@ -7,15 +7,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from dpformer.data.columns import Columns
+from dpformer.data.readers.formats import Format, Given
 from dpformer.data.readers.jsonl import json_lines
 from dpformer.data.readers.parse_cell import EXACT_BELOW
 from dpformer.data.readers.relation import Relation, Wanted
 from dpformer.data.readers.typed_table import only_table
-from dpformer.data.reading import FORMATS
 from dpformer.errors import DpformerError
 
 
-def sqlite_table(files: list[Path], wanted: Wanted, folder: Path) -> Relation:
+def read(given: Given) -> Relation:
+    files, wanted, folder = given.files, given.wanted, given.folder
     if wanted.reading.query is not None:
         raise DpformerError(
             "--query is for DuckDB and Parquet; make a view in the SQLite file and give it with --table"
@@ -28,7 +29,7 @@ def sqlite_table(files: list[Path], wanted: Wanted, folder: Path) -> Relation:
     sqlite_rows(files[0], table, roles, folder / "rows.jsonl")
     again = Wanted(Columns(*("user", "item", "timestamp", "rating")), wanted.reading, wanted.rating, wanted.where)
     found = json_lines([folder / "rows.jsonl"], again)
-    return Relation(found.sql, FORMATS["sqlite"], roles.get("timestamp"), 1, found.cells)
+    return Relation(found.sql, roles.get("timestamp"), 1, found.cells)
 
 
 def sqlite_columns(path: Path, table: str | None) -> tuple[str, list[str]]:
@@ -70,3 +71,7 @@ def _sqlite(path: Path) -> Iterator[sqlite3.Connection]:
             yield connection
     except sqlite3.Error as error:
         raise DpformerError(f"{path} is not a readable SQLite file: {error}") from None
+
+
+_MAGIC = b"SQLite format 3\0"
+FORMATS = (Format("sqlite", "SQLite", (".sqlite", ".sqlite3", ".db"), read, magic=_MAGIC, tables=True),)

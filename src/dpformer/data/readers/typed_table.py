@@ -5,18 +5,14 @@ from pathlib import Path
 from dpformer.data.readers.parse_cell import id_of, nested, rating_of, time_of
 from dpformer.data.readers.relation import Relation, Wanted, rows
 from dpformer.data.readers.split_line import OK
-from dpformer.data.reading import FORMATS
-from dpformer.engines.duckdb_connection import Connection, confine, name
+from dpformer.engines.duckdb_connection import Connection, name
 from dpformer.errors import DpformerError
 
 _CELLS = {"user": "user", "item": "item", "timestamp": "time", "rating": "rating"}
 
 
-def table(connection: Connection, select: str, kind: str, wanted: Wanted, files: list[Path]) -> Relation:
-    if wanted.reading.query is not None and kind == "parquet":
-        confine(connection, files)
-        connection.execute(f"CREATE TEMP VIEW log AS {select}")
-        select = wanted.reading.query
+def table(connection: Connection, select: str, wanted: Wanted) -> Relation:
+    """The relation of what a SELECT gives."""
     described = connection.execute(f"DESCRIBE {select}").fetchall()
     kinds = {str(row[0]): str(row[1]) for row in described}
     roles = wanted.resolve(list(kinds))
@@ -32,7 +28,7 @@ def table(connection: Connection, select: str, kind: str, wanted: Wanted, files:
         f"CAST({name(roles[role]) if role in roles else 'NULL'} AS VARCHAR) AS {cell}" for role, cell in _CELLS.items()
     )
     sql = rows(select, user, item, time, rating, str(OK))
-    return Relation(sql, FORMATS[kind], roles.get("timestamp"), 1, f"SELECT {cells} FROM ({select})")
+    return Relation(sql, roles.get("timestamp"), 1, f"SELECT {cells} FROM ({select})")
 
 
 def only_table(found: list[str], chosen: str | None, path: Path) -> str:
