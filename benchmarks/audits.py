@@ -18,11 +18,12 @@ from torch import Tensor
 from dpformer.accounting import calibrate
 from dpformer.clipping import PhantomClipping, engine, normalize, norms
 from dpformer.noise.noisy_sums import Numbers
-from dpformer.queries import counts as counts_release
+from dpformer.queries.transitions import rounds as counts_release
+from dpformer.queries.transitions.query import TRANSITIONS
 from dpformer.sampling import PoissonBatches
 from dpformer.training import plan
 from dpformer.training.optimizer import PrivateOptimizer
-from dpformer.verification.audit import Audit, audit, audit_counts
+from dpformer.verification.audit import Audit, audit, audit_query
 
 LEAST_SHOWN = 0.85  # of the claimed ε, on a correct build with 10⁴ canaries
 USERS = 6040  # MovieLens-1M; 100 epochs, δ = 1 / users
@@ -89,7 +90,7 @@ def run(epsilon: float, batch: int, canaries: int, seed: int) -> Audit:
     q, steps = (batch / USERS, -(-100 * USERS // batch)) if batch else (1.0, 1)
     sigma = calibrate(epsilon=epsilon, delta=1 / USERS, sample_rate=q, steps=steps)
     if not batch:
-        return audit_counts(noise_multiplier=sigma, delta=1 / USERS, canaries=canaries, seed=seed)
+        return audit_query(TRANSITIONS, noise_multiplier=sigma, delta=1 / USERS, canaries=canaries, seed=seed)
     return audit(noise_multiplier=sigma, sample_rate=q, steps=steps, delta=1 / USERS, canaries=canaries, seed=seed)
 
 

@@ -67,10 +67,11 @@ def prepared(path: Path) -> dict[str, float]:
 def counted(path: Path) -> dict[str, float]:
     from dpformer.accounting import calibrate
     from dpformer.data import prepare
-    from dpformer.evaluation.evaluate import evaluate, popularity, ranker
+    from dpformer.evaluation.evaluate import evaluate, popularity
+    from dpformer.kinds.ranking import ranker
     from dpformer.models.counts import TransitionCounts
-    from dpformer.queries.counts import release_transition_sums
-    from dpformer.queries.transition_sums import transition_sums
+    from dpformer.queries.transitions.backend import transition_sums
+    from dpformer.queries.transitions.rounds import release_transition_sums
 
     dataset = prepare(path, max_length=None)
     noise = calibrate(epsilon=5, delta=0.1 / dataset.num_users, sample_rate=1.0, steps=1)

@@ -34,10 +34,11 @@ def measure(name: str) -> dict[str, Any]:
     import torch
 
     from dpformer.data import Dataset
+    from dpformer.kinds.network import build_model, make_trainer
     from dpformer.noise import SecureRandom
+    from dpformer.queries.released import release_before_training
     from dpformer.runs.config import Config
     from dpformer.runs.planning import make_plan
-    from dpformer.runs.prepare_training import build_model, make_trainer, release_before_training
 
     torch.set_num_threads(1)
     case = CASES[name]

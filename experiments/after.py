@@ -31,7 +31,7 @@ from torch import Tensor
 from dpformer.accounting.accountant import epsilon_of
 from dpformer.accounting.events import Event
 from dpformer.data import Dataset, prepare
-from dpformer.evaluation.ranking import hit, ndcg
+from dpformer.evaluation.metrics import hit, ndcg
 from dpformer.models import Transformer
 from dpformer.queries.frequencies import release_frequencies
 from dpformer.runs import load_release

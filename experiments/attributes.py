@@ -18,8 +18,8 @@ import numpy as np
 
 import dpformer as dp
 from dpformer.data import Attributes, Dataset, prepare, read_catalog
-from dpformer.evaluation.evaluate import served_ranks
-from dpformer.evaluation.ranking import hit, ndcg
+from dpformer.evaluation.metrics import hit, ndcg
+from dpformer.kinds.ranking import served_ranks
 from dpformer.models import TransitionCounts
 
 DATA = Path(os.environ.get("DPFORMER_DATA", "data"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpformer.data import read
 from dpformer.evaluation import hit, ndcg
-from dpformer.evaluation.evaluate import served_ranks
+from dpformer.kinds.ranking import served_ranks
 from dpformer.runs import Config, load_dataset, train
 from dpformer.runs.tasks.recommend import vocabulary_of
 

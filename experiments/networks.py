@@ -29,11 +29,13 @@ from experiments.store import ROOT, WORK, metrics
 from torch import Tensor
 
 from dpformer.data import Dataset
-from dpformer.evaluation.evaluate import ranker
+from dpformer.kinds.network import build_model, learning_rate
+from dpformer.kinds.ranking import ranker
 from dpformer.noise import SecureRandom
+from dpformer.queries.released import release_before_training
 from dpformer.runs.config import Config
 from dpformer.runs.planning import make_plan
-from dpformer.runs.prepare_training import build_model, learning_rate, load_dataset, release_before_training
+from dpformer.runs.tasks import load_dataset
 from dpformer.training.gradient_sum import GradientSum, tokens_for
 from dpformer.training.plan import Plan
 from dpformer.training.trainer import Trainer, dropout_key

@@ -22,7 +22,7 @@ from experiments.store import ROOT, metrics
 from dpformer.evaluation import popularity
 from dpformer.evaluation.evaluate import scorer
 from dpformer.runs import Config, train
-from dpformer.runs.prepare_training import load_dataset
+from dpformer.runs.tasks import load_dataset
 
 STORE = ROOT / "docs" / "results" / "scale.json"
 SIZES = (  # users, items

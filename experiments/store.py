@@ -28,12 +28,13 @@ from experiments.cells import FILES, Cell, data_file
 
 from dpformer.data import Dataset
 from dpformer.evaluation import evaluate, hit, ndcg, popularity
-from dpformer.evaluation.evaluate import ranker
+from dpformer.kinds.network import OF_NETWORKS
+from dpformer.kinds.ranking import ranker
 from dpformer.models.counts import TransitionCounts
 from dpformer.runs import resume, train
-from dpformer.runs.config import OF_NETWORKS, Config
-from dpformer.runs.prepare_training import load_dataset
+from dpformer.runs.config import Config
 from dpformer.runs.run import Run
+from dpformer.runs.tasks import load_dataset
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "results" / "runs"

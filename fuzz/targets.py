@@ -167,11 +167,22 @@ def _budget(path: Path) -> None:
 
 
 def _releases(path: Path) -> None:
+    from dpformer.queries.transitions.query import TRANSITIONS
     from dpformer.runs.releases_file import load_releases
 
-    found = load_releases(path)
+    found = TRANSITIONS.restore(load_releases(path), *_counts())
     for one in found.rounds:
-        assert found.items is not None and len(one.noisy) in (len(one.cells), 2 * len(one.cells))
+        assert len(one.noisy) in (len(one.cells), 2 * len(one.cells))
+
+
+@cache
+def _counts() -> tuple[Any, Any]:
+    """A config of counts and its plan."""
+    from dpformer.runs.config import Config
+    from dpformer.runs.planning import make_plan
+
+    config = Config.make(model="counts", epsilon=8.0).resolve(users=600, threads=1)
+    return config, make_plan(config, 600)
 
 
 @cache
@@ -260,7 +271,7 @@ TARGETS: dict[str, Target] = {
         partial(_release_header, "transformer"), ".safetensors", lambda: [seeds.model_header("transformer")]
     ),
     "counts-header": Target(partial(_release_header, "counts"), ".safetensors", lambda: [seeds.model_header("counts")]),
-    "releases": Target(_releases, ".safetensors", _one(seeds.releases)),
+    "releases": Target(_releases, ".safetensors", _one(seeds.releases), (DpformerError, ValueError)),
     "budget": Target(_budget, ".json", _one(seeds.budget)),
     "ledger": Target(_ledger, ".json", _one(seeds.ledger), (ValueError,)),
     "statement": Target(

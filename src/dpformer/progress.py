@@ -21,6 +21,17 @@ MOMENT = 3.0  # seconds before anything is shown
 BETWEEN = 10.0  # seconds between plain lines
 
 
+def say(line: str) -> None:
+    """Tells whoever is watching something, in a line of its own on stderr."""
+    from rich.console import Console
+
+    _print(Console(stderr=True), line)
+
+
+def _print(console: Any, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 @dataclass
 class _Stage:
     what: str
@@ -44,7 +55,7 @@ class _Stage:
                 self.said = passed
                 share = self.done / self.total
                 left = f", about {math.ceil(passed * (1 - share) / share):,} s left" if share > 0 else ""
-                self.console.print(f"{self.what}: {share:.0%}{left}", markup=False, highlight=False, soft_wrap=True)
+                _print(self.console, f"{self.what}: {share:.0%}{left}")
 
     def _draw(self) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -18,6 +18,7 @@ import numpy as np
 from dpformer.accounting import Ledger
 from dpformer.data.sources.frames import from_frame
 from dpformer.errors import DpformerError
+from dpformer.kinds.auto import AUTO
 from dpformer.runs.config import Config
 from dpformer.runs.model_file import Release
 from dpformer.runs.run import Run, finished, train
@@ -35,7 +36,7 @@ class _Model:
     def __init__(
         self,
         epsilon: float = 5.0,
-        model: str = "auto",
+        model: str = AUTO,
         *,
         ledger: Ledger | str | Path | None = None,
         **choices: Any,
@@ -43,7 +44,7 @@ class _Model:
         """
         Args:
             epsilon: ε of everything together.
-            model: "auto" (by public numbers alone) or another choice of `dpformer train --model`.
+            model: auto (by public numbers alone) or another choice of `dpformer train --model`.
             ledger: counts this fit and further ones, of this and of other models: a `dp.Ledger`, or the file of a
                 budget (`dpformer ledger`), which refuses what is beyond it. Without one a second fit is refused.
             choices: the other options of `dpformer train`, by name: `delta`, `private_metrics`, `learning_rate`, …
@@ -312,7 +313,7 @@ class LanguageModel(_Model):
 
     _always: ClassVar[dict[str, Any]] = {"task": "lm"}
 
-    def __init__(self, epsilon: float = 5.0, model: str = "auto", *, unit: str = "document", **choices: Any) -> None:
+    def __init__(self, epsilon: float = 5.0, model: str = AUTO, *, unit: str = "document", **choices: Any) -> None:
         """`unit` is what is protected: "document", or "author" for texts by author; of files also "line", "chunk"."""
         super().__init__(epsilon, model, unit=unit, **choices)
         self.unit = unit

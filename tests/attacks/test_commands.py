@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpformer.errors import DpformerError, out_of_memory
-from dpformer.verification.findings import Finding, run_check
+from dpformer.findings import Finding, run_check
 from tests.tiny_runs import copied, refused, tiny_run
 
 BUDGETS = {

@@ -139,7 +139,10 @@ def test_nested_metrics_are_a_finding(own: Path) -> None:
     assert not verify(own).passed
 
 
-@pytest.mark.parametrize("line", ['{"step": "x", "loss": 1}', '{"step": 1, "loss": {}}', '{"step": 1, "masked": 3}'])
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": "x", "loss": 1}', '{"step": 1, "loss": {}}', '{"step": 1, "masked": 3}', '{"step": 9, "served": {}}'],
+)
 def test_metrics_of_other_types_are_one_sentence(own: Path, line: str) -> None:
     (own / "metrics.jsonl").write_text(line + "\n")
     assert "is not the record of a step" in refused("report", own)

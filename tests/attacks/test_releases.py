@@ -11,12 +11,12 @@ import pytest
 from dpformer.engines.sums import GRID, ArraySums, gathered
 from dpformer.errors import DpformerError
 from dpformer.noise.randomness import public_grid
-from dpformer.queries import counts as counts_release
-from dpformer.queries.counts import ROUNDS
+from dpformer.queries.transitions import rounds as counts_release
+from dpformer.queries.transitions.noise_check import _first, _later, wrong_with_rounds
+from dpformer.queries.transitions.rounds import ROUNDS, TransitionRelease
 from dpformer.runs import Config, load_dataset, load_release, resume, train
 from dpformer.runs import run as runs
-from dpformer.runs.releases_file import RawReleases, load_releases
-from dpformer.verification.rounds import _first, _later, wrong_with_rounds
+from dpformer.runs.releases_file import load_releases
 from dpformer.verification.verify import Verification, verify
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
@@ -62,7 +62,7 @@ def test_a_released_list_is_of_one_run_and_in_no_cache(tmp_path: Path, model: st
     config, found = config.replace(cache=tmp_path / "cache"), []
     for name in ("one", "two"):
         train(config, tmp_path / name)
-        found.append(load_releases(tmp_path / name / "releases.safetensors").popularity)
+        found.append(load_releases(tmp_path / name / "releases.safetensors")["popularity"])
         assert len(load_dataset(config).vocabulary) == 44, "prepared data knows all items, and nothing of a release"
     size = min(map(len, found))
     again = (found[0][:size] == found[1][:size]).sum()  # one number may fall on the same place of the grid
@@ -174,13 +174,12 @@ def walked(users: int = 900, items: int = 40) -> tuple[np.ndarray, np.ndarray]:
     return ((starts[:, None] + np.arange(8)) % items).ravel(), np.arange(0, 8 * users + 1, 8)
 
 
-def released_rounds(seed: int = 0, sigma: float = 1.5) -> tuple[RawReleases, ArraySums, np.ndarray]:
+def released_rounds(seed: int = 0, sigma: float = 1.5) -> tuple[TransitionRelease, ArraySums, np.ndarray]:
     items, offsets = walked()
     release = counts_release.release_transitions(items, offsets, 40, sigma, seed=seed)
     places = np.full(40, -1)
     places[release.items] = np.arange(len(release.items))
-    parts = (release.frequencies.counts, release.items, release.pairs, release.total, release.difference)
-    return RawReleases(*parts, rounds=release.rounds), ArraySums.packed(items, offsets), places
+    return release, ArraySums.packed(items, offsets), places
 
 
 @pytest.mark.parametrize("number", range(len(ROUNDS)))

@@ -17,11 +17,11 @@ from dpformer.accounting import Gaussian, PoissonGaussian
 from dpformer.accounting.searches import repeated_epsilon
 from dpformer.cli import app
 from dpformer.errors import DpformerError
-from dpformer.evaluation.evaluate import served_ranks
+from dpformer.kinds.ranking import served_ranks
 from dpformer.noise import SecureRandom
 from dpformer.queries.metrics import release_metrics
 from dpformer.runs import Config, ledger_file, load_release, train, tuning
-from dpformer.runs.prepare_training import load_dataset
+from dpformer.runs.tasks import load_dataset
 from dpformer.runs.tuning import draw_runs, logarithmic_gamma, plan_tuning, tune
 from dpformer.verification.verify import verify
 from tests.training.conftest import tiny_config
@@ -252,7 +252,7 @@ def test_what_would_be_dishonest_is_refused(
 
 
 def test_every_tunable_setting_leaves_the_cost_as_it_is(config: Config) -> None:
-    from dpformer.runs.planning import other_events
+    from dpformer.kinds.planning import other_events
 
     resolved = config.resolve(users=80, threads=1)
     other = {"heads": 2, "norm": "pre", "shared": False, "clipping": "clip", "dropout": 0.1}

@@ -12,7 +12,7 @@ from dpformer.engines import sql_sums as sql_sums_module
 from dpformer.engines.duckdb_sums import duckdb_sums
 from dpformer.engines.spark_sums import spark_sums
 from dpformer.engines.sums import GRID, LONGEST, WEIGHTS, ArraySums, Sums, gathered
-from dpformer.queries.counts import release_transition_sums
+from dpformer.queries.transitions.rounds import release_transition_sums
 from tests.engines.spark import spark  # noqa: F401
 
 ITEMS = 11

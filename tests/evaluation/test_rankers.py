@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.evaluation import rankers, sparse_ranker
-from dpformer.evaluation.evaluate import ranker, scorer
+from dpformer.evaluation.evaluate import scorer
 from dpformer.evaluation.rankers import DenseRanker, Histories, KnownItems, NetworkRanker, Placed, Ranker
 from dpformer.evaluation.ranking import NonFiniteScores
 from dpformer.evaluation.sparse_ranker import SparseRanker
+from dpformer.kinds.ranking import ranker
 from dpformer.models import GRU, Transformer
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.evidence import Evidence

@@ -12,7 +12,7 @@ import dpformer as dp
 from dpformer.data import Dataset
 from dpformer.evaluation import evaluate, hit, popularity
 from dpformer.evaluation.breakdown import by_popularity, popularity_parts, warnings
-from dpformer.evaluation.evaluate import LIST
+from dpformer.evaluation.metrics import DEPTH as LIST
 from dpformer.evaluation.rankers import DenseRanker, KnownItems
 from dpformer.evaluation.sparse_ranker import SparseRanker
 from dpformer.runs.config import Config
@@ -108,13 +108,13 @@ def test_coverage_against_one_user_at_a_time(filter_seen: bool) -> None:
         best = sorted(allowed, key=lambda item: -scores[item])[:LIST]
         listed[best] += 1
         assert (rank <= LIST) == (target in best)
-    assert found.listed.tolist() == listed.tolist() and found.coverage == (listed > 0).mean()
+    assert found.listed.tolist() == listed.tolist() and found.of_lists["coverage@10"] == (listed > 0).mean()
 
 
 def test_parts_by_popularity_add_up_to_all_users() -> None:
     dataset = Dataset.from_histories(repeat_logs(0.25, users=40), ITEMS)
     model, baseline = evaluate(any_scores, dataset), evaluate(popularity(dataset), dataset)
-    rows = by_popularity(model, baseline, dataset.item_counts(), 10)
+    rows = by_popularity({"model": model, "popularity": baseline}, 10)
     assert sum(row["users"] for row in rows) == len(model.users)
     mean = sum(row["users"] * row["model"]["hit@10"] for row in rows) / len(model.users)
     assert mean == pytest.approx(float(hit(model.ranks, 10)))
@@ -125,5 +125,5 @@ def test_a_model_below_popularity_is_warned_of() -> None:
     dataset = Dataset.from_histories([[0, 1, 2]] * 5 + [[0, 3, 2]] * 5 + [[2, 1, 0]], 20)
     best = evaluate(popularity(dataset), dataset)
     worst = evaluate(SparseRanker(-dataset.item_counts().astype(np.float64)), dataset)
-    assert any("below popularity" in said for said in warnings(worst, best, (10,)))
-    assert not warnings(best, best, (10,))
+    assert any("below popularity" in said for said in warnings(worst, best, "popularity", (10,)))
+    assert not warnings(best, best, "popularity", (10,))

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
+from dpformer.kinds.network import build_model, make_trainer
 from dpformer.noise import SecureRandom
 from dpformer.runs import Config, load_dataset, load_release, resume, train
 from dpformer.runs.checkpoint import load_checkpoint
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.planning import make_plan
-from dpformer.runs.prepare_training import build_model, make_trainer
 from dpformer.verification.verify import verify
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after

@@ -17,8 +17,8 @@ from dpformer.models.counts import HINT, ROW_PRIOR, TransitionCounts, _directed
 from dpformer.models.evidence import Evidence
 from dpformer.models.shrinkage import posterior_means
 from dpformer.models.walks import with_walks
-from dpformer.queries import counts as counts_release
-from dpformer.queries.counts import TransitionRelease, exact_transition_sums, release_transitions
+from dpformer.queries.transitions import rounds as counts_release
+from dpformer.queries.transitions.rounds import TransitionRelease, exact_transition_sums, release_transitions
 from dpformer.runs.model_file import load_release, save_release
 
 ITEMS, GROUPS, USERS = 60, 6, 3000

@@ -20,9 +20,9 @@ from dpformer.engines.sums import GRID, WEIGHTS, WINDOW, ArraySums, gathered
 from dpformer.models import counts
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.walks import with_walks
-from dpformer.queries import counts as counts_release
-from dpformer.queries.counts import ITEMS, ROUNDS, TransitionRelease, release_transitions
 from dpformer.queries.frequencies import FrequencyRelease, user_counts
+from dpformer.queries.transitions import rounds as counts_release
+from dpformer.queries.transitions.rounds import ITEMS, ROUNDS, TransitionRelease, release_transitions
 
 NUM_ITEMS = 9
 histories_of = st.lists(st.lists(st.integers(0, NUM_ITEMS - 1), max_size=30), min_size=1, max_size=8)

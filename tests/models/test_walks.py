@@ -8,8 +8,8 @@ import pytest
 
 from dpformer.models import walks
 from dpformer.models.walks import log_lifts, with_walks
-from dpformer.queries.counts import TransitionRelease
 from dpformer.queries.frequencies import FrequencyRelease
+from dpformer.queries.transitions.rounds import TransitionRelease
 
 
 def release_of(total: np.ndarray, deviation: float = 1.0, size: int = 12) -> TransitionRelease:

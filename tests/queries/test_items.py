@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dpformer.noise import SecureRandom
-from dpformer.queries.counts import release_transitions
 from dpformer.queries.items import (
     MOST_ITEMS,
     exact_popularity,
@@ -19,6 +18,7 @@ from dpformer.queries.items import (
     spent_delta,
     threshold_for,
 )
+from dpformer.queries.transitions.rounds import release_transitions
 
 
 def packed(histories: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:

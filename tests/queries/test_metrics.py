@@ -12,7 +12,8 @@ from dpformer.accounting import Gaussian
 from dpformer.evaluation import hit, ndcg
 from dpformer.noise import SecureRandom
 from dpformer.noise.randomness import public_grid
-from dpformer.queries.metrics import ALARM, SCALE, MetricRelease, release_metrics, user_values
+from dpformer.queries.base import ALARM
+from dpformer.queries.metrics import MetricRelease, release_metrics, scale_of, user_values
 
 RANKS = torch.from_numpy(np.random.default_rng(0).integers(1, 40, 3000))
 
@@ -23,18 +24,18 @@ def seeded(seed: int) -> SecureRandom:
 
 @given(st.integers(1, 10**6), st.integers(1, 50))
 def test_one_user_adds_at_most_one(rank: int, k: int) -> None:
-    (values,) = user_values(torch.tensor([rank]), k) / SCALE
+    (values,) = user_values(torch.tensor([rank]), k) / scale_of(3)
     assert np.linalg.norm(values) <= 1 and values[2] > 0.57, "and is counted, whatever the rank"
 
 
 def test_the_bound_is_reached_by_a_perfect_rank() -> None:
     """Scaled by more than √3 the noise would be more than is paid for; by less, it would be a lie."""
-    assert np.linalg.norm(user_values(torch.tensor([1]), 10) / SCALE) == pytest.approx(1)
+    assert np.linalg.norm(user_values(torch.tensor([1]), 10) / scale_of(3)) == pytest.approx(1)
 
 
 def test_noise_has_the_deviation_of_the_event() -> None:
     """In units of the most that one user can add; noise forgotten, halved or scaled by √3 is far outside."""
-    exact, z = user_values(RANKS, 10).sum(0) / SCALE, 5.0
+    exact, z = user_values(RANKS, 10).sum(0) / scale_of(3), 5.0
     noise = np.array([release_metrics(RANKS, z, random=seeded(seed)).sums for seed in range(2000)]) - exact
     assert np.abs(noise.mean(0)).max() < 4.5 * z / math.sqrt(2000)
     # The sum of n squares over z² is χ²_n: deviation √(2n).
@@ -69,7 +70,7 @@ def test_sums_are_on_a_public_grid() -> None:
 def test_it_survives_json_and_refuses_what_was_not_released_that_way() -> None:
     release = release_metrics(RANKS, 20.0, random=seeded(0))
     assert MetricRelease.from_dict(release.to_dict(), release.event) == release
-    exact = [float(part) for part in user_values(RANKS, 10).sum(0) / SCALE]
+    exact = [float(part) for part in user_values(RANKS, 10).sum(0) / scale_of(3)]
     for sums in (exact, [1.0, 2.0], [1.0, 2.0, None], None, [math.nan] * 3):
         with pytest.raises(ValueError, match="sums"):
             MetricRelease.from_dict({**release.to_dict(), "sums": sums}, release.event)
@@ -77,7 +78,7 @@ def test_it_survives_json_and_refuses_what_was_not_released_that_way() -> None:
 
 def test_exact_sums_and_wrong_noise_have_tiny_p_values() -> None:
     event = Gaussian(20.0, label="metrics")
-    grid, exact = public_grid(20.0), user_values(RANKS, 10).sum(0) / SCALE
+    grid, exact = public_grid(20.0), user_values(RANKS, 10).sum(0) / scale_of(3)
     rounded = tuple(float(part) for part in np.round(exact / grid) * grid)
     assert MetricRelease(rounded, event).p_value(RANKS) < ALARM, "no noise"
     far = tuple(part + 200.0 for part in rounded)
@@ -89,7 +90,7 @@ def test_exact_sums_and_wrong_noise_have_tiny_p_values() -> None:
 def test_metrics_of_nobody_are_noise_and_bad_ranks_are_refused() -> None:
     nobody = release_metrics(torch.zeros(0, dtype=torch.int64), 5.0)
     assert all(0 <= value <= 1 for value in nobody.values.values())
-    with pytest.raises(ValueError, match="one number a user, from 1"):
+    with pytest.raises(ValueError, match="one number per user, from 1"):
         release_metrics(torch.tensor([0, 3]), 5.0)
     with pytest.raises(ValueError, match="noise_multiplier must be a finite number above 0"):
         release_metrics(torch.tensor([1]), 0.0)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dpformer.data import Dataset
-from dpformer.runs.choice import FEWEST_USERS, USERS_PER_ITEM, choose_model, chosen
+from dpformer.kinds.auto import FEWEST_USERS, USERS_PER_ITEM, choose_model
 from dpformer.runs.config import Config
 from dpformer.runs.estimate import dry_run
-from dpformer.runs.run import finished
+from dpformer.runs.run import _decided, finished
 from tests.tiny_runs import invoke
 from tests.training.logs import write_log
 
@@ -37,9 +37,9 @@ def test_a_private_list_of_items_has_no_say() -> None:
     found = set()
     for items in (2, FEWEST_USERS // USERS_PER_ITEM, FEWEST_USERS // USERS_PER_ITEM + 1, 5000):
         dataset = Dataset.from_histories([[0, 1]] * FEWEST_USERS, items)
-        config, _, choice = chosen(Config.make(file=Path("log.csv")), dataset)
-        found.add((config.model, choice.reason))
-        given, cut, _ = chosen(Config.make(file=Path("log.csv"), assume_items_public=True), dataset)
+        config, _, reason = _decided(Config.make(file=Path("log.csv")), dataset)
+        found.add((config.model, reason))
+        given, cut, _ = _decided(Config.make(file=Path("log.csv"), assume_items_public=True), dataset)
         network = items <= FEWEST_USERS // USERS_PER_ITEM
         assert given.model == ("transformer" if network else "counts")
         assert cut.max_length == (200 if network else None)

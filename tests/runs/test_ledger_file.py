@@ -117,7 +117,7 @@ def test_a_run_that_fails_stays_in_the_ledger_and_goes_on_at_no_cost(
         raise DpformerError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dpformer.runs.run.save_release", full)
+        patch.setattr("dpformer.runs.session.save_release", full)
         failed = invoke(*arguments, tmp_path / "a")
     assert isinstance(failed.exception, DpformerError) and "counts this run as spent" in failed.stderr
     assert "--resume" in failed.stderr and len(ledger_file.read(path).runs) == 1

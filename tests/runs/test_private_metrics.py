@@ -11,14 +11,14 @@ import torch
 
 from dpformer.accounting import Gaussian, epsilon_of
 from dpformer.errors import DpformerError
-from dpformer.evaluation.evaluate import served_ranks
+from dpformer.kinds.counts import counts_of
+from dpformer.kinds.ranking import served_ranks
 from dpformer.noise.randomness import SecureRandom, public_grid
-from dpformer.queries.metrics import SCALE, MetricRelease, user_values
+from dpformer.queries.metrics import MetricRelease, scale_of, user_values
 from dpformer.runs import Config, finished, load_dataset, resume, train
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.planning import make_plan
 from dpformer.statement.build import statement
-from dpformer.verification.released_file import counts_of
 from dpformer.verification.verify import Verification, verify
 from tests.tiny_runs import invoke, printed, refused
 from tests.training.conftest import tiny_config
@@ -92,7 +92,7 @@ def test_the_ledger_holds_what_was_done(made: Path) -> None:
     (event,) = [event for event in facts["events"] if event["label"] == "metrics"]
     assert event["noise_multiplier"] == plan.noise_of("metrics") and facts["epsilon"] <= 4 and facts["private"]
     release = MetricRelease.from_dict(facts["metrics"], Gaussian(event["noise_multiplier"], label="metrics"))
-    exact = user_values(served_ranks(finished(made).release.model, load_dataset(config)), 10).sum(0) / SCALE
+    exact = user_values(served_ranks(finished(made).release.model, load_dataset(config)), 10).sum(0) / scale_of(3)
     noise = (np.array(release.sums) - exact) / event["noise_multiplier"]
     assert 1e-3 < np.abs(noise).max() < 6, "of the released model, and noisy"
     assert any("may be published" in sentence and "NDCG@10" in sentence for sentence in facts["words"])
@@ -186,7 +186,7 @@ def test_a_statement_without_an_event_for_them_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="metrics are stated that the ledger does not hold"):
         statement(
             [Gaussian(8.0, label="frequencies")], delta=1e-3, target=4.0, clipping="clip", clip_norm=1.0,
-            expected_batch_size=10, users=1000, seeded=False, data=[], hashes={}, metrics={"ndcg@10": 0.1},
+            expected_batch_size=10, users=1000, seeded=False, data=[], hashes={}, stated={"metrics": {"ndcg@10": 0.1}},
         )  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def test_changed_metrics_are_found(run: Path) -> None:
 
 def test_exact_metrics_in_their_place_are_found(run: Path) -> None:
     config = Config.make(run / "config.toml")
-    exact = user_values(served_ranks(finished(run).release.model, load_dataset(config)), 10).sum(0) / SCALE
+    exact = user_values(served_ranks(finished(run).release.model, load_dataset(config)), 10).sum(0) / scale_of(3)
     grid = public_grid(_event(run).noise_multiplier)
     sums = tuple(float(part) for part in np.round(exact / grid) * grid)
     forge(run, metrics=MetricRelease(sums, _event(run)).to_dict())
@@ -250,7 +250,7 @@ def test_a_few_counts_near_whole_numbers_are_chance(counts: Path, monkeypatch: p
         rows, chances, found = counts_of(model)
         return rows, chances, np.where(np.arange(len(found)) < 2, 3.001, 1e9)  # the rest is too large to tell
 
-    monkeypatch.setattr("dpformer.verification.released_file.counts_of", few)
+    monkeypatch.setattr("dpformer.kinds.counts.counts_of", few)
     assert checked(counts).passed
 
 

@@ -15,17 +15,19 @@ import pytest
 import torch
 
 from dpformer.errors import DpformerError
+from dpformer.kinds import network
 from dpformer.models import Batch, Transformer
 from dpformer.noise import SecureRandom
+from dpformer.queries.transitions import query
 from dpformer.runs import (
     Config,
     Interrupted,
     finished,
     load_dataset,
     load_release,
-    prepare_training,
     resume,
     run,
+    session,
     train,
 )
 from dpformer.runs.folder import Metrics, RunFolder
@@ -143,8 +145,8 @@ def test_rows_scaled_by_popularity_pay_for_it_and_are_released_unscaled(log: Pat
     assert isinstance(done.release.model, Transformer) and done.release.model.row_scale is None
     assert verify(done.folder).passed
     plan, p = make_plan(done.config, 60), torch.linspace(0.01, 0.9, 20)
-    leader = prepare_training.build_model(done.config, plan, 20, p, SecureRandom("run", seed=1))
-    assistant = prepare_training.build_assistant(done.config, plan, 20)
+    leader = network.build_model(done.config, plan, 20, p, SecureRandom("run", seed=1))
+    assistant = network.build_assistant(done.config, plan, 20)
     assistant.load_state_dict(leader.state_dict())
     batch = Batch.from_histories([[1, 2, 3, 2], [19, 0]], leader.max_length)
     torch.testing.assert_close(assistant.eval()(batch), leader.eval()(batch), rtol=0, atol=0)
@@ -156,7 +158,7 @@ def test_correlated_noise_is_an_error_of_what_it_leaves_in_the_sum(log: Path, tm
         users=60, threads=1
     )
     plan, p = make_plan(config, 60), torch.linspace(0.01, 0.9, 20)
-    model = prepare_training.build_model(config, plan, 20, p, SecureRandom("run", seed=1))
+    model = network.build_model(config, plan, 20, p, SecureRandom("run", seed=1))
     assert isinstance(model, Transformer)
     sigma = plan.noise_multiplier * plan.noise.sum_deviation(plan.steps) / plan.steps**0.5
     torch.testing.assert_close(model.item_error, sigma / 20 / p)
@@ -201,12 +203,12 @@ def test_a_warm_start_is_one_release_with_its_share_of_the_budget(tmp_path: Path
 def test_counts_with_other_noise_than_planned_are_never_released_nor_trained_on(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choices: dict[str, Any]
 ) -> None:
-    release = prepare_training.release_transition_sums
+    release = query.release_transition_sums
 
     def careless(sums: Any, num_items: int, noise: float, **rest: Any) -> Any:
         return release(sums, num_items, noise / 2, **rest)
 
-    monkeypatch.setattr(prepare_training, "release_transition_sums", careless)
+    monkeypatch.setattr(query, "release_transition_sums", careless)
     with pytest.raises(RuntimeError, match="not what was planned"):
         train(tiny_config(log, **choices), tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -372,7 +374,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
     whole = train(tiny, tmp_path / "whole")
-    write, calls = getattr(run, writer), []
+    write, calls = getattr(session, writer), []
 
     def full(path: Path, *rest: Any, **named: Any) -> None:
         calls.append(path)
@@ -380,7 +382,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
             raise DpformerError(f"{path} cannot be written: No space left on device")
         write(path, *rest, **named)
 
-    monkeypatch.setattr(run, writer, full)
+    monkeypatch.setattr(session, writer, full)
     with pytest.raises(DpformerError, match="No space left on device"):
         train(tiny.replace(checkpoint_seconds=0.0) if writer == "save_checkpoint" else tiny, tmp_path / "run")
     assert not (tmp_path / "run" / "privacy.json").exists()

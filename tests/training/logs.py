@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from dpformer.runs.config import OF_NETWORKS
+from dpformer.kinds.network import OF_NETWORKS
 
 TINY: dict[str, Any] = {
     "epsilon": 4.0,

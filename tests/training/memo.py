@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpformer.accounting import accountant, calibration
-from dpformer.runs import planning
+from dpformer.kinds import planning
 from dpformer.statement import build
 from dpformer.training import plan
 

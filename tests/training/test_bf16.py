@@ -12,7 +12,7 @@ from torch import nn
 from dpformer.clipping import normalize
 from dpformer.models import GRU, SequenceModel, Transformer
 from dpformer.runs import Config, resume, train
-from dpformer.runs.run import Interrupted
+from dpformer.runs.signals import Interrupted
 from dpformer.training.gradient_sum import GradientSum
 from dpformer.training.trainer import Trainer
 from tests.tiny_runs import printed, refused

@@ -64,7 +64,7 @@ def train_there(log: Path, out: Path, known: dict[Any, float]) -> None:
         for number, config in enumerate(configs(log)):
             folder = out / str(number)
             with contextlib.suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
-                patch.setattr("dpformer.runs.run.Metrics.add", interrupt)
+                patch.setattr("dpformer.runs.folder.Metrics.add", interrupt)
                 training.train(config.replace(device="second"), folder)
             model = training.resume(folder).release.model.to("second")
             if config.model == "transformer":  # outside of the engine, this torch has no GRU for unknown devices

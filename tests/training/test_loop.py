@@ -13,10 +13,10 @@ from torch import Tensor
 from dpformer.clipping import normalize
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
+from dpformer.kinds.network import build_model, make_trainer
 from dpformer.models import Batch
 from dpformer.noise import SecureRandom
 from dpformer.runs.config import Config
-from dpformer.runs.prepare_training import build_model, make_trainer
 from dpformer.training.gradient_sum import out_of_memory
 from dpformer.training.plan import Plan
 from dpformer.training.trainer import Step, Trainer

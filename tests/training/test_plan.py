@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from dpformer.accounting import Gaussian, epsilon_of
 from dpformer.errors import DpformerError
+from dpformer.kinds.network import build_model
+from dpformer.kinds.planning import other_events
 from dpformer.models import Transformer
 from dpformer.noise import BandedGaussian, SecureRandom
+from dpformer.queries.transitions.rounds import LABEL as COUNTS
 from dpformer.runs.config import Config
-from dpformer.runs.planning import COUNTS, make_plan, other_events
-from dpformer.runs.prepare_training import build_model
+from dpformer.runs.planning import make_plan
 from dpformer.training.plan import Plan
 from dpformer.training.schedule import warmup_then_decay
 

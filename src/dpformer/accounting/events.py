@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 ASSUMED = "that each user was clipped is assumed, not checked"  # in the label of training on the caller's word
-METRICS = "metrics"  # the label of accuracy that was released with noise
 KINDS: dict[str, "type[Event]"] = {}  # by name: what a ledger may hold
 
 

@@ -72,10 +72,11 @@ def settings_of(run: Path) -> dict[str, Any]:
     from dpformer.noise.mechanisms import noise_of
     from dpformer.runs.run import finished
 
-    facts = finished(run).statement
-    counts = [event for event in facts["events"] if event["label"] == "transition counts"]
-    if counts:
-        return {"noise_multiplier": counts[0]["noise_multiplier"], "delta": facts["delta"]}
+    done = finished(run)
+    facts, query = done.statement, done.config.kind.release
+    paid = [event for event in facts["events"] if query is not None and event["label"] == query.label]
+    if paid:
+        return {"query": query, "noise_multiplier": paid[0]["noise_multiplier"], "delta": facts["delta"]}
     if facts.get("epsilon") is None or not facts.get("noise_multiplier"):
         raise DpformerError(f"{run} was trained without noise: there is no claim to audit")
     names = ("noise_multiplier", "sample_rate", "steps", "delta", "clipping", "clip_norm")
@@ -113,10 +114,10 @@ def _audit(settings: dict[str, Any], canaries: int, confidence: float, seed: int
     from dpformer.training.allocator import keep_freed_memory
     from dpformer.training.distributed import start_team
     from dpformer.verification.audit import audit as run_audit
-    from dpformer.verification.audit import audit_counts
+    from dpformer.verification.audit import audit_query
 
-    if "steps" not in settings:
-        return audit_counts(**settings, canaries=canaries, confidence=confidence, seed=seed)
+    if "query" in settings:
+        return audit_query(**settings, canaries=canaries, confidence=confidence, seed=seed)
     keep_freed_memory()
     team = start_team()
     if team is not None and not team.leads:

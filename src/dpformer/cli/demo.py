@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from dpformer.cli.train import run_or_exit
+from dpformer.kinds import auto
+from dpformer.kinds.popularity import BASELINE
+from dpformer.kinds.registry import KINDS
 from dpformer.runs.config import Config
-
-MODELS = {"counts": "transition counts", "transformer": "a Transformer with Re-Attention"}
 
 
 def demo(
@@ -26,13 +27,13 @@ def demo(
         f"6,000 made-up users, 400 items; ε = {epsilon:g}. First what is recommended for such data, into {first}.\n"
         "Each step of a network bounds what one user can add, and hides it in noise. This takes a minute or two."
     )
-    model = "counts" if quick else None
+    model = auto.UNDECIDED.name if quick else None
     recommended = run_or_exit(Config.make(epsilon=epsilon, model=model), first)
     runs = {recommended.config.model: recommended}
     if not quick:
-        (other,) = MODELS.keys() - {recommended.config.model}
+        (other,) = (kind.name for kind in auto.CANDIDATES if kind is not recommended.config.kind)
         second = first.with_name(f"{first.name}-{other}")
-        typer.echo(f"Then, to compare, {MODELS[other]} into {second}.")
+        typer.echo(f"Then, to compare, {KINDS[other].phrase} into {second}.")
         runs[other] = run_or_exit(Config.make(epsilon=epsilon, model=other), second)
     from dpformer.report import write_report
     from dpformer.report.accuracy import measure
@@ -52,17 +53,18 @@ def _print(measured: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from dpformer.evaluation.metrics import tracked
     from dpformer.format_number import round_up
 
     table = Table(title="Next item, full ranking, seen items left out", title_justify="left")
     table.add_column("")
-    for name in ("NDCG@10", "HIT@10", "ε", "δ"):
+    for name in (*(metric.heading() for metric in tracked()), "ε", "δ"):
         table.add_column(name, justify="right")
     for name, (facts, accuracy) in measured.items():
         budget = (round_up(facts["epsilon"]), f"{facts['delta']:.2g}") if facts["private"] else ("none", "")
-        table.add_row(MODELS[name], *_cells(accuracy["metrics"]["model"]), *budget)
+        table.add_row(KINDS[name].phrase, *_cells(accuracy["metrics"]["model"]), *budget)
     facts, accuracy = next(iter(measured.values()))
-    table.add_row("popularity, exact counts", *_cells(accuracy["metrics"]["popularity"]), "none", "")
+    table.add_row(BASELINE.title, *_cells(accuracy["metrics"][BASELINE.name]), "none", "")
     console = Console()
     console.print(table)
     console.print(facts["headline"], style="bold", highlight=False, markup=False)
@@ -76,4 +78,6 @@ def _print(measured: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
 
 
 def _cells(metrics: dict[str, Any]) -> list[str]:
-    return [f"{100 * metrics['served'][name]['value']:.1f}%" for name in ("ndcg@10", "hit@10")]
+    from dpformer.evaluation.metrics import tracked
+
+    return [f"{100 * metrics['served'][metric.label()]['value']:.1f}%" for metric in tracked()]

@@ -21,13 +21,16 @@ def evaluate(
     allow_seen: Annotated[
         bool, typer.Option("--allow-seen", help="Of `recommend --allow-seen`: items of the history may be recommended.")
     ] = False,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="A metric to show; may be repeated.  [default: NDCG, HIT, MRR]")
+    ] = None,
     samples: Annotated[int, typer.Option(help="Bootstrap samples of the confidence intervals.")] = 1000,
     private_metrics: Annotated[
         bool, typer.Option("--private-metrics", help="Only what the run released with noise, covered by ε.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rank each user's held-out item among all items: NDCG@k, HIT@k, MRR, with popularity beside them.
+    """Rank each user's held-out item among all items: NDCG@k, HIT@k, MRR and others, with popularity beside them.
 
     What is measured is what `recommend` gives: no item of the history, or with --allow-seen any. Papers rank the
     held-out item even if it is in the history; where that differs, it stands apart.
@@ -42,8 +45,13 @@ def evaluate(
         raise DpformerError(f"samples is {samples}; it must be 1 or more")
     if split not in ("test", "validation"):
         raise DpformerError(f"split is {split!r}; it must be test or validation")
+    from dpformer.evaluation.metrics import shown
     from dpformer.runs import finished
 
+    try:
+        shown(metric)
+    except ValueError as error:
+        raise DpformerError(str(error)) from None
     opened = finished(run)
     if private_metrics:
         if allow_seen:
@@ -53,7 +61,7 @@ def evaluate(
     from dpformer.report.accuracy import measure
 
     measured = measure(opened, data, split=split, filter_seen=not allow_seen)
-    facts = measured.to_dict(tuple(ks), samples=samples)
+    facts = measured.to_dict(tuple(ks), samples=samples, names=metric)
     facts = {"run": str(run), "headline": opened.statement["headline"], **facts}
     if "metrics" in opened.statement:
         facts["private_metrics"] = opened.statement["metrics"]
@@ -80,10 +88,12 @@ def _covered(run: Any, path: Path, data: Path | None, as_json: bool) -> None:
 
 def covered_line(statement: dict[str, Any]) -> str:
     """The private metrics of a statement that has some."""
-    released = statement["metrics"]
+    from dpformer.evaluation.metrics import released
+
+    found = statement["metrics"]
+    values = "  ".join(f"{label} {found[label]:.4f}" for label in (metric.label() for metric in released()))
     return (
-        f"ndcg@10 {released['ndcg@10']:.4f}  hit@10 {released['hit@10']:.4f}  with noise of deviation "
-        f"{released['deviation']:.4f}, on {released['of']} "
+        f"{values}  with noise of deviation {found['deviation']:.4f}, on {found['of']} "
         f"({'covered by ε' if statement['private'] else 'NOT PRIVATE'})"
     )
 
@@ -100,6 +110,8 @@ def _print_language(facts: dict[str, Any], statement: dict[str, Any]) -> None:
 def _print(facts: dict[str, Any], statement: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from dpformer.evaluation.metrics import LIST_METRICS
+
     console = Console()
     console.print(facts["headline"], style="bold", highlight=False, markup=False)
     if "metrics" in statement:
@@ -107,10 +119,8 @@ def _print(facts: dict[str, Any], statement: dict[str, Any]) -> None:
     for policy in _told(facts):
         _print_policy(console, facts, policy)
     _print_parts(console, facts)
-    coverage = next(value for name, value in facts.items() if name.startswith("coverage@"))
-    console.print(
-        f"Coverage: {coverage:.1%} of the items are recommended to somebody in a list of 10.", highlight=False
-    )
+    for of_lists in LIST_METRICS.values():
+        console.print(of_lists.words(facts[of_lists.label]), highlight=False)
     console.print(f"Repeats: {facts['repeats']:.1%} of the held-out items are in the history.", highlight=False)
     console.print(f"{facts['users']:,} users, {facts['split']} items, {facts['ranking']}.", highlight=False)
     if facts["interactions_left_out"]:
@@ -132,28 +142,33 @@ def _told(facts: dict[str, Any]) -> list[str]:
 def _print_policy(console: Any, facts: dict[str, Any], policy: str) -> None:
     from rich.table import Table
 
+    from dpformer.kinds.popularity import BASELINE
+
     also = "; without repeats also the policy of papers" if policy == "served" and facts["repeats"] == 0 else ""
     title = f"{policy}: {facts['policies'][policy]}{also}"
     console.print(title, style="italic", highlight=False)
-    table = Table("metric", "model", "95% interval", "popularity", "95% interval")
+    table = Table("metric", "model", "95% interval", BASELINE.name, "95% interval")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, of_model in facts["metrics"]["model"][policy].items():
-        table.add_row(name, *_cells(of_model), *_cells(facts["metrics"]["popularity"][policy][name]))
+        table.add_row(name, *_cells(of_model), *_cells(facts["metrics"][BASELINE.name][policy][name]))
     console.print(table)
 
 
 def _print_parts(console: Any, facts: dict[str, Any]) -> None:
     from rich.table import Table
 
-    (metric,) = (name for name in facts["by_popularity"][0]["model"] if name.startswith("hit"))
+    from dpformer.evaluation.metrics import tracked
+    from dpformer.kinds.popularity import BASELINE
+
+    metric = list(facts["by_popularity"][0]["model"])[len(tracked()) - 1]
     title = f"By popularity of the held-out item, {metric}: thirds of all interactions, the most popular items first"
     console.print(title, style="italic", highlight=False)
-    table = Table("part", "items", "users", "model", "popularity")
+    table = Table("part", "items", "users", "model", BASELINE.name)
     for column in table.columns[1:]:
         column.justify = "right"
     for row in facts["by_popularity"]:
-        values = [f"{row[who][metric]:.4f}" for who in ("model", "popularity")]
+        values = [f"{row[who][metric]:.4f}" for who in ("model", BASELINE.name)]
         table.add_row(row["part"], f"{row['items']:,}", f"{row['users']:,}", *values)
     console.print(table)
 

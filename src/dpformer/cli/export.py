@@ -22,11 +22,12 @@ def export(
     A fine-tuned checkpoint of Hugging Face is written as one again, into a folder, with its statement.
     """
     from dpformer.export import export_onnx
+    from dpformer.kinds.registry import kind_of
     from dpformer.runs.model_file import load_release, model_file
 
     release = load_release(model_file(run))
-    if out.suffix != ".onnx" and type(release.model).__name__ == "Pretrained":
-        _checkpoint(run, release, out, as_json)
+    if out.suffix != ".onnx" and kind_of(release.model).exports_folder:
+        _folder(run, release, out, as_json)
         return
     exported = export_onnx(release, out, k=k, int8=int8)
     facts: dict[str, Any] = {**asdict(exported), "path": str(exported.path)}
@@ -35,13 +36,14 @@ def export(
     typer.echo(json.dumps(facts, indent=2) if as_json else _words(facts))
 
 
-def _checkpoint(run: Path, release: Any, out: Path, as_json: bool) -> None:
-    from dpformer.export.checkpoint import export_checkpoint
+def _folder(run: Path, release: Any, out: Path, as_json: bool) -> None:
+    from dpformer.kinds.registry import kind_of
     from dpformer.runs import finished
 
     if not run.is_dir():
         raise DpformerError(f"{run} is a model alone, and its statement goes with it: give the run folder")
-    names = [path.name for path in export_checkpoint(release, out, finished(run).statement)]
+    statement = finished(run).statement
+    names = [path.name for path in kind_of(release.model).export_folder(release, out, statement)]
     typer.echo(json.dumps({"path": str(out), "files": names}) if as_json else f"{out}: {', '.join(names)}")
 
 

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from dpformer.errors import DpformerError
-from dpformer.runs.config import OF_NETWORKS, Config, section_of
+from dpformer.kinds.auto import AUTO
+from dpformer.kinds.network import OF_NETWORKS
+from dpformer.runs.config import Config, section_of
 
 ESSENTIAL = (
     "epsilon", "delta", "model", "catalog", "user_column", "item_column", "timestamp_column", "task", "unit", "recipe",
@@ -68,7 +70,7 @@ def train(
 def say_model(config: Config, given: dict[str, Any]) -> None:
     """An option that changes the model says so."""
     causes = [name for name in OF_NETWORKS if name in given]
-    if causes and given.get("model", "auto") == "auto" and "recipe" not in given and config.task == "recommend":
+    if causes and given.get("model", AUTO) == AUTO and "recipe" not in given and config.task == "recommend":
         typer.echo(f"model: {config.model}, because --{causes[0].replace('_', '-')} was given", err=True)
 
 

@@ -1,7 +1,8 @@
 """Ranking metrics, one definition each, and the evaluation of a recommender on held-out items."""
 
 from dpformer.evaluation.evaluate import Evaluation, evaluate, popularity
-from dpformer.evaluation.ranking import NonFiniteScores, bootstrap, hit, mrr, ndcg, ranks
+from dpformer.evaluation.metrics import bootstrap, hit, mrr, ndcg
+from dpformer.evaluation.ranking import NonFiniteScores, ranks
 
 __all__ = [
     "Evaluation",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from dpformer.evaluation.evaluate import Evaluation
-from dpformer.evaluation.ranking import hit, ndcg
+from dpformer.evaluation.metrics import headline, tracked
 
 PARTS = ("head", "middle", "tail")
 MANY_REPEATS = 0.5  # share of held-out items above which a log is more about repeats than about what is new
@@ -29,35 +29,35 @@ def popularity_parts(counts: np.ndarray) -> np.ndarray:
     return parts
 
 
-def by_popularity(model: Evaluation, popularity: Evaluation, counts: np.ndarray, k: int) -> list[dict[str, Any]]:
+def by_popularity(found: Mapping[str, Evaluation], k: int) -> list[dict[str, Any]]:
     """Accuracy of what is recommended, apart for held-out items of each part; a part that no user tests is left out.
 
     Args:
-        model: of the model.
-        popularity: of popularity, for the same users.
-        counts: (M,) interactions of each item in training.
+        found: of some models for the same users, by name.
         k: length of the list.
     """
-    parts, rows = popularity_parts(counts), []
+    of_any = next(iter(found.values()))
+    parts, rows = popularity_parts(of_any.counts), []
     for number, name in enumerate(PARTS):
-        chosen = torch.from_numpy(np.flatnonzero(parts[model.targets] == number))
+        chosen = torch.from_numpy(np.flatnonzero(parts[of_any.targets] == number))
         if not len(chosen):
             continue
         row: dict[str, Any] = {"part": name, "items": int((parts == number).sum()), "users": len(chosen)}
-        for who, found in (("model", model.ranks[chosen]), ("popularity", popularity.ranks[chosen])):
-            row[who] = {f"ndcg@{k}": float(ndcg(found, k)), f"hit@{k}": float(hit(found, k))}
+        for who, evaluation in found.items():
+            ranks = evaluation.ranks[chosen]
+            row[who] = {metric.label(k): float(metric(ranks, k)) for metric in tracked()}
         rows.append(row)
     return rows
 
 
-def warnings(model: Evaluation, popularity: Evaluation, ks: Sequence[int]) -> list[str]:
-    """Sentences on what should not be overlooked."""
-    said = []
+def warnings(model: Evaluation, baseline: Evaluation, name: str, ks: Sequence[int]) -> list[str]:
+    """Sentences on what should not be overlooked; `name` is that of the baseline."""
+    said, metric = [], headline()
     for k in ks:
-        ours, theirs = float(ndcg(model.ranks, k)), float(ndcg(popularity.ranks, k))
+        ours, theirs = float(metric(model.ranks, k)), float(metric(baseline.ranks, k))
         if ours < theirs:
             said.append(
-                f"The model is below popularity, which knows nothing of the user: NDCG@{k} {ours:.4f} against "
+                f"The model is below {name}, which knows nothing of the user: {metric.heading(k)} {ours:.4f} against "
                 f"{theirs:.4f}. More users, a larger ε or a catalogue with attributes may help."
             )
     repeats = float(model.repeats.mean())

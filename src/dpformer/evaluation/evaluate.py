@@ -5,8 +5,9 @@ before is missed; with `filter_seen=False` (`--allow-seen`) it ranks everything.
 case and leave out the rest of the history, which rewards recommending what was seen wherever items repeat.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,26 +15,14 @@ import torch
 from torch import Tensor
 
 from dpformer.data.dataset import Dataset
-from dpformer.data.vocabulary import Vocabulary
 from dpformer.errors import DpformerError
-from dpformer.evaluation.rankers import (
-    TOKENS_AT_ONCE,
-    DenseRanker,
-    Histories,
-    KnownItems,
-    NetworkRanker,
-    Ranker,
-    ScoreFunction,
-)
-from dpformer.evaluation.ranking import NEVER, bootstrap, hit, mrr, ndcg
+from dpformer.evaluation.metrics import DEPTH, LIST_METRICS, bootstrap, shown
+from dpformer.evaluation.rankers import TOKENS_AT_ONCE, DenseRanker, Histories, KnownItems, Ranker, ScoreFunction
+from dpformer.evaluation.ranking import NEVER
 from dpformer.evaluation.sparse_ranker import SparseRanker
-from dpformer.models.counts import TransitionCounts
-from dpformer.models.evidence import Evidence
-from dpformer.models.sequence import SequenceModel
 from dpformer.progress import advance, stage
 
 USERS_AT_ONCE = 1 << 13
-LIST = 10  # items that are recommended, for coverage
 POLICIES = {
     "served": "what recommend gives: never an item of the history, so a target among them is missed",
     "unmasked": "what recommend --allow-seen gives: all items are ranked, those the user has met too",
@@ -50,10 +39,14 @@ class Evaluation:
     masked: Tensor  # (U,) int64
     unmasked: Tensor  # (U,) int64
     repeats: np.ndarray  # (U,) bool: the user had met the target before
-    listed: np.ndarray  # (M,) int64: of how many users' LIST best items it is one, by the policy of `headline`
-    num_items: int
+    listed: np.ndarray  # (M,) int64: of how many users' DEPTH best items it is one, by the policy of `headline`
+    counts: np.ndarray  # (M,) int64: how often each item occurs in training
     split: str
     filter_seen: bool = True
+
+    @property
+    def num_items(self) -> int:
+        return len(self.counts)
 
     @property
     def served(self) -> Tensor:
@@ -71,9 +64,9 @@ class Evaluation:
         return self.served if self.filter_seen else self.unmasked
 
     @property
-    def coverage(self) -> float:
-        """The share of items that are among the `LIST` best of anybody."""
-        return float((self.listed > 0).mean())
+    def of_lists(self) -> dict[str, float]:
+        """The metrics of what is recommended to all users together."""
+        return {metric.label: metric.of_lists(self.listed, self.counts) for metric in LIST_METRICS.values()}
 
     def measured(self, name: str) -> dict[str, np.ndarray]:
         """What was measured, to be kept under a name."""
@@ -89,24 +82,28 @@ class Evaluation:
         """Back from `measured`, with the same data and options."""
         masked, unmasked = (torch.from_numpy(kept[f"{name}-{of}"]) for of in ("masked", "unmasked"))
         others = kept[f"{name}-repeats"], kept[f"{name}-listed"]
-        return cls(*dataset.held_out(split), masked, unmasked, *others, dataset.num_items, split, filter_seen)
+        return cls(*dataset.held_out(split), masked, unmasked, *others, dataset.item_counts(), split, filter_seen)
 
-    def metrics(self, ks: Sequence[int] = (10,), *, samples: int = 1000) -> dict[str, dict[str, dict[str, float]]]:
-        """policy → metric → {value, low, high}: means over users with 95% bootstrap intervals."""
-        functions: dict[str, Callable[[Tensor], Tensor]] = {}
-        for k in ks:
-            functions[f"ndcg@{k}"] = lambda r, k=k: ndcg(r, k)  # type: ignore[misc]
-            functions[f"hit@{k}"] = lambda r, k=k: hit(r, k)  # type: ignore[misc]
-        functions["mrr"] = mrr
+    def metrics(
+        self, ks: Sequence[int] = (DEPTH,), *, samples: int = 1000, names: Sequence[str] | None = None
+    ) -> dict[str, dict[str, dict[str, float]]]:
+        """policy → metric → {value, low, high}: means over users with 95% bootstrap intervals.
+
+        `names` are those of the table of metrics; by default those that are shown unasked.
+        """
         table: dict[str, dict[str, dict[str, float]]] = {}
+        chosen = {metric.label(k): (metric, k) for k in ks for metric in shown(names) if metric.cut}
+        chosen |= {metric.label(): (metric, DEPTH) for metric in shown(names) if not metric.cut}
         for policy in sorted(POLICIES, key=lambda name: name != self.headline):
             table[policy], of = {}, getattr(self, policy)
-            for name, function in functions.items():
-                low, high = bootstrap(function, of, samples=samples)
-                table[policy][name] = {"value": float(function(of)), "low": low, "high": high}
+            for label, (metric, k) in chosen.items():
+                low, high = bootstrap(partial(metric, k=k), of, samples=samples)
+                table[policy][label] = {"value": float(metric(of, k)), "low": low, "high": high}
         return table
 
-    def to_dict(self, ks: Sequence[int] = (10,), *, samples: int = 1000) -> dict[str, Any]:
+    def to_dict(
+        self, ks: Sequence[int] = (DEPTH,), *, samples: int = 1000, names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """Everything a reader needs, as JSON: what was ranked how, over how many users, with what result."""
         return {
             "split": self.split,
@@ -115,9 +112,9 @@ class Evaluation:
             "headline_policy": self.headline,
             "policies": POLICIES,
             "repeats": float(self.repeats.mean()),
-            f"coverage@{LIST}": self.coverage,
+            **self.of_lists,
             "interval": "95% bootstrap over users",
-            "metrics": self.metrics(ks, samples=samples),
+            "metrics": self.metrics(ks, samples=samples, names=names),
         }
 
 
@@ -150,7 +147,7 @@ def evaluate(
         for start in range(0, len(everyone), USERS_AT_ONCE):
             part = slice(start, start + USERS_AT_ONCE)
             histories = Histories(*dataset.packed_held_out(everyone[part], split))
-            found = placing.place(histories, items[part], min(LIST, dataset.num_items), allow_seen=not filter_seen)
+            found = placing.place(histories, items[part], min(DEPTH, dataset.num_items), allow_seen=not filter_seen)
             parts.append(found)
             repeats.append(_met_before(histories, items[part]))
             listed += np.bincount(found.first[found.first >= 0], minlength=dataset.num_items)
@@ -160,31 +157,13 @@ def evaluate(
         ranks = [np.where(placing.numbers[items] >= 0, of, NEVER) for of in ranks]
     masked, unmasked = (torch.from_numpy(of) for of in ranks)
     again = np.concatenate(repeats)
-    return Evaluation(everyone, items, masked, unmasked, again, listed, dataset.num_items, split, filter_seen)
+    return Evaluation(everyone, items, masked, unmasked, again, listed, dataset.item_counts(), split, filter_seen)
 
 
 def _met_before(histories: Histories, targets: np.ndarray) -> np.ndarray:
     """(B,) bool: whether the target is in the history."""
     rows = histories.rows
     return np.bincount(rows[histories.items == targets[rows]], minlength=len(targets)) > 0
-
-
-def ranker(model: Any, dataset: Dataset | None = None, vocabulary: Vocabulary | None = None) -> Ranker:
-    """The ranker of a model: counts through what is not zero, networks by blocks.
-
-    A model that has fewer items than the data, `vocabulary`, gets histories without the others, and these stand after
-    all that it knows: what was not released cannot be recommended.
-    """
-    found: Ranker
-    if isinstance(model, TransitionCounts):
-        found = SparseRanker.of_counts(Evidence(model))
-    elif isinstance(model, SequenceModel):
-        found = NetworkRanker(model)
-    else:
-        found = DenseRanker(scorer(model), model.num_items)
-    if dataset is not None and vocabulary is not None and len(vocabulary) != dataset.num_items:
-        return KnownItems(found, vocabulary.match(list(dataset.vocabulary.ids)))
-    return found
 
 
 def scorer(model: Any) -> ScoreFunction:
@@ -200,13 +179,6 @@ def scorer(model: Any) -> ScoreFunction:
         return scores
 
     return score
-
-
-def served_ranks(model: Any, dataset: Dataset, split: str = "test", vocabulary: Vocabulary | None = None) -> Tensor:
-    """(U,) ranks of the held-out items in what is recommended; (0,) where nobody has one. Not private."""
-    if not len(dataset.held_out(split)[0]):
-        return torch.zeros(0, dtype=torch.int64)
-    return evaluate(ranker(model, dataset, vocabulary), dataset, split=split).served
 
 
 def popularity(dataset: Dataset) -> SparseRanker:

@@ -8,7 +8,7 @@ import torch
 
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
-from dpformer.evaluation import ndcg
+from dpformer.evaluation.metrics import ndcg
 from dpformer.export.onnx import masked_scores, padded, session
 from dpformer.runs.model_file import Release
 

@@ -40,7 +40,7 @@ from dpformer.models.shrinkage import posterior_means
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-    from dpformer.queries.counts import TransitionRelease
+    from dpformer.queries.transitions.rounds import TransitionRelease
 
 PLAIN_THRESHOLD = 1.5  # deviations taken off every total where attributes say nothing
 THRESHOLD, SLOPE, LEAST_LIFT = 1.75, 0.25, 0.1

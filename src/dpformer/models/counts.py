@@ -41,7 +41,7 @@ from dpformer.models.backoff import PLAIN_THRESHOLD, fit_backoff
 from dpformer.models.explain import Explanation, explain
 from dpformer.models.history import LATEST, add_rows, latest_items, row_of, weights_of
 from dpformer.models.walks import with_walks
-from dpformer.queries.counts import TransitionRelease, release_transitions
+from dpformer.queries.transitions.rounds import TransitionRelease, release_transitions
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

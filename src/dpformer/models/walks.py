@@ -21,7 +21,7 @@ import numpy as np
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-    from dpformer.queries.counts import TransitionRelease
+    from dpformer.queries.transitions.rounds import TransitionRelease
 
 SEEN = 1.5  # deviations above zero
 PRIOR = 30.0  # counts

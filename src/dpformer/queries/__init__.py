@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING
 from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dpformer.queries.counts import TransitionRelease, release_transitions
     from dpformer.queries.frequencies import FrequencyRelease, release_frequencies
     from dpformer.queries.items import ItemRelease, release_items
     from dpformer.queries.metrics import MetricRelease, release_metrics
+    from dpformer.queries.transitions.rounds import TransitionRelease, release_transitions
 
 _HOME = {
     "FrequencyRelease": "frequencies",
     "ItemRelease": "items",
     "MetricRelease": "metrics",
-    "TransitionRelease": "counts",
+    "TransitionRelease": "transitions.rounds",
     "release_frequencies": "frequencies",
     "release_items": "items",
     "release_metrics": "metrics",
-    "release_transitions": "counts",
+    "release_transitions": "transitions.rounds",
 }
 
 __all__ = [

@@ -17,19 +17,29 @@ number N of users and the public catalogue, so it costs nothing more:
 - *Ceiling.* p_i ≤ 1.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpformer.accounting.arguments import positive, whole
-from dpformer.accounting.events import Gaussian
+from dpformer.accounting.events import Event, Gaussian
 from dpformer.noise.randomness import SecureRandom, public_grid
-from dpformer.queries.items import ItemRelease
+from dpformer.queries.base import Answer, Canaries, Question
+from dpformer.queries.items import ITEMS, ItemRelease
+from dpformer.queries.popularity import Popularity, PopularityQuery
+
+if TYPE_CHECKING:
+    from dpformer.data import Dataset
+    from dpformer.runs.config import Config
 
 LABEL = "frequencies"
 DETECTABLE = 2.0  # noise deviations
+LOUD = 50  # times that a canary of an audit has its item: it counts once
 
 
 @dataclass(frozen=True)
@@ -155,3 +165,47 @@ def _integers(values: object) -> np.ndarray:
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"a history must be a row of whole numbers, not {array.dtype} of shape {array.shape}")
     return array.astype(np.int64)
+
+
+class FrequenciesQuery(PopularityQuery):
+    """How popular the items of a public list are, where the model needs it and no other query tells it."""
+
+    label = LABEL
+    sentence = "how popular items are"
+    share_option = "frequency_share"
+
+    def asked(self, config: Config) -> bool:
+        from dpformer.queries.transitions.query import TRANSITIONS
+
+        return config.needs_frequencies and not ITEMS.asked(config) and not TRANSITIONS.asked(config)
+
+    def failure(self, config: Config) -> float:
+        return 0.0  # the list is public
+
+    def run(self, question: Question, event: Event, random: SecureRandom) -> Answer:
+        items, offsets = question.dataset.packed_train()
+        found = release_frequencies(
+            items, question.dataset.num_items, event.noise_multiplier, offsets=offsets, random=random
+        )
+        return Answer(Popularity(found), found.event)
+
+    def exact(self, question: Question) -> Popularity:
+        return Popularity(exact_frequencies(question.dataset))
+
+    def canaries(self, noise_multiplier: float, member: np.ndarray, seed: int | None = None) -> Canaries:
+        """Canary j has item j alone, again and again."""
+        histories = [np.full(LOUD, j) for j in np.flatnonzero(member)]
+        seen = release_frequencies(histories, len(member), noise_multiplier, seed=seed).counts
+        return Canaries(seen, noise_multiplier, seen[None] / noise_multiplier)
+
+
+def exact_frequencies(dataset: Dataset) -> FrequencyRelease:
+    """The share of users who have each item. Not private."""
+    items, offsets = dataset.packed_train()
+    users = np.repeat(np.arange(dataset.num_users), np.diff(offsets))
+    pairs = np.unique(users * dataset.num_items + items)  # an item counts once per user
+    counts = np.bincount(pairs % dataset.num_items, minlength=dataset.num_items)
+    return FrequencyRelease(counts / dataset.num_users, counts.astype(np.float64), counts > 0, None, dataset.num_users)
+
+
+FREQUENCIES = FrequenciesQuery()

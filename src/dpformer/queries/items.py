@@ -21,19 +21,28 @@ with noise multiplier σ, and δ_τ on top** (`Gaussian.delta`); docs/privacy/it
 cap k no finite τ would do, since δ_τ grows with n, but slowly: k = 2²⁰ instead of 50 raises τ by a third.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpformer.accounting.arguments import delta_of, positive, whole
-from dpformer.accounting.events import Gaussian
+from dpformer.accounting.events import Event, Gaussian
 from dpformer.engines.sums import LONGEST
 from dpformer.noise.randomness import SecureRandom, public_grid
+from dpformer.queries.base import Answer, Canaries, Question
+from dpformer.queries.popularity import Popularity, PopularityQuery
+
+if TYPE_CHECKING:
+    from dpformer.runs.config import Config
 
 LABEL = "items"
 MOST_ITEMS = LONGEST  # k
 EXACT = 1024  # numbers of items for which δ is worked out one by one
+CANARY_DELTA = 1e-6  # of the threshold in an audit: any will do, for canaries are well above it
 
 
 @dataclass(frozen=True)
@@ -149,3 +158,39 @@ def passed_noise(counts: np.ndarray, exact: np.ndarray, noise_multiplier: float,
 
     above = log_ndtr(-(counts - exact) / noise_multiplier) - log_ndtr(-(threshold - exact) / noise_multiplier)
     return np.asarray(-ndtri_exp(np.minimum(above, -math.ulp(1.0))))
+
+
+class ItemsQuery(PopularityQuery):
+    """The list of items with their popularity, where there is no public one and transition counts bring none."""
+
+    label = LABEL
+    sentence = "which items there are and how popular they are"
+    share_option = "items_share"
+
+    def asked(self, config: Config) -> bool:
+        from dpformer.queries.transitions.query import TRANSITIONS
+
+        return config.items_policy == "dp" and not TRANSITIONS.asked(config)
+
+    def run(self, question: Question, event: Event, random: SecureRandom) -> Answer:
+        from dpformer.queries.frequencies import of_items
+
+        items, offsets = question.dataset.packed_train()
+        found = release_items(items, offsets, event.noise_multiplier, delta=event.failure, random=random)
+        value = Popularity(of_items(found, question.dataset.num_users), found.items)
+        self.refuse_short_list(value, question.config, event)
+        return Answer(value, found.event)
+
+    def canaries(self, noise_multiplier: float, member: np.ndarray, seed: int | None = None) -> Canaries:
+        """Canary j has item j alone, which others have too, so that it passes the threshold."""
+        count, random = len(member), SecureRandom(LABEL, seed=seed)
+        known = math.ceil(threshold_for(CANARY_DELTA, noise_multiplier) + 8 * noise_multiplier) + 1
+        items = np.concatenate([np.tile(np.arange(count), known), np.flatnonzero(member)])
+        found = release_items(items, np.arange(len(items) + 1), noise_multiplier, delta=CANARY_DELTA, random=random)
+        if len(found.items) != count:
+            raise ArithmeticError("an item of many users was not released: the threshold is not what it says")
+        seen = found.counts - known
+        return Canaries(seen, noise_multiplier, seen[None] / noise_multiplier)
+
+
+ITEMS = ItemsQuery()

@@ -1,11 +1,12 @@
-"""Metrics with differential privacy: a noisy mean of NDCG and HIT over users' own held-out items.
+"""Metrics with differential privacy: noisy means over users' own held-out items, of NDCG and HIT.
 
-User u adds v_u = (NDCG_u, HIT_u, 1)/√3, each part at most 1, so an L2 norm of at most 1 however good the ranks are;
-users with nothing held out add nothing. With noise z·N(0, I) on the sum it is one Gaussian event for the ledger:
+Which metrics are released says the table (`evaluation.metrics`). User u adds v_u = (NDCG_u, HIT_u, 1)/√3, each part at
+most 1, so an L2 norm of at most 1 however good the ranks are; users with nothing held out add nothing. With noise
+z·N(0, I) on the sum it is one Gaussian event for the ledger:
 
     s = Σ_u v_u + z·N(0, I),     NDCG ≈ s₁ / s₃,     HIT ≈ s₂ / s₃
 
-The third part counts the users who were tested: how many have enough items is the data's secret too. The deviation of a
+The last part counts the users who were tested: how many have enough items is the data's secret too. The deviation of a
 value is about √3·z / users: 0.006 at z = 20 on MovieLens-1M, at 0.07% more noise in training.
 
 A user's held-out item is part of the same user's data, so adjacency by whole users covers it. That training never saw
@@ -15,44 +16,60 @@ the item does not matter: model and metrics are both functions of the data, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dpformer.accounting.arguments import positive, whole
-from dpformer.accounting.events import METRICS, Gaussian
-from dpformer.evaluation.ranking import hit, ndcg
+from dpformer.accounting.events import Event, Gaussian
+from dpformer.accounting.units import UnitOfPrivacy
+from dpformer.evaluation.metrics import DEPTH, released
+from dpformer.findings import Finding
+from dpformer.format_number import round_up
 from dpformer.noise.randomness import SecureRandom, public_grid
+from dpformer.queries.base import ALARM, Answer, Canaries, Inspection, Query, Question
 
-PARTS = 3
-SCALE = math.sqrt(PARTS) * (1 + 1e-12)  # floating point must not lift a norm above 1
-ALARM = 1e-6  # p-value below which numbers are not what they claim to be
+if TYPE_CHECKING:
+    from dpformer.runs.config import Config
+
+LABEL = "metrics"
+
+
+def scale_of(parts: int) -> float:
+    """What parts of at most 1 each are divided by, so that their norm is at most 1, in floating point too."""
+    return math.sqrt(parts) * (1 + 1e-12)
 
 
 @dataclass(frozen=True)
 class MetricRelease:
     """Noisy sums that may be published, what they cost, and the metrics that follow from them."""
 
-    sums: tuple[float, ...]  # (3,) s: all that was released
+    sums: tuple[float, ...]  # s: all that was released, one for each metric and the number of users
     event: Gaussian  # for the ledger
-    k: int = 10
+    k: int = DEPTH
+
+    @property
+    def _scale(self) -> float:
+        return scale_of(len(self.sums))
 
     @property
     def _users(self) -> float:
-        return max(self.sums[2] * SCALE, 1.0)
+        return max(self.sums[-1] * self._scale, 1.0)
 
     @property
     def values(self) -> dict[str, float]:
-        """NDCG@k and HIT@k, in [0, 1]."""
-        ratios = [min(max(part * SCALE / self._users, 0.0), 1.0) for part in self.sums[:2]]
-        return {f"ndcg@{self.k}": ratios[0], f"hit@{self.k}": ratios[1]}
+        """Each metric at k, in [0, 1]."""
+        ratios = [min(max(part * self._scale / self._users, 0.0), 1.0) for part in self.sums[:-1]]
+        return {metric.label(self.k): ratio for metric, ratio in zip(released(), ratios, strict=True)}
 
     @property
     def deviation(self) -> float:
         """Of each value, about: one deviation of the noise."""
-        return SCALE * self.event.noise_multiplier / self._users
+        return self._scale * self.event.noise_multiplier / self._users
 
     def to_dict(self) -> dict[str, Any]:
         """For the statement. The event is in its ledger."""
@@ -66,9 +83,9 @@ class MetricRelease:
     @classmethod
     def from_dict(cls, facts: dict[str, Any], event: Gaussian) -> MetricRelease:
         """The inverse of `to_dict`; refuses sums that did not go through the rounding of a release."""
-        sums = facts.get("sums")
-        if not (isinstance(sums, list) and len(sums) == PARTS and all(type(part) is float for part in sums)):
-            raise ValueError(f"metrics have {PARTS} noisy sums, not {sums!r}")
+        sums, parts = facts.get("sums"), len(released()) + 1
+        if not (isinstance(sums, list) and len(sums) == parts and all(type(part) is float for part in sums)):
+            raise ValueError(f"metrics have {parts} noisy sums, not {sums!r}")
         grid = public_grid(event.noise_multiplier)
         if not all(math.isfinite(part) and (part / grid).is_integer() for part in sums):
             raise ValueError(
@@ -81,17 +98,17 @@ class MetricRelease:
         from scipy import stats
 
         noise = (np.array(self.sums) - _sums(ranks, self.k)) / self.event.noise_multiplier
-        squares = float(np.square(noise).sum())
-        return 2 * min(float(stats.chi2.cdf(squares, PARTS)), float(stats.chi2.sf(squares, PARTS)))
+        squares, parts = float(np.square(noise).sum()), len(self.sums)
+        return 2 * min(float(stats.chi2.cdf(squares, parts)), float(stats.chi2.sf(squares, parts)))
 
 
 def release_metrics(
-    ranks: Tensor, noise_multiplier: float, *, k: int = 10, label: str = METRICS, random: SecureRandom | None = None
+    ranks: Tensor, noise_multiplier: float, *, k: int = DEPTH, label: str = LABEL, random: SecureRandom | None = None
 ) -> MetricRelease:
-    """Releases NDCG@k and HIT@k of one evaluation.
+    """Releases the metrics of one evaluation, at depth k.
 
     Args:
-        ranks: (U,) ranks of the held-out items, one a user: `evaluate(...).served`. Two of one user are not allowed.
+        ranks: (U,) ranks of the held-out items, one per user: `evaluate(...).served`. Two of one user are not allowed.
         noise_multiplier: z, in units of one user's contribution.
         k: depth of the ranking.
         label: of the event.
@@ -99,22 +116,90 @@ def release_metrics(
     """
     noise_multiplier, k = positive("noise_multiplier", noise_multiplier), whole("k", k, 1)
     if ranks.ndim != 1 or (len(ranks) and int(ranks.min()) < 1):
-        raise ValueError(f"ranks must be one number a user, from 1, not of shape {tuple(ranks.shape)}")
+        raise ValueError(f"ranks must be one number per user, from 1, not of shape {tuple(ranks.shape)}")
     random = random or SecureRandom("metrics, released once")
-    noisy = _sums(ranks, k) + noise_multiplier * random.normal(PARTS, step=0)
+    exact = _sums(ranks, k)
+    noisy = exact + noise_multiplier * random.normal(len(exact), step=0)
     grid = public_grid(noise_multiplier)
     sums = tuple(float(part) for part in np.round(noisy / grid) * grid)
     return MetricRelease(sums, Gaussian(noise_multiplier, label=label, private=random.private), k)
 
 
 def _sums(ranks: Tensor, k: int) -> np.ndarray:
-    """Σ_u v_u, (3,). Not private."""
-    return np.asarray(user_values(ranks, k).sum(0) / SCALE)
+    """Σ_u v_u. Not private."""
+    values = user_values(ranks, k)
+    return np.asarray(values.sum(0) / scale_of(values.shape[1]))
 
 
 def user_values(ranks: Tensor, k: int) -> np.ndarray:
-    """(U, 3): NDCG, HIT and 1 of each user; each at most 1."""
+    """(U, metrics + 1): the metrics of each user, each at most 1, and 1."""
     if not len(ranks):
-        return np.zeros((0, PARTS))
+        return np.zeros((0, len(released()) + 1))
     one = ranks[:, None]  # the metrics are means over the last dimension: here of one user
-    return np.stack([ndcg(one, k).numpy(), hit(one, k).numpy(), np.ones(len(ranks))], axis=1)
+    return np.stack([*(metric(one, k).numpy() for metric in released()), np.ones(len(ranks))], axis=1)
+
+
+class MetricsQuery(Query):
+    """Accuracy of the trained model on held-out items, with noise, once."""
+
+    label = LABEL
+    sentence = "accuracy on held-out items"
+    share_option = "metrics_share"
+    after_training = True
+    stated = "metrics"
+
+    def asked(self, config: Config) -> bool:
+        return config.private_metrics
+
+    def run(self, question: Question, event: Event, random: SecureRandom) -> Answer:
+        assert question.ranks is not None
+        found = release_metrics(question.ranks(), event.noise_multiplier, random=random)
+        return Answer(found, found.event)
+
+    def words(self, event: Mapping[str, Any], facts: Mapping[str, Any], unit: UnitOfPrivacy) -> str:
+        if self.stated not in facts:
+            return super().words(event, facts, unit)
+        found = facts[self.stated]
+        values = [f"{metric.heading()} {found[metric.label()]:.4f}" for metric in released()]
+        both = "both" if len(values) == 2 else "all"
+        return (
+            f"Accuracy on held-out items was measured once, with noise (alone ε = {round_up(event['epsilon_alone'])}): "
+            f"{', '.join(values[:-1])} and {values[-1]}, each most likely within {2 * found['deviation']:.4f} of the "
+            f"exact value. The ε above includes it, so {both} numbers may be published."
+        )
+
+    def checks(self, seen: Inspection) -> Iterator[Callable[[], Finding]]:
+        yield lambda: self.metrics(seen)
+
+    def metrics(self, seen: Inspection) -> Finding:
+        """Stated metrics are paid for, follow from what was released, and are those of the model, with noise."""
+        name, stated = "metrics", seen.statement.get(self.stated)
+        paid = [event for event in seen.events() if event.label == self.label]
+        if stated is None and not paid:
+            return Finding(name, True, "none released")
+        if stated is None:
+            return Finding(name, False, "the ledger has paid for them, but the statement has none")
+        if not paid or not isinstance(paid[0], Gaussian):
+            return Finding(name, False, "stated, but the ledger holds no event for them: they are not covered")
+        release = MetricRelease.from_dict(stated, paid[0])
+        if release.to_dict() != stated:
+            return Finding(name, False, "do not follow from the noisy sums that were released")
+        if seen.dataset is None:
+            return Finding(name, None, "follow from noisy sums; whether those are noisy was not checked")
+        if release.p_value(seen.ranks()) < ALARM:
+            return Finding(name, False, "are not those of this model with the noise of the ledger")
+        return Finding(name, True, "those of this model, with the noise of the ledger")
+
+    def canaries(self, noise_multiplier: float, member: np.ndarray, seed: int | None = None) -> Canaries:
+        """One release for each canary, whose held-out item is first: all that one user can add."""
+        random = SecureRandom(LABEL, seed=seed)
+        first, nobody = torch.ones(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        sums = [
+            release_metrics(first if takes_part else nobody, noise_multiplier, random=random.within(str(j))).sums
+            for j, takes_part in enumerate(member)
+        ]
+        seen = np.array(sums).T  # (parts, canaries)
+        return Canaries(seen.sum(0) / math.sqrt(len(seen)), noise_multiplier, seen / noise_multiplier)
+
+
+METRICS = MetricsQuery()

@@ -16,13 +16,15 @@ from markupsafe import Markup
 from dpformer.accounting.units import UnitOfPrivacy, unit_of
 from dpformer.data import read_catalog
 from dpformer.errors import DpformerError
-from dpformer.evaluation import bootstrap, hit
+from dpformer.evaluation.evaluate import POLICIES
+from dpformer.evaluation.metrics import bootstrap, headline, hit
 from dpformer.files import MOST_METRICS, read_text
-from dpformer.models import Batch, Transformer
+from dpformer.kinds.popularity import BASELINE
+from dpformer.kinds.registry import kind_of
 from dpformer.report.accuracy import measure
 from dpformer.report.svg import Group, Line, dot_chart, heat_map, line_chart
 from dpformer.runs.tasks import task_of
-from dpformer.runs.tasks.recommend import vocabulary_of
+from dpformer.runs.tasks.recommend import MODEL, vocabulary_of
 
 if TYPE_CHECKING:
     from dpformer.runs.model_file import Release
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 GROUPS = ("1st quarter", "2nd", "3rd", "4th", "in the noise")
 EXAMPLE_LENGTH = 8
+SHOWN_POLICIES = {"served": ("seen items left out", "c1"), "unmasked": ("all items ranked", "c2")}
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def gather(
         return replace(content, no_accuracy=str(error))
     if measured.kind == "language":
         return replace(content, language=measured.to_dict()["metrics"])
-    return replace(content, accuracy=measured.to_dict((10,)), by_popularity=_by_popularity(measured, release))
+    return replace(content, accuracy=measured.to_dict(), by_popularity=_by_popularity(measured, release))
 
 
 @dataclass(frozen=True)
@@ -134,16 +137,18 @@ def _is_record(record: Any) -> bool:
     """Whether a line has numbers where curves need them; the file may be a stranger's."""
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return False
-    accuracy = [record[policy] for policy in ("masked", "unmasked") if policy in record]
-    if len(accuracy) == 1 or not all(isinstance(one, dict) and "ndcg@10" in one for one in accuracy):
+    measured = [record[name] for name in (*POLICIES, "text") if name in record]
+    if measured and not isinstance(record.get("split"), str):
         return False
-    numbers = [record.get(name) for name in ("loss", "median_norm", "epsilon")] + [one["ndcg@10"] for one in accuracy]
+    if not all(isinstance(values, dict) for values in measured):
+        return False
+    numbers = [record.get(name) for name in ("loss", "median_norm", "epsilon")]
+    numbers += [value for values in measured for value in values.values()]
     return all(value is None or (type(value) in (int, float) and math.isfinite(value)) for value in numbers)
 
 
 def _training(records: list[dict[str, Any]], statement: dict[str, Any], words: Words) -> list[Figure]:
     steps = [record for record in records if "split" not in record]
-    tested = [record for record in records if "served" in record]  # text has a loss only
     figures = []
     x, loss = _column(steps, "loss")
     if x:
@@ -172,15 +177,24 @@ def _training(records: list[dict[str, Any]], statement: dict[str, Any], words: W
                 "Public: it depends on the plan alone. On the way a quick upper bound, at the end exact.",
             )
         )
-    if tested:
-        x = [record["step"] for record in tested]
-        lines = [Line(x, [r[p]["ndcg@10"] for r in tested], p, c) for p, c in (("served", "c1"), ("unmasked", "c2"))]
-        chart = line_chart(lines, x_label="step", y_label="NDCG@10", from_zero=True)
-        legend = [("seen items left out", "c1"), ("all items ranked", "c2")]
-        figures.append(
-            Figure(f"NDCG@10 on {tested[0]['split']} items", chart, legend, "Without influence on training.")
-        )
-    read = [record for record in records if "text" in record]
+    figures += _accuracy_curves(records)
+    return figures
+
+
+def _accuracy_curves(records: list[dict[str, Any]]) -> list[Figure]:
+    """What was measured on the way; records of another version may lack a metric, and are left out."""
+    metric, figures = headline(), []
+    ranked = [r for r in records if all(metric.label() in r.get(policy, {}) for policy in SHOWN_POLICIES)]
+    if ranked:
+        x = [r["step"] for r in ranked]
+        lines = [
+            Line(x, [r[policy][metric.label()] for r in ranked], policy, colour)
+            for policy, (_, colour) in SHOWN_POLICIES.items()
+        ]
+        chart = line_chart(lines, x_label="step", y_label=metric.heading(), from_zero=True)
+        title = f"{metric.heading()} on {ranked[0]['split']} items"
+        figures.append(Figure(title, chart, list(SHOWN_POLICIES.values()), "Without influence on training."))
+    read = [r for r in records if "bits_per_character" in r.get("text", {})]
     if read:
         line = Line([r["step"] for r in read], [r["text"]["bits_per_character"] for r in read], "bits")
         chart = line_chart([line], x_label="step", y_label="bits per character")
@@ -253,16 +267,18 @@ def _by_popularity(measured: Any, release: Release) -> Figure | None:
     for number, name in enumerate(GROUPS):
         chosen = torch.from_numpy(np.flatnonzero(group == number))
         if len(chosen):
-            ranks = (measured.model.ranks[chosen], measured.popularity.ranks[chosen])
+            ranks = (measured.model.ranks[chosen], measured.baseline.ranks[chosen])
             label = name.removesuffix(" quarter").removeprefix("in the ")
-            groups.append(Group(label, [(float(hit(r, 10)), *bootstrap(lambda s: hit(s, 10), r)) for r in ranks]))
+            groups.append(Group(label, [(float(hit(r)), *bootstrap(hit, r)) for r in ranks]))
             shares.append(f"{len(chosen) / len(group):.0%} {name}")
-    chart = dot_chart(groups, ("model", "popularity"), x_label="items by released frequency", y_label="HIT@10")
+    names = (MODEL, BASELINE.name)
+    chart = dot_chart(groups, names, x_label="items by released frequency", y_label=hit.heading())
     note = (
         "Quarters of the items that the release can tell apart, from the most popular; the rest is in the noise. "
         f"Where the held-out items are: {', '.join(shares)}."
     )
-    return Figure("HIT@10 by popularity of the item", chart, [("model", "c1"), ("popularity", "c2")], note)
+    title = f"{hit.heading()} by popularity of the item"
+    return Figure(title, chart, list(zip(names, ("c1", "c2"), strict=True)), note)
 
 
 # Examples: never a real user's history.
@@ -288,29 +304,8 @@ def _example(release: Release, name: str, history: np.ndarray) -> Example:
 
 
 def _maps(model: Any, history: np.ndarray) -> list[Figure]:
-    if not isinstance(model, Transformer) or not len(history):
-        return []
-    batch = Batch.for_scores([history], model.max_length)
-    corrected = _last_map(model, batch)
-    if not model.reattention:
-        return [Figure("Attention, last block", heat_map(corrected, label="attention"))]
-    errors = model.item_error.clone(), model.weight_error.clone()
-    try:  # what attention would be if the noise in the keys were not taken out
-        model.item_error.zero_()
-        model.weight_error.zero_()
-        plain = _last_map(model, batch)
-    finally:
-        model.item_error.copy_(errors[0])
-        model.weight_error.copy_(errors[1])
-    return [
-        Figure("With Re-Attention", heat_map(corrected, label="attention with the correction")),
-        Figure("Without the correction", heat_map(plain, label="attention without the correction")),
-    ]
-
-
-def _last_map(model: Transformer, batch: Batch) -> np.ndarray:
-    """(L, L), the mean over heads."""
-    return np.asarray(model.attention_maps(batch)[-1][0].mean(0).numpy())
+    pictures = kind_of(model).pictures(model, history)
+    return [Figure(picture.title, heat_map(picture.matrix, label=picture.label)) for picture in pictures]
 
 
 def attack_bound(epsilon: float, delta: float) -> float:

@@ -11,14 +11,14 @@ from typing import Any, get_args
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import dpformer
+from dpformer.evaluation.metrics import LIST_METRICS, released, shown
 from dpformer.files import write_text
 from dpformer.format_number import one_in, plain, round_up
+from dpformer.kinds.popularity import BASELINE
 from dpformer.noise.mechanisms import noise_of
 from dpformer.report.content import Content, attack_bound, gather, words_of
-from dpformer.runs.config import OF_NETWORKS, Config, Section, fields_of
+from dpformer.runs.config import Config, Section, fields_of
 from dpformer.runs.run import finished
-
-MODELS = {"transformer": "Transformer", "gru": "GRU", "lstm": "LSTM", "counts": "Transition counts"}
 
 
 def write_report(
@@ -68,7 +68,11 @@ def render(content: Content) -> str:
         title=_title(run.config),
         words=words_of(run),
         noise=noise_of(facts),
-        model=_model(run.config),
+        model=run.config.kind.description(run.config),
+        metrics=shown(),
+        released=released(),
+        of_lists=LIST_METRICS.values(),
+        baseline=BASELINE.name,
         items=len(run.release.vocabulary),
         attack=attack_bound(facts["epsilon"], facts["delta"]) if facts["private"] else None,
         config=[(section, _choices(run.config, section)) for section in get_args(Section)],
@@ -80,15 +84,9 @@ def _title(config: Config) -> str:
     return "Synthetic default" if config.synthetic else config.file.name if config.file else config.table or "query"
 
 
-def _model(config: Config) -> str:
-    name = MODELS.get(config.model, config.model)
-    return f"{name} with Re-Attention" if config.reattention else name
-
-
 def _choices(config: Config, section: Section) -> list[tuple[str, Any]]:
     """The choices of a section that are made; of a path only the name: where it is concerns nobody."""
-    without = OF_NETWORKS if config.model == "counts" else ()
-    values = [(name, getattr(config, name)) for name in fields_of(section) if name not in without]
+    values = [(name, getattr(config, name)) for name in fields_of(section) if name not in config.kind.silent]
     return [(name, v.name if isinstance(v, Path) else v) for name, v in values if v is not None]
 
 

@@ -8,16 +8,17 @@ if TYPE_CHECKING:
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release, load_release, save_release
     from dpformer.runs.planning import make_plan
-    from dpformer.runs.prepare_training import load_dataset
-    from dpformer.runs.run import Interrupted, Run, finished, resume, train
+    from dpformer.runs.run import Run, finished, resume, train
+    from dpformer.runs.signals import Interrupted
+    from dpformer.runs.tasks import load_dataset
 
 _HOME = {
     "Config": "config",
-    "Interrupted": "run",
+    "Interrupted": "signals",
     "Release": "model_file",
     "Run": "run",
     "finished": "run",
-    "load_dataset": "prepare_training",
+    "load_dataset": "tasks",
     "load_release": "model_file",
     "make_plan": "planning",
     "resume": "run",

@@ -19,7 +19,7 @@ import dpformer
 from dpformer.errors import DpformerError
 from dpformer.files import replacing
 
-FORMAT = 2  # 1: noise had one stream a parameter; steps taken again would have had other noise
+FORMAT = 3  # 2: what was released stood there under other names
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], *, config: str, data: str) -> None:

@@ -18,6 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dpformer.errors import DpformerError
 from dpformer.files import read_text
+from dpformer.kinds import auto
+from dpformer.kinds.base import ModelKind
+from dpformer.kinds.registry import KINDS, named_by, trained_names
+from dpformer.kinds.transformer import TRANSFORMER, error_by_frequency
 from dpformer.statement.deployment import Deployment, sentence
 
 if TYPE_CHECKING:
@@ -44,18 +48,6 @@ _OF_LOGS = (
     "row_exponent",
 )  # fmt: skip
 
-OF_NETWORKS = (
-    "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
-    "reattention_scale", "frequency_bias", "row_exponent", "clipping", "clip_norm", "frequency_share",
-    "items_share", "bands", "warm_start", "batch_size", "epochs", "learning_rate", "weight_decay", "warmup",
-    "evaluate_every", "micro_batch_tokens", "bf16", "checkpoint_seconds",
-)  # fmt: skip
-
-_OF_OWN_NETWORKS = (
-    "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
-    "reattention_scale", "frequency_bias", "row_exponent", "frequency_share",
-)  # fmt: skip
-
 # Where it runs, not what comes out: not part of the hash, so that a log may be moved and another machine may go on.
 # The contents of the data are bound by their own hash.
 WHERE = ("file", "catalog", "cache", "tokenizer", "base", "threads", "device", "checkpoint_seconds", "memory", "engine")
@@ -67,7 +59,7 @@ UNHASHED = (*WHERE, "deployment")  # nor what is said about the model
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {
-        "model": "transformer",
+        "model": TRANSFORMER.name,
         "max_length": 200,
         "dim": 64,
         "heads": 1,
@@ -98,10 +90,6 @@ RECIPES["paper-lm"] = {
     "batch_size": None,
     "learning_rate": 1e-3,
 }
-
-
-MODELS = ("auto", "counts", "transformer", "gru", "lstm", "pretrained")
-_WITHOUT_NETWORK = ("counts", "auto")  # auto is read as counts until it is decided
 
 
 def _choice(section: Section, default: Any, text: str) -> Any:
@@ -163,12 +151,11 @@ class Config(BaseModel):
     cache: Path | None = _choice("Data", None, "Folder in which prepared data is kept. It is private.")
 
     recipe: str = _choice("Model", "default", f"A named set of defaults: {', '.join(RECIPES)}.")
-    model: Literal["auto", "counts", "transformer", "gru", "lstm", "pretrained"] = _choice(
+    model: str = _choice(
         "Model",
-        "auto",
-        "auto: by public numbers alone (users, items, attributes, ε), and transformer for text or if a choice of "
-        "networks is given; counts: one noisy release of transitions, no network; transformer, gru, lstm; text: the "
-        "folder of a Hugging Face checkpoint to fine-tune.",
+        auto.AUTO,
+        "auto: by public numbers alone (users, items, attributes, ε), and a network for text or if a choice of "
+        f"networks is given; {'; '.join(kind.summary for kind in KINDS.values())}.",
     )
     base: Path | None = _choice("Model", None, "The checkpoint that `--model FOLDER` names.")
     lora: Limit = _choice("Model", 0, "Checkpoints: train low-rank adapters of this rank; 0: all weights.")
@@ -209,7 +196,7 @@ class Config(BaseModel):
     items_share: Annotated[float, Field(gt=0, lt=1)] = _choice(
         "Privacy", 0.1, "Networks without a catalogue: share of the budget for the list of items and their popularity."
     )
-    private_metrics: bool = _choice("Privacy", False, "Release NDCG@10 and HIT@10 with noise at the end, within ε.")
+    private_metrics: bool = _choice("Privacy", False, "Release accuracy on held-out items with noise at the end, within ε.")
     metrics_share: Share = _choice("Privacy", 0.01, "Share of the budget for private metrics.")
     seed: Limit | None = _choice("Privacy", None, "Repeatable run, for tests: NOT private.")
 
@@ -257,12 +244,13 @@ class Config(BaseModel):
 
     @property
     def default_length(self) -> int | None:
-        """None: whole histories. Counts weigh a user as one, however long; and a cut costs them accuracy."""
-        if self.model in _WITHOUT_NETWORK:
-            return None
-        if self.base is not None:
-            return min(256, _positions(self.base))
-        return 256 if self.task == "lm" else 50 if self.synthetic else 200
+        """Items of a history to train on, unless `max_length` says; None: whole histories."""
+        return self.kind.default_length(self)
+
+    @property
+    def kind(self) -> ModelKind:
+        """The kind of model; `auto` counts as one of its candidates until it is decided."""
+        return auto.UNDECIDED if self.model == auto.AUTO else KINDS[self.model]
 
     def on_file(self, file: Path | None) -> Config:
         """The same choices for another log, which is on this machine."""
@@ -287,41 +275,29 @@ class Config(BaseModel):
         return self.private and self.items_policy == "assumed-public"
 
     @property
-    def releases_items(self) -> bool:
-        """Whether the list of items is a release by itself; transition counts bring their own."""
-        return self.items_policy == "dp" and self.model not in _WITHOUT_NETWORK and not self.warm_start
-
-    @property
     def needs_frequencies(self) -> bool:
-        """Whether item frequencies are released by themselves: transition counts bring their own."""
-        if self.model in (*_WITHOUT_NETWORK, "pretrained") or self.warm_start:
-            return False
-        return self.frequency_bias or self._error_by_frequency or bool(self.row_exponent)
-
-    @property
-    def _error_by_frequency(self) -> bool:
-        return bool(self.reattention) and self.reattention_error == "gradient"
+        """Whether the model needs item frequencies, which transition counts bring along."""
+        return self.kind.needs_frequencies(self)
 
     @model_validator(mode="before")
     @classmethod
     def _choose_model(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """`auto` is decided when the public facts are known; a Transformer where counts cannot be meant."""
-        name = given.get("model", "auto")
-        if str(name) in MODELS[1:]:
+        """`auto` is decided by other choices, or when the public facts are known; a path names a checkpoint."""
+        name = given.get("model", auto.AUTO)
+        if str(name) in KINDS:
             return given
-        if name != "auto" and not Path(name).is_dir():
-            raise ValueError(f"model is {str(name)!r}; it must be one of {', '.join(MODELS[:-1])}, or a folder")
-        if name != "auto":
-            return {"learning_rate": 1e-3, **given, "model": "pretrained", "base": Path(name)}
-        if given.get("engine") == "spark":
-            return {**given, "model": "counts"}  # what it can add up
-        return {**given, "model": "transformer" if given.get("task") == "lm" else "auto"}
+        if name == auto.AUTO:
+            return {**given, "model": auto.by_choices(given)}
+        choices = named_by(Path(name))
+        if choices is None:
+            known = ", ".join([auto.AUTO, *KINDS])
+            raise ValueError(f"model is {str(name)!r}; it must be one of {known}, or a folder")
+        return {**choices, **given, "model": choices["model"], "base": choices["base"]}
 
     @model_validator(mode="after")
     def _check(self) -> Config:
         """What no single key can show. Messages are shown to users as they are."""
-        if self.model != "transformer" and self.reattention:
-            raise ValueError(f"Re-Attention needs attention, {self.model} has none: leave it out")
+        self.kind.refuse(self)
         self._check_task()
         self._check_engine()
         if self.format is not None:
@@ -334,28 +310,38 @@ class Config(BaseModel):
             raise ValueError("private_metrics needs a budget: give a finite epsilon and metrics_share above 0")
         if self.warm_start and not self.private:
             raise ValueError("warm_start needs a budget: give a finite epsilon, or leave it out")
-        if self.warm_start and self.model == "counts":
-            raise ValueError("warm_start is for networks, and model is counts: leave it out")
-        if self.noise.correlated and (not self.private or self.model == "counts"):
+        if self.noise.correlated and not self.private:
             raise ValueError(f"{self.noise.choice}; it is for networks trained with noise: leave it out")
-        if self.noise.correlated and self.reattention_error == "adam":
-            raise ValueError(f"{self.noise.choice}, and adam is the error of independent noise: leave one of them out")
-        first = "warm_start" if self.warm_start else "items_share" if self.releases_items else "frequency_share"
-        if getattr(self, first) + self.metrics_share * self.private_metrics >= 1:
-            raise ValueError(f"{first} and metrics_share leave nothing for training: lower them")
-        if self.private and self.needs_frequencies and not self.releases_items and not self.frequency_share:
-            asker, fix = (
-                ("Re-Attention", "--no-re-attention")
-                if self._error_by_frequency
-                else ("frequency_bias" if self.frequency_bias else "row_exponent", "switch it off")
-            )
-            raise ValueError(f"{asker} needs item frequencies: give frequency_share above 0, or {fix}")
+        if self.private:
+            self._check_shares()
         return self
+
+    def _check_shares(self) -> None:
+        """Every query gets something, and something is left for the model."""
+        from dpformer.queries.registry import asked_queries  # torch
+
+        queries = [query for query in asked_queries(self) if query is not self.kind.release]
+        for query in queries:
+            if not query.share(self):
+                raise ValueError(self._without_share(query.share_option))
+        if sum(query.share(self) for query in queries) >= 1:
+            names = " and ".join(query.share_option for query in queries)
+            raise ValueError(f"{names} leave nothing for training: lower them")
+
+    def _without_share(self, option: str) -> str:
+        if option != "frequency_share":
+            return f"{option} is 0, and what it pays for is asked: give more"
+        asker, fix = (
+            ("Re-Attention", "--no-re-attention")
+            if error_by_frequency(self)
+            else ("frequency_bias" if self.frequency_bias else "row_exponent", "switch it off")
+        )
+        return f"{asker} needs item frequencies: give frequency_share above 0, or {fix}"
 
     def _check_engine(self) -> None:
         if self.engine != "spark":
             return
-        if self.task != "recommend" or self.model != "counts":
+        if self.task != "recommend" or self.kind.trains:
             raise ValueError(f"engine is spark, which adds up counts, and model is {self.model}: leave engine out")
         if self.private_metrics or self.cache is not None:
             name = "private_metrics" if self.private_metrics else "cache"
@@ -363,22 +349,7 @@ class Config(BaseModel):
         if self.file is None and self.table is None and self.query is None:
             raise ValueError("engine is spark: give --table db.events, --query, or Parquet files")
 
-    def _check_base(self) -> None:
-        if (self.model == "pretrained") != (self.base is not None):
-            raise ValueError("a checkpoint is named by --model FOLDER; leave base out")
-        if self.base is None and self.lora:
-            raise ValueError("lora is for checkpoints: give --model FOLDER, or leave it out")
-        if self.base is not None and (self.characters is not None or self.tokenizer is not None):
-            raise ValueError("a checkpoint brings its own tokenizer: leave characters and tokenizer out")
-        if self.base is not None and self.max_length and self.max_length > (most := _positions(self.base)):
-            raise ValueError(
-                f"max_length is {self.max_length}, and {self.base} has {most} positions: give at most that"
-            )
-
     def _check_task(self) -> None:
-        self._check_base()
-        if self.task == "recommend" and self.base is not None:
-            raise ValueError("a checkpoint is a language model: give --task lm and --unit")
         if self.task == "recommend":
             given = [name for name in ("unit", "characters", "tokenizer") if getattr(self, name) is not None]
             if given:
@@ -390,8 +361,8 @@ class Config(BaseModel):
             raise ValueError("say what is protected: give --unit chunk, line, document or author")
         if self.characters is not None and self.tokenizer is not None:
             raise ValueError("characters and tokenizer are both given: choose one")
-        if self.model == "counts":
-            raise ValueError("counts are for items of users; text needs --model transformer, gru or lstm")
+        if not self.kind.text:
+            raise ValueError(f"{self.model} are for items of users; text needs --model {trained_names()}")
         for name in _OF_LOGS:
             if getattr(self, name) != Config.model_fields[name].default:
                 raise ValueError(f"{name} is for logs of items, not for text: leave it out")
@@ -409,8 +380,8 @@ class Config(BaseModel):
         if recipe not in RECIPES:
             raise DpformerError(f"recipe is {recipe!r}; it must be one of {', '.join(RECIPES)}")
         chosen = {**RECIPES[recipe], **given}
-        if chosen.get("model", "auto") == "auto" and any(name in given for name in OF_NETWORKS):
-            chosen["model"] = "transformer"  # a choice that only networks have
+        if chosen.get("model", auto.AUTO) == auto.AUTO:
+            chosen["model"] = auto.by_choices(chosen, explicit=given)
         return cls._checked(chosen)
 
     def replace(self, **changes: Any) -> Config:
@@ -426,19 +397,8 @@ class Config(BaseModel):
 
     def resolve(self, *, users: int, threads: int) -> Config:
         """The config with nothing left open, given the public number of users. Paths become absolute."""
-        if self.model == "auto":
-            raise ValueError("the model is not chosen yet: see choice.py")
-        batch_size = self.batch_size or max(1, min(1024, users // 4))
-        if batch_size > users:
-            raise DpformerError(f"batch_size is {batch_size:,} and there are {users:,} users: give at most that")
-        groups = self.noise.groups
-        if groups * batch_size > users:
-            raise DpformerError(
-                f"{self.noise.choice} and batch_size {batch_size:,}: a batch would need {groups * batch_size:,} users, "
-                f"and there are {users:,}; lower one of them"
-            )
-        default = self.model == "transformer" and not self.noise.correlated
-        needed = default if self.reattention is None else self.reattention
+        if self.model == auto.AUTO:
+            raise ValueError("the model is not chosen yet: see kinds/auto.py")
         from dpformer.training.device import device_of  # torch
 
         return self.replace(
@@ -447,13 +407,10 @@ class Config(BaseModel):
             cache=self.cache and self.cache.resolve(),
             tokenizer=self.tokenizer and self.tokenizer.resolve(),
             base=self.base and self.base.resolve(),
-            max_length=self.max_length or self.default_length,
-            epochs=self.epochs or (None if self.model == "counts" else 10 if self.synthetic else 100),
-            reattention=None if self.model == "counts" else needed,
             delta=self.delta or 1 / (users if self.recipe.startswith("paper") else 10 * users),
-            batch_size=None if self.model == "counts" else batch_size,
             threads=self.threads or threads,
             device=str(device_of(self.device)),
+            **self.kind.resolved(self, users),
         )
 
     # To the run folder.
@@ -461,9 +418,8 @@ class Config(BaseModel):
     def to_toml(self) -> str:
         """Every choice with its section as a comment; left out are those that are None or say nothing of this model."""
         lines: list[str] = []
-        silent = OF_NETWORKS if self.model in _WITHOUT_NETWORK else _OF_OWN_NETWORKS if self.base is not None else ()
         for section in get_args(Section):
-            chosen = {name: getattr(self, name) for name in fields_of(section) if name not in silent}
+            chosen = {name: getattr(self, name) for name in fields_of(section) if name not in self.kind.silent}
             lines += ["", f"# {section}"] + [f"{n} = {_toml(v)}" for n, v in chosen.items() if v is not None]
         if self.deployment is not None:
             lines += ["", "[deployment]"] + [f"{n} = {_toml(v)}" for n, v in self.deployment.filled().items()]
@@ -472,8 +428,8 @@ class Config(BaseModel):
     def hash(self) -> str:
         """SHA-256 of the choices that define the result and are not at their default. `UNHASHED` is excluded."""
         defaults = {name: field.default for name, field in Config.model_fields.items()}
-        defaults["model"] = "counts"  # the default before `auto`, which is never what is hashed
-        left_out = {*UNHASHED, *(_OF_OWN_NETWORKS if self.base is not None else ())}  # config.toml has not these either
+        defaults["model"] = auto.UNDECIDED.name  # the default before `auto`, which is never what is hashed
+        left_out = {*UNHASHED, *(self.kind.silent if self.base is not None else ())}  # config.toml has not these either
         values = {name: value for name, value in self if name not in left_out and value != defaults[name]}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -508,23 +464,12 @@ def _refuse_unknown(given: dict[str, Any], path: Path | None) -> None:
 
 def _refuse_ignored(given: dict[str, Any]) -> None:
     """An option that would do nothing is a mistake."""
-    ignored = [name for name in OF_NETWORKS if given.get("model") == "counts" and name in given]
-    if ignored:
-        raise DpformerError(f"{ignored[0]} is for networks, and model is counts: leave it out, or --model transformer")
-    fixed = [name for name in _OF_OWN_NETWORKS if given.get("model") is not None and name in given]
-    if fixed and str(given["model"]) not in MODELS:
-        raise DpformerError(f"{fixed[0]} is what the checkpoint {given['model']} says: leave it out")
-
-
-def _positions(folder: Path) -> int:
-    """How many tokens a checkpoint takes; where its config is silent, any number."""
-    from dpformer.models.pretrained import positions_of  # torch
-
-    try:
-        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return positions_of(facts) or sys.maxsize
-    except (OSError, ValueError, AttributeError):
-        raise DpformerError(f"{folder} holds no config.json of a Hugging Face checkpoint") from None
+    name = given.get("model", auto.AUTO)
+    named = None if name == auto.AUTO or str(name) in KINDS else named_by(Path(name))
+    kind = KINDS.get(str(name) if named is None else named["model"])
+    ignored = [] if kind is None else [option for option in kind.silent if option in given]
+    if kind is not None and ignored:
+        raise DpformerError(kind.ignores(ignored[0], str(name)))
 
 
 def _sentence(error: ValidationError) -> str:

@@ -22,8 +22,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from dpformer.accounting.accountant import epsilon_of
 from dpformer.accounting.events import Event
 from dpformer.accounting.searches import Search, epsilon_with_searches
@@ -31,6 +29,7 @@ from dpformer.data.dataset import Dataset
 from dpformer.errors import DpformerError
 from dpformer.files import MOST_LEDGER, read_text, strict_json, write_text
 from dpformer.format_number import plain, round_up
+from dpformer.progress import say
 from dpformer.statement.sp800_226 import spent_of
 
 FORMAT = 1
@@ -170,7 +169,7 @@ def kept(path: str | Path | None, out: str | Path, search: bool = False) -> Iter
                 f"note: {path} counts this {'search' if search else 'run'} as spent, since noisy numbers were drawn "
                 f"that somebody may see; {'it cannot go on' if search else goes_on}"
             )
-            Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
+            say(said)
         raise
 
 

@@ -6,8 +6,9 @@
     attributes             JSON as bytes: [column, value] of each attribute that the model knows
     frequencies            (M,) float64, how often items occur, if public or released with DP
 
-There is no pickle. A file comes from a stranger until it is checked: class names are looked up in `MODELS`, and the
-model is built without memory (on torch's meta device) and compared with what the file holds, before anything is loaded.
+There is no pickle. A file comes from a stranger until it is checked: class names are looked up among those that a kind
+of model has (`kinds.registry.classes`), and the model is built without memory (on the meta device) and compared with
+what the file holds, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -33,20 +34,14 @@ from dpformer.data.interactions import id_text
 from dpformer.errors import DpformerError
 from dpformer.evaluation import NonFiniteScores
 from dpformer.files import replacing, strict_json
+from dpformer.kinds.registry import classes
 
 FORMAT = 1
-MODELS = {  # class → module: all that a file can name. Arguments and tensors are all there is to such a class.
-    "Transformer": "dpformer.models.transformer",
-    "GRU": "dpformer.models.recurrent",
-    "LSTM": "dpformer.models.recurrent",
-    "TransitionCounts": "dpformer.models.counts",
-    "Pretrained": "dpformer.models.pretrained",
-}
 Id: TypeAlias = "str | int"
 
 
 class Model(Protocol):
-    """A module of `MODELS`: built again by `type(model)(**model.arguments)`, and then its state is loaded."""
+    """A module of a known class: built again by `type(model)(**model.arguments)`, and then its state is loaded."""
 
     arguments: dict[str, Any]
     num_items: int
@@ -128,7 +123,7 @@ def save_release(
 
     Args:
         path: the file, replaced if it is there.
-        model: one of the classes in `MODELS`.
+        model: of a class that a kind of model has.
         vocabulary: the users' own ids of items 0 … M−1, text or whole numbers; a `Vocabulary` brings its titles.
         titles: of the items.
         metadata: anything JSON; it is public with the model, so nothing about single users.
@@ -138,8 +133,8 @@ def save_release(
         titles = vocabulary.titles if titles is None else titles
         vocabulary = vocabulary.ids
     name, state = type(model).__name__, cast(nn.Module, model).state_dict()
-    if name not in MODELS:
-        raise ValueError(f"a {name} cannot be released; the classes that can are {', '.join(MODELS)}")
+    if name not in classes():
+        raise ValueError(f"a {name} cannot be released; the classes that can are {', '.join(classes())}")
     _check_ids(vocabulary, model.num_items)
     tensors = {f"model.{key}": tensor.detach().cpu().contiguous() for key, tensor in state.items()}
     _check_finite(tensors)
@@ -236,10 +231,11 @@ def _attribute_names(packed: Tensor, size: int) -> list[tuple[str, str]]:
 
 def _empty_model(name: object, arguments: dict[str, Any]) -> nn.Module:
     """The model without memory behind its tensors."""
-    if not isinstance(name, str) or name not in MODELS:
-        raise ValueError(f"it names the model {name!r}; known are {', '.join(MODELS)}")
+    known = classes()
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"it names the model {name!r}; known are {', '.join(known)}")
     with torch.device("meta"):
-        model = getattr(import_module(MODELS[name]), name)(**arguments)
+        model = getattr(import_module(known[name]), name)(**arguments)
     return cast(nn.Module, model)
 
 

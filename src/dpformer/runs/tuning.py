@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from dpformer.accounting.events import Event, Gaussian
 from dpformer.accounting.searches import repeated_epsilon
 from dpformer.errors import DpformerError
 from dpformer.format_number import plain, round_up
+from dpformer.kinds.registry import trained_names
 from dpformer.noise.randomness import SecureRandom
+from dpformer.progress import say
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.ledger_file import Budget, kept, notes, reserve, taken_back
@@ -122,7 +123,7 @@ def tune(
         choices: setting → values to try, in all combinations.
         out: the run folder to make.
         mean_runs: how many runs on average.
-        trial: trains and scores one candidate; by default `dpformer.training.train` and a noisy NDCG@10.
+        trial: trains and scores one candidate; by default `train_and_score`.
         announce: is told the plan before any data is touched for it.
         key: private key (PEM, Ed25519) that signs the statement of the winner, once it states the whole search.
         ledger: file with one budget over many runs: the whole search is written down there first, or refused.
@@ -132,13 +133,13 @@ def tune(
     signer = None if key is None else private_key(key)
     config = config.replace(validation=True)
     _refuse(config, choices, mean_runs)
-    from dpformer.runs.prepare_training import load_dataset
+    from dpformer.runs.tasks import load_dataset
 
     dataset = load_dataset(config)
     tuning = plan_tuning(config, choices, mean_runs, dataset.num_users)
     announce(tuning)
     for said in notes(out, dataset, tuning.delta, ledger is not None):
-        Console(stderr=True).print(f"note: {said}", markup=False, highlight=False, soft_wrap=True)
+        say(f"note: {said}")
     random = SecureRandom("tuning")
     reserved = None if ledger is None else reserve(ledger, out, tuning.events, mean_runs)
     with taken_back(ledger, reserved):
@@ -171,19 +172,20 @@ def _search(config: Config, tuning: Tuning, workshop: Path, random: SecureRandom
 
 
 def train_and_score(config: Config, out: Path) -> float:
-    """Trains one candidate; its score is NDCG@10 on validation items, with noise.
+    """Trains one candidate; its score is the metric that models are compared by, on validation items, with noise.
 
     Without a word: how often candidates are tried, and what losers looked like, is part of what the proof keeps hidden.
     """
-    from dpformer.evaluation.evaluate import served_ranks
+    from dpformer.evaluation.metrics import headline
+    from dpformer.kinds.ranking import served_ranks
     from dpformer.queries.metrics import release_metrics
-    from dpformer.runs.prepare_training import load_dataset
     from dpformer.runs.run import train
+    from dpformer.runs.tasks import load_dataset
 
     with redirect_stderr(io.StringIO()):
         run = train(config, out)
         ranks = served_ranks(run.release.model, load_dataset(run.config), "validation")
-    return release_metrics(ranks, SCORE_NOISE, label="score").values["ndcg@10"]
+    return release_metrics(ranks, SCORE_NOISE, label="score").values[headline().label()]
 
 
 def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
@@ -233,8 +235,8 @@ def _refuse(config: Config, choices: dict[str, list[Any]], mean_runs: float) -> 
             "a list of items released from the data spends δ in every run, for which there is no bound here: give "
             "--catalog, or --assume-items-public"
         )
-    if config.model in ("counts", "auto"):
-        raise DpformerError("counts have no settings to tune: give --model transformer, gru or lstm")
+    if not config.kind.trains:
+        raise DpformerError(f"{config.kind.name} have no settings to tune: give --model {trained_names()}")
     if not (math.isfinite(mean_runs) and mean_runs > 1):
         raise DpformerError(f"mean_runs is {mean_runs:g}; it must be above 1")
     if not choices or not all(choices.values()):

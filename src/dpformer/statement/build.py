@@ -7,15 +7,17 @@ model; metrics are in it only if they were released with noise and are in the le
 
 import math
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from dpformer.accounting.accountant import epsilon_of
-from dpformer.accounting.events import ASSUMED, METRICS, Event, PoissonGaussian
+from dpformer.accounting.events import ASSUMED, Event, PoissonGaussian
 from dpformer.accounting.units import USER, UnitOfPrivacy, unit_of
 from dpformer.format_number import one_in, plain, power_of_e, round_up
 from dpformer.noise.mechanisms import noise_of
+from dpformer.queries.base import touch
+from dpformer.queries.registry import all_queries, query_of
 from dpformer.statement import sp800_226
 
 FORMAT = 2
@@ -30,12 +32,6 @@ NOT_COVERED = (
     "Each further run on the same users spends further budget, and so does choosing between runs by their results.",
     "What the time or memory of the computation gives away, and access to the machine while it runs.",
 )
-TOUCHES = {  # of the data besides training, in words
-    "items": "which items there are and how popular they are",
-    "frequencies": "how popular items are",
-    "transition counts": "which items follow which",
-    METRICS: "accuracy on held-out items",
-}
 GIVEN = "the list of items"
 PACKAGES = ("dpformer", "torch", "numpy", "dp-accounting", "cryptography")
 
@@ -53,7 +49,7 @@ def statement(
     data: Sequence[str],
     hashes: dict[str, str],
     unit: UnitOfPrivacy = USER,
-    metrics: dict[str, Any] | None = None,
+    stated: Mapping[str, Any] | None = None,
     given: bool = False,
     model: str | None = None,
     budget: dict[str, Any] | None = None,
@@ -72,14 +68,15 @@ def statement(
         data: sentences on filters, vocabulary, sequences, split; nothing counted.
         hashes: of the config, and of the data under a secret salt.
         unit: what one sample is, and what is protected.
-        metrics: accuracy that was released with noise (`MetricRelease.to_dict`); the ledger has to hold its event.
+        stated: values of queries that the statement itself holds, such as metrics; the ledger has to hold their events.
         given: the list of items was taken from the data unprotected: the guarantee is given that list.
         model: what was made: counts, transformer, …; chosen by the user, or by public numbers alone (`choice.py`).
         budget: of the data over many runs, as its ledger had it when this run was written down: `Budget.facts`.
     """
-    ledger = list(events)
-    if metrics is not None and METRICS not in [event.label for event in ledger]:
-        raise ValueError("metrics are stated that the ledger does not hold: they are not covered")
+    ledger, stated = list(events), stated or {}
+    paid = {query.stated for event in ledger if (query := query_of(event.label)) is not None}
+    if unpaid := sorted(stated.keys() - paid):
+        raise ValueError(f"{unpaid[0]} are stated that the ledger does not hold: they are not covered")
     noisy = math.isfinite(target)
     seeded = seeded or not all(getattr(event, "private", True) for event in ledger)
     epsilon = epsilon_of(ledger, delta) if noisy else math.inf
@@ -108,7 +105,7 @@ def statement(
         "clipping": clipping if noisy and training is not None else None,
         "clip_norm": clip_norm if noisy and training is not None else None,
         "events": [_with_cost(event, delta) for event in ledger] if noisy else [],
-        **({} if metrics is None else {"metrics": metrics}),
+        **stated,
         **({} if budget is None else {"budget": budget}),
         "random_source": "seed (for tests only)" if seeded else "operating system key, ChaCha20",
         "data": list(data),
@@ -159,30 +156,17 @@ def words(facts: dict[str, Any]) -> list[str]:
     if any(ASSUMED in event["label"] for event in facts["events"]):
         sentences.append(f"All of this rests on an assumption: {ASSUMED}.")
     for event in facts["events"]:
-        if event["label"] == METRICS and "metrics" in facts:
-            sentences.append(_accuracy(facts["metrics"], event))
-        elif event["kind"] == "gaussian":
-            sentences.append(_touch(event, unit))
+        if event["kind"] == "gaussian":
+            query, label = query_of(event["label"]), event["label"] or "a release"
+            sentences.append(touch(label, event, unit) if query is None else query.words(event, facts, unit))
     if not facts["private"]:
         sentences.insert(0, "The random numbers of this run came from a seed, so none of this is promised.")
     return sentences
 
 
-def _touch(event: dict[str, Any], unit: UnitOfPrivacy) -> str:
-    label = event["label"] or "a release"
-    return (
-        f"The data was counted once for {TOUCHES.get(label, label)}, with random noise of deviation "
-        f"{plain(event['noise_multiplier'])} where one {unit.name} can add at most 1 (alone ε = "
-        f"{round_up(event['epsilon_alone'])}); the ε above includes it."
-    )
-
-
-def _accuracy(metrics: dict[str, Any], event: dict[str, Any]) -> str:
-    return (
-        f"Accuracy on held-out items was measured once, with noise (alone ε = {round_up(event['epsilon_alone'])}): "
-        f"NDCG@10 {metrics['ndcg@10']:.4f} and HIT@10 {metrics['hit@10']:.4f}, each most likely within "
-        f"{2 * metrics['deviation']:.4f} of the exact value. The ε above includes it, so both numbers may be published."
-    )
+def stated_in(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of queries that a statement holds."""
+    return {query.stated: facts[query.stated] for query in all_queries() if query.stated and query.stated in facts}
 
 
 def _with_cost(event: Event, delta: float) -> dict[str, Any]:

@@ -6,9 +6,10 @@ Whether what it says is *true* is for `verify`; here it only has to be complete 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpformer.errors import DpformerError
+from dpformer.evaluation.metrics import released
 from dpformer.noise.mechanisms import noise_of
 
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -28,9 +29,15 @@ class _Event(_Part):
 
 class _Metrics(_Part):
     of: str
-    ndcg: Annotated[Number, Field(alias="ndcg@10")]
-    hit: Annotated[Number, Field(alias="hit@10")]
     deviation: Number
+
+    @model_validator(mode="after")
+    def _every_metric(self) -> "_Metrics":
+        values = self.model_extra or {}
+        for label in (metric.label() for metric in released()):
+            if type(values.get(label)) is not float or not 0 <= values[label] <= 1:
+                raise ValueError(f"{label} is {values.get(label)!r}, not a number from 0 to 1")
+        return self
 
 
 class _Tuning(_Part):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpformer.accounting.arguments import EPSILONS
+from dpformer.kinds import auto
 from dpformer.runs.config import Config
 
 MOST_USERS = 10**10  # people there are
@@ -28,9 +29,9 @@ def beyond(config: Config, facts: dict[str, Any]) -> str:
         return "the statement has no hashes or no versions"
     if config.private and not EPSILONS[0] <= config.epsilon <= EPSILONS[1]:
         return f"ε = {config.epsilon:g} is outside {EPSILONS[0]:g} to {EPSILONS[1]:g}, which is all that is worked out"
-    if config.delta is None or config.model == "auto":
+    if config.delta is None or config.model == auto.AUTO:
         return "config.toml leaves delta or the model open, which a finished run has decided"
-    if config.model == "counts":
+    if not config.kind.trains:
         return ""
     if config.batch_size is None or config.epochs is None:
         return "config.toml leaves open what a finished run has decided (batch_size, epochs)"

@@ -14,27 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 
-from dpformer.accounting.events import METRICS, Event, Gaussian
-from dpformer.data import Dataset, Vocabulary
+from dpformer.accounting.events import Event
+from dpformer.data import Vocabulary
 from dpformer.data.attributes import Attributes
 from dpformer.data.tokens import Tokens
-from dpformer.evaluation.evaluate import served_ranks
 from dpformer.files import strict_json
-from dpformer.models.counts import ROW_PRIOR, TransitionCounts
-from dpformer.noise.randomness import SecureRandom
-from dpformer.queries.metrics import ALARM, MetricRelease
+from dpformer.findings import Finding
+from dpformer.queries.popularity import popularity_event
 from dpformer.runs.config import Config
 from dpformer.runs.model_file import Release, load_release, sha256_of
 from dpformer.runs.tasks import task_of
 from dpformer.training.plan import Plan
-from dpformer.verification.findings import Finding
 
 METADATA = {"headline", "private", "epsilon", "delta", "versions"}
 HEADER = {"format", "model", "arguments", "metadata", "sha256"}
-FEW = 20  # counts: with as many, an honest run looks exact with chance 10⁻⁸
+FEW = 20  # numbers: with as many, an honest run looks exact with chance 10⁻⁸
 
 
 class ReleasedFile:
@@ -148,67 +144,7 @@ class ReleasedFile:
 
     def constants(self) -> Finding:
         """What is in the model without having been trained must follow from what was released with noise."""
-        if self.config.model == "counts":
-            return self._transition_counts()
-        from dpformer.runs.prepare_training import build_model
-
-        release = self.release
-        sizes = {name: getattr(self.config, name) for name in ("dim", "blocks", "heads") if name in _arguments(release)}
-        odd = [name for name, size in sizes.items() if _arguments(release)[name] != size]
-        if odd:  # before a model is built of the config's sizes, which may be any
-            return Finding("constants of the model", False, f"{odd[0]} of the model is not that of config.toml")
-        frequencies = None if release.frequencies is None else torch.from_numpy(release.frequencies)
-        with torch.random.fork_rng(devices=[]):
-            again = build_model(self.config, self.plan(), len(release.vocabulary), frequencies, SecureRandom(seed=0))
-        again.scale_rows(None)  # as it is released
-        found = dict(release.model.named_buffers())
-        wrong = [
-            name
-            for name, buffer in again.named_buffers()
-            if name not in found or not torch.allclose(found[name], buffer, rtol=1e-4, atol=1e-6, equal_nan=True)
-        ]
-        if wrong:
-            return Finding("constants of the model", False, f"{', '.join(wrong)} do not follow from what was released")
-        return Finding("constants of the model", True, "follow from the released frequencies and the plan")
-
-    def _transition_counts(self) -> Finding:
-        """Popularity follows from the frequencies; rows of chances are shrunk, and not made of whole numbers."""
-        name, release = "constants of the model", self.release
-        if not isinstance(release.model, TransitionCounts) or release.frequencies is None:
-            return Finding(name, False, "the file holds no transition counts with their frequencies")
-        popularity = torch.from_numpy(release.frequencies / release.frequencies.sum())
-        if not torch.allclose(release.model.popularity.double(), popularity, rtol=1e-4, atol=1e-9):
-            return Finding(name, False, "popularity does not follow from the released frequencies")
-        rows, chances, counts = counts_of(release.model)
-        sums = np.bincount(rows, weights=chances, minlength=1)
-        if not ((chances > 0).all() and (sums < 1).all()):
-            return Finding(name, False, "chances of what comes next are not those of noisy counts: a row sums to 1")
-        if (rows == release.model.targets.numpy()).any():
-            return Finding(name, False, "an item follows itself, which is never counted")
-        clear = counts[counts * 1e-6 < 1e-3 * (1 - sums[rows])]  # float32 still tells them from whole numbers
-        if len(clear) < FEW:  # a noisy count is near a whole number with chance 1/50, and so is the pair's other one
-            return Finding(name, True, "popularity follows from the frequencies; too few counts to look for whole ones")
-        if float((np.abs(clear - np.round(clear)) < 1e-2).mean()) > 0.5:
-            return Finding(name, False, "transition counts look exact: they are whole numbers")
-        return Finding(name, True, "popularity follows from the frequencies; counts are no whole numbers")
-
-    def metrics(self, dataset: Dataset | None) -> Finding:
-        """Stated metrics are paid for, follow from what was released, and are those of the model, with noise."""
-        stated, paid = self.facts.get("metrics"), [event for event in self.events() if event.label == METRICS]
-        if stated is None and not paid:
-            return Finding("metrics", True, "none released")
-        if stated is None:
-            return Finding("metrics", False, "the ledger has paid for them, but the statement has none")
-        if not paid or not isinstance(paid[0], Gaussian):
-            return Finding("metrics", False, "stated, but the ledger holds no event for them: they are not covered")
-        release = MetricRelease.from_dict(stated, paid[0])
-        if release.to_dict() != stated:
-            return Finding("metrics", False, "do not follow from the noisy sums that were released")
-        if dataset is None:
-            return Finding("metrics", None, "follow from noisy sums; whether those are noisy was not checked")
-        if release.p_value(served_ranks(self.release.model, dataset, vocabulary=self.vocabulary)) < ALARM:
-            return Finding("metrics", False, "are not those of this model with the noise of the ledger")
-        return Finding("metrics", True, "those of this model, with the noise of the ledger")
+        return self.config.kind.constants(self.config, self.plan(), self.release)
 
     def frequencies(self) -> Finding:
         """Frequencies are covered if an event paid for them, and noisy: counts of users are whole numbers."""
@@ -217,7 +153,7 @@ class ReleasedFile:
             return Finding("frequencies", True, "none released")
         if not self.config.private:
             return Finding("frequencies", None, "exact: the run is not private")
-        if not any(event.label in ("items", "frequencies", "transition counts") for event in self.events()):
+        if popularity_event(self.events()) is None:
             return Finding("frequencies", False, "released, but the ledger holds no event for them")
         counts = frequencies * self.facts["users"]
         clear = counts[counts > 1.5]  # the others may be at the floor
@@ -226,18 +162,6 @@ class ReleasedFile:
         if float((np.abs(clear - np.round(clear)) < 1e-6).mean()) > 0.5:
             return Finding("frequencies", False, "look like exact counts of users")
         return Finding("frequencies", True, "paid for in the ledger, and no whole numbers")
-
-
-def _arguments(release: Release) -> dict[str, Any]:
-    return dict(release.model.arguments)
-
-
-def counts_of(model: TransitionCounts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, chance, count) of each transition: T_ab = C_ab / (R_a + prior) solved for C."""
-    rows = np.repeat(np.arange(model.num_items), model.offsets.diff().numpy())
-    chances = model.chances.numpy().astype(np.float64)
-    sums = np.bincount(rows, weights=chances, minlength=1)
-    return rows, chances, chances * ROW_PRIOR / np.maximum(1 - sums, 1e-9)[rows]
 
 
 def _raw_header(path: Path) -> bytes:

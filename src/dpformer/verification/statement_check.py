@@ -12,12 +12,12 @@ from typing import Any
 from dpformer.accounting.accountant import epsilon_of
 from dpformer.accounting.events import Event, Gaussian
 from dpformer.accounting.searches import repeated_epsilon
+from dpformer.findings import Finding, short
 from dpformer.runs.config import Config
 from dpformer.runs.tasks import task_of
 from dpformer.runs.tuning import SCORE_NOISE, TUNABLE, restated
-from dpformer.statement.build import HASHES, PACKAGES, headline, statement, words
+from dpformer.statement.build import HASHES, PACKAGES, headline, stated_in, statement, words
 from dpformer.training.plan import Plan
-from dpformer.verification.findings import Finding, short
 from dpformer.verification.limits import MOST_EVENTS, MOST_RUNS
 
 CLOSE = 1e-9  # relative; what accounting and calibration make is compared to 10⁻³ if another version made it
@@ -83,7 +83,7 @@ class StatementCheck:
             data=facts["data"],
             hashes=facts["hashes"],
             unit=task_of(config).unit(config),
-            metrics=facts.get("metrics"),
+            stated=stated_in(facts),
             given=config.items_given,
             model=config.model,
             budget=facts.get("budget"),

@@ -23,6 +23,7 @@ from typing import Any
 from dpformer.data import Dataset, Vocabulary
 from dpformer.errors import DpformerError
 from dpformer.files import MOST_METRICS, regular
+from dpformer.findings import Finding, Verification, run_check, short
 from dpformer.noise.mechanisms import noise_of
 from dpformer.runs.checkpoint import load_checkpoint
 from dpformer.runs.config import Config
@@ -32,7 +33,6 @@ from dpformer.statement.build import DATA_HASH
 from dpformer.statement.signature import check_signature
 from dpformer.training.plan import Plan
 from dpformer.verification.data_check import DataCheck
-from dpformer.verification.findings import Finding, Verification, run_check, short
 from dpformer.verification.limits import MOST_STEPS, beyond
 from dpformer.verification.released_file import ReleasedFile
 from dpformer.verification.statement_check import StatementCheck, same
@@ -89,13 +89,12 @@ class _Checker:
 
         self.file = ReleasedFile(folder.model, config, facts, plan, lambda: self.said.events(), catalog)
         self.said = StatementCheck(config, facts, plan, lambda: self.file.items, self.file.sentence_on_tokens)
-        self.data = DataCheck(folder, config, facts, plan, self.file, dataset)
+        self.data = DataCheck(folder, config, facts, plan, lambda: self.said.events(), self.file, dataset)
 
     def checks(self) -> Iterator[Callable[[], Finding]]:
         yield from self.said.checks()
         yield self._steps_taken
         yield from self.file.checks()
-        yield self._metrics
         yield self._secrets
         yield self._data_hash
         yield from self.data.checks()
@@ -136,9 +135,6 @@ class _Checker:
         if readable:
             return Finding("secrets", False, f"others can read {', '.join(readable)}, not covered by the guarantee")
         return Finding("secrets", True, "no keys left; what is not covered is readable by its owner alone")
-
-    def _metrics(self) -> Finding:
-        return self.file.metrics(self.dataset)
 
     def _data_hash(self) -> Finding:
         """The hash in the statement is of the data in checkpoint/data.json under its salt, and of the data given."""

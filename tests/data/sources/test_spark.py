@@ -12,8 +12,8 @@ from dpformer.data import Columns, Dataset, Filters, Reading, prepare, read_cata
 from dpformer.data.sources.spark import cluster_log
 from dpformer.errors import DpformerError
 from dpformer.noise import SecureRandom
-from dpformer.queries.counts import TransitionRelease, release_transition_sums
-from dpformer.queries.transition_sums import transition_sums
+from dpformer.queries.transitions.backend import transition_sums
+from dpformer.queries.transitions.rounds import TransitionRelease, release_transition_sums
 from dpformer.runs import train
 from dpformer.runs.config import Config
 from tests.engines.spark import spark  # noqa: F401

@@ -8,9 +8,10 @@ import pytest
 from dpformer.engines import sums as counts_sums
 from dpformer.engines.sums import GRID, WEIGHTS
 from dpformer.noise.randomness import SecureRandom
-from dpformer.queries import counts as counts_release
-from dpformer.queries.counts import deviation_of
-from dpformer.verification.audit import Audit, audit_counts
+from dpformer.queries.transitions import rounds as counts_release
+from dpformer.queries.transitions.query import TRANSITIONS
+from dpformer.queries.transitions.rounds import deviation_of
+from dpformer.verification.audit import Audit, audit_query
 
 CLAIM: dict[str, Any] = {"noise_multiplier": 0.8, "delta": 1e-3, "canaries": 2000, "seed": 0}
 
@@ -20,7 +21,7 @@ def accused(result: Audit) -> set[str]:
 
 
 def test_a_correct_release_shows_most_of_its_epsilon_and_no_more() -> None:
-    result = audit_counts(**CLAIM)
+    result = audit_query(TRANSITIONS, **CLAIM)
     assert accused(result) == set() and result.passed
     assert 0.7 * result.epsilon_claimed < result.epsilon_lower <= result.epsilon_claimed
     assert "ε of transition counts" in result.verdict and result.to_dict()["of"] == "transition counts"
@@ -28,14 +29,14 @@ def test_a_correct_release_shows_most_of_its_epsilon_and_no_more() -> None:
 
 def test_no_noise_is_used_in_two_releases() -> None:
     """Under keys of the system, where each of the many other checks is wrong once in a million times."""
-    result = audit_counts(**{**CLAIM, "seed": None, "canaries": 500})
+    result = audit_query(TRANSITIONS, **{**CLAIM, "seed": None, "canaries": 500})
     (check,) = [check for check in result.checks if check.name == "noise: of another run"]
     assert check.passed
 
 
 def test_too_little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts_release, "deviation_of", lambda this, noise: 0.7 * deviation_of(this, noise))
-    result = audit_counts(**CLAIM)
+    result = audit_query(TRANSITIONS, **CLAIM)
     assert {"canaries guessed wrong", "noise: deviation"} <= accused(result)
     assert result.epsilon_lower > 1.1 * result.epsilon_claimed
 
@@ -47,13 +48,13 @@ def test_too_little_noise_on_the_items_alone(monkeypatch: pytest.MonkeyPatch) ->
         return deviation_of(this, noise) * (0.1 if this == counts_release.ITEMS else 1)
 
     monkeypatch.setattr(counts_release, "deviation_of", careless)
-    assert accused(audit_counts(**CLAIM)) == {"noise: round of items"}
+    assert accused(audit_query(TRANSITIONS, **CLAIM)) == {"noise: round of items"}
 
 
 def test_a_round_that_is_not_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every round with the noise of the whole, as if each had the budget for itself."""
     monkeypatch.setattr(counts_release, "deviation_of", lambda this, noise: noise)
-    assert {"canaries guessed wrong", "noise: deviation"} <= accused(audit_counts(**CLAIM))
+    assert {"canaries guessed wrong", "noise: deviation"} <= accused(audit_query(TRANSITIONS, **CLAIM))
 
 
 def test_users_who_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,9 @@ def test_users_who_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
         return quantised(values, squares) if values.dtype.kind == "f" else values * (GRID // 256)  # pairs, not items
 
     monkeypatch.setattr(counts_sums, "quantised", loud)
-    assert {"canaries guessed wrong", "contribution of one user, in clip norms"} <= accused(audit_counts(**CLAIM))
+    assert {"canaries guessed wrong", "contribution of one user, in clip norms"} <= accused(
+        audit_query(TRANSITIONS, **CLAIM)
+    )
 
 
 def test_duplicates_that_are_not_merged_before_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +81,7 @@ def test_duplicates_that_are_not_merged_before_the_norm(monkeypatch: pytest.Monk
         return cells, counts_sums.quantised(weights, squares[users])
 
     monkeypatch.setattr(counts_sums, "_vectors", wrong)
-    assert "contribution of one user, in clip norms" in accused(audit_counts(**CLAIM))
+    assert "contribution of one user, in clip norms" in accused(audit_query(TRANSITIONS, **CLAIM))
 
 
 def test_the_same_noise_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,14 +89,14 @@ def test_the_same_noise_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         counts_release, "_noisy", lambda counts, deviation, random, step: noisy(counts, deviation, random, 1)
     )
-    assert "noise: deviation" in accused(audit_counts(**CLAIM))
+    assert "noise: deviation" in accused(audit_query(TRANSITIONS, **CLAIM))
 
 
 def test_the_same_noise_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts_release, "SecureRandom", lambda label, seed: SecureRandom(label, key=bytes(32)))
-    assert "noise: of another run" in accused(audit_counts(**{**CLAIM, "seed": None}))
+    assert "noise: of another run" in accused(audit_query(TRANSITIONS, **{**CLAIM, "seed": None}))
 
 
 def test_bad_arguments_are_one_sentence() -> None:
     with pytest.raises(ValueError, match="canaries is 10; fewer than 100 show nothing"):
-        audit_counts(**{**CLAIM, "canaries": 10})
+        audit_query(TRANSITIONS, **{**CLAIM, "canaries": 10})

@@ -5,6 +5,7 @@ Nothing else asks which task it is: it takes `task_of(config)` and uses what `Ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dpformer.runs.tasks.recommend import Recommend
@@ -73,7 +74,9 @@ class Measured(Protocol):
 
     kind: str  # "ranking" or "language": what the facts look like
 
-    def to_dict(self, ks: tuple[int, ...] = (10,), *, samples: int = 1000) -> dict[str, Any]: ...
+    def to_dict(
+        self, ks: Sequence[int] = (10,), *, samples: int = 1000, names: Sequence[str] | None = None
+    ) -> dict[str, Any]: ...
 
 
 _TASKS: dict[str, Task] = {"recommend": Recommend(), "lm": Text()}
@@ -84,4 +87,14 @@ def task_of(config: Config) -> Task:
     return _TASKS[config.task]
 
 
-__all__ = ["Measured", "Task", "task_of"]
+def load_dataset(config: Config, vocabulary: Vocabulary | None = None) -> Dataset:
+    """The prepared data of a config, with all its items. Nothing is released by reading it.
+
+    Args:
+        config: which file, and how to read it.
+        vocabulary: of a model that is there already; items outside it are left out.
+    """
+    return task_of(config).read(config, vocabulary)
+
+
+__all__ = ["Measured", "Task", "load_dataset", "task_of"]

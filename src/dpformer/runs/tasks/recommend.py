@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dpformer.accounting.units import USER, UnitOfPrivacy
 from dpformer.data import Dataset, Filters, Vocabulary, prepare, read_catalog, synthetic
 from dpformer.errors import DpformerError
+from dpformer.kinds.popularity import BASELINE
 from dpformer.statement.data import data_statement
 from dpformer.statement.public_facts import public_description
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from dpformer.runs.model_file import Release
     from dpformer.training.plan import Plan
 
-RANKED = ("model", "popularity")
+MODEL = "model"  # as against the baseline, in what is measured
 SYNTHETIC_USERS, SYNTHETIC_ITEMS = 6000, 400  # of the synthetic default: made up, so public
 NOT_COVERED = (
     "Measured on users' own held-out items: the privacy guarantee does not cover these numbers, keep them as private "
@@ -30,28 +31,30 @@ NOT_COVERED = (
 
 @dataclass(frozen=True)
 class RankingAccuracy:
-    """Ranks of the same held-out items under a model and under popularity."""
+    """Ranks of the same held-out items under a model and under the baseline."""
 
     model: Evaluation
-    popularity: Evaluation
+    baseline: Evaluation
     dataset: Dataset
     kind = "ranking"
 
-    def to_dict(self, ks: Sequence[int] = (10,), *, samples: int = 1000) -> dict[str, Any]:
+    def to_dict(
+        self, ks: Sequence[int] = (10,), *, samples: int = 1000, names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """What was measured how, and the metrics of both, as JSON."""
         from dpformer.evaluation.breakdown import by_popularity, warnings
 
-        facts = self.model.to_dict(ks, samples=samples)
-        metrics = {"model": facts.pop("metrics"), "popularity": self.popularity.metrics(ks, samples=samples)}
+        facts = self.model.to_dict(ks, samples=samples, names=names)
+        of_baseline = self.baseline.metrics(ks, samples=samples, names=names)
         left_out = self.dataset.description.get("vocabulary", {}).get("interactions_dropped", 0)
         return {
             **facts,
-            "by_popularity": by_popularity(self.model, self.popularity, self.dataset.item_counts(), min(ks)),
-            "warnings": warnings(self.model, self.popularity, ks),
+            "by_popularity": by_popularity({MODEL: self.model, BASELINE.name: self.baseline}, min(ks)),
+            "warnings": warnings(self.model, self.baseline, BASELINE.name, ks),
             "interactions_left_out": left_out,
             "covered": False,
             "note": NOT_COVERED,
-            "metrics": metrics,
+            "metrics": {MODEL: facts["metrics"], BASELINE.name: of_baseline},
         }
 
 
@@ -126,23 +129,22 @@ class Recommend:
         return {}
 
     def evaluate(self, model: Any, dataset: Dataset, vocabulary: Vocabulary, config: Config) -> dict[str, Any]:
-        from dpformer.evaluation import evaluate, hit, ndcg
-        from dpformer.evaluation.evaluate import POLICIES, ranker
+        from dpformer.evaluation import evaluate
+        from dpformer.evaluation.evaluate import POLICIES
+        from dpformer.evaluation.metrics import tracked
+        from dpformer.kinds.ranking import ranker
 
         split = "validation" if config.validation else "test"
         result = evaluate(ranker(model, dataset, vocabulary), dataset, split=split)
         record: dict[str, Any] = {"split": split}
         for policy in POLICIES:
             ranks = getattr(result, policy)
-            record[policy] = {"ndcg@10": float(ndcg(ranks, 10)), "hit@10": float(hit(ranks, 10))}
+            record[policy] = {metric.label(): float(metric(ranks)) for metric in tracked()}
         return record
 
     def line(self, record: dict[str, Any]) -> str:
-        served = record["served"]
-        return (
-            f"epoch {record['epoch']:g}: ndcg@10 {served['ndcg@10']:.4f}  hit@10 {served['hit@10']:.4f} "
-            f"on {record['split']} items, seen ones left out (not covered by ε)"
-        )
+        values = "  ".join(f"{name} {value:.4f}" for name, value in record["served"].items())
+        return f"epoch {record['epoch']:g}: {values} on {record['split']} items, seen ones left out (not covered by ε)"
 
     def measure(
         self,
@@ -154,21 +156,22 @@ class Recommend:
         filter_seen: bool = True,
         kept: EvaluationCache | None = None,
     ) -> RankingAccuracy:
-        from dpformer.evaluation import Evaluation, evaluate, popularity
-        from dpformer.evaluation.evaluate import ranker
+        from dpformer.evaluation import Evaluation, evaluate
+        from dpformer.kinds.ranking import ranker
 
         dataset, vocabulary = held_out_data(config, release, other=data), vocabulary_of(release)
         if split == "validation" and not dataset.validation:
             raise DpformerError("the run held out no validation items; train it with --validation, or use --split test")
         key = (dataset.hash, split, "seen left out" if filter_seen else "all ranked")
         if kept is not None and (before := kept.get(*key)) is not None:
-            of_model, of_popularity = (Evaluation.of(dataset, split, filter_seen, before, name) for name in RANKED)
-            return RankingAccuracy(of_model, of_popularity, dataset)
+            names = (MODEL, BASELINE.name)
+            of_model, of_baseline = (Evaluation.of(dataset, split, filter_seen, before, name) for name in names)
+            return RankingAccuracy(of_model, of_baseline, dataset)
         options: dict[str, Any] = {"split": split, "filter_seen": filter_seen}
         of_model = evaluate(ranker(release.model, dataset, vocabulary), dataset, **options)
-        found = RankingAccuracy(of_model, evaluate(popularity(dataset), dataset, **options), dataset)
+        found = RankingAccuracy(of_model, evaluate(BASELINE.ranker(dataset), dataset, **options), dataset)
         if kept is not None:
-            kept.put({**found.model.measured("model"), **found.popularity.measured("popularity")}, *key)
+            kept.put({**found.model.measured(MODEL), **found.baseline.measured(BASELINE.name)}, *key)
         return found
 
 

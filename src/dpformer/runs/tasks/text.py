@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,9 @@ class TextAccuracy:
     loss: LanguageLoss
     kind = "language"
 
-    def to_dict(self, ks: tuple[int, ...] = (10,), *, samples: int = 1000) -> dict[str, Any]:
+    def to_dict(
+        self, ks: Sequence[int] = (10,), *, samples: int = 1000, names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
         return {"covered": False, "note": NOT_COVERED, "metrics": self.loss.to_dict()}
 
 

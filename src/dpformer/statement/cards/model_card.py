@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpformer.evaluation import metrics
 from dpformer.files import write_text
 from dpformer.statement.cards.source import CardSource
 from dpformer.statement.cards.yaml import dump
@@ -71,7 +72,8 @@ def _metadata(source: CardSource) -> dict[str, Any]:
         "tags": [TAG, "language-model" if source.text else "recommendation"],
     }
     if released is not None:
-        values = [{"type": name, "value": released[name], "name": name.upper()} for name in ("ndcg@10", "hit@10")]
+        labels = [(metric.label(), metric.heading()) for metric in metrics.released()]
+        values = [{"type": label, "value": released[label], "name": heading} for label, heading in labels]
         data = {"type": "private", "name": said.data_period or "private"}
         found["model-index"] = [
             {

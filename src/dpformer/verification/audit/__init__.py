@@ -6,8 +6,8 @@ from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpformer.verification.audit.checks import Check
-    from dpformer.verification.audit.counts import audit_counts
     from dpformer.verification.audit.observation import Mechanism, Observation, observe
+    from dpformer.verification.audit.queries import audit_query
     from dpformer.verification.audit.result import Audit
     from dpformer.verification.audit.training import audit
 
@@ -17,10 +17,10 @@ _HOME = {
     "Mechanism": "observation",
     "Observation": "observation",
     "audit": "training",
-    "audit_counts": "counts",
+    "audit_query": "queries",
     "observe": "observation",
 }
 
-__all__ = ["Audit", "Check", "Mechanism", "Observation", "audit", "audit_counts", "observe"]
+__all__ = ["Audit", "Check", "Mechanism", "Observation", "audit", "audit_query", "observe"]
 
 __getattr__ = lazy_names(__name__, _HOME)

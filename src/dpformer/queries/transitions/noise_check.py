@@ -19,34 +19,39 @@ from scipy.special import ndtr
 from dpformer.engines.sums import GRID, Sums
 from dpformer.noise.randomness import public_grid
 from dpformer.noise.sparse import moved_threshold
-from dpformer.queries.counts import ROUNDS, RoundRelease, deviation_of, first_threshold, retraced
+from dpformer.queries.base import ALARM
 from dpformer.queries.items import passed_noise
-from dpformer.queries.metrics import ALARM
-from dpformer.runs.releases_file import RawReleases
+from dpformer.queries.transitions.rounds import (
+    ROUNDS,
+    RoundRelease,
+    TransitionRelease,
+    deviation_of,
+    first_threshold,
+    retraced,
+)
 
 
-def wrong_with_rounds(raw: RawReleases, sums: Sums, places: np.ndarray, sigma: float) -> str:
+def wrong_with_rounds(found: TransitionRelease, sums: Sums, places: np.ndarray, sigma: float) -> str:
     """What does not hold of the kept rounds; nothing if all does.
 
     Args:
-        raw: what was released.
+        found: what was released.
         sums: of the data.
         places: (num_items,) the place of each item of the data among those that count, -1 for others.
         sigma: the noise multiplier of the rounds of pairs.
     """
-    assert raw.items is not None and raw.pairs is not None
-    for one in raw.rounds:
+    for one in found.rounds:
         deviation = deviation_of(ROUNDS[one.number], sigma)
         if (one.noisy / public_grid(deviation) % 1).any():
             return f"round {one.number + 1} is not on the grid of its noise"
         p = (
-            _first(one, sums, places, len(raw.items), deviation)
+            _first(one, sums, places, len(found.items), deviation)
             if one.number == 0
             else _later(one, sums, places, sigma)
         )
         if p < ALARM:
             return f"round {one.number + 1} has not the noise that the ledger says"
-    return "" if _follow(raw, sigma) else "totals and differences do not follow from the rounds"
+    return "" if _follow(found, sigma) else "totals and differences do not follow from the rounds"
 
 
 def _later(one: RoundRelease, sums: Sums, places: np.ndarray, sigma: float) -> float:
@@ -88,18 +93,17 @@ def _spread(noise: np.ndarray) -> float:
     return 2 * min(float(stats.chi2.cdf(squares, len(noise))), float(stats.chi2.sf(squares, len(noise))))
 
 
-def _follow(raw: RawReleases, sigma: float) -> bool:
+def _follow(found: TransitionRelease, sigma: float) -> bool:
     """Retraced, if all rounds are there; else the last one at least is of the pairs of the model."""
-    assert raw.pairs is not None and raw.total is not None and raw.difference is not None
-    low, high = raw.pairs.T
+    low, high = found.pairs.T
     cells = high * (high - 1) // 2 + low
-    if len(raw.rounds) < len(ROUNDS):
-        last = raw.rounds[-1] if raw.rounds else None
+    if len(found.rounds) < len(ROUNDS):
+        last = found.rounds[-1] if found.rounds else None
         return last is None or last.number != len(ROUNDS) - 1 or np.array_equal(last.cells, cells)
-    again = retraced(raw.rounds, sigma)
+    again = retraced(found.rounds, sigma)
     return (
         again is not None
         and np.array_equal(again.cells, cells)
-        and np.array_equal(again.total(), raw.total)
-        and np.array_equal(again.difference(), raw.difference)
+        and np.array_equal(again.total(), found.total)
+        and np.array_equal(again.difference(), found.difference)
     )

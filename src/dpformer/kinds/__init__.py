@@ -1,0 +1,1 @@
+"""Kinds of models: what `--model` names, one file each."""

@@ -1,0 +1,222 @@
+"""Transition counts: one noisy release of which items follow which, and no network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dpformer.kinds.base import Mechanism, ModelKind
+from dpformer.kinds.network import OF_NETWORKS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from dpformer.accounting.events import Event
+    from dpformer.data.attributes import Attributes
+    from dpformer.engines.sums import ArraySums
+    from dpformer.evaluation.rankers import Ranker
+    from dpformer.findings import Finding
+    from dpformer.kinds.scoring import Scoring
+    from dpformer.models.counts import TransitionCounts
+    from dpformer.queries.transitions.query import TransitionsQuery
+    from dpformer.runs.config import Config
+    from dpformer.runs.model_file import Release
+    from dpformer.runs.session import Session
+    from dpformer.training.plan import Plan
+
+COUNTED, COUNTED_USERS = 50, 4000  # items per user, and users, of an estimate
+FEW = 20  # counts: with as many, an honest run looks exact with chance 10⁻⁸
+
+
+class CountsKind(ModelKind):
+    """See `ModelKind`."""
+
+    name = "counts"
+    title = "Transition counts"
+    phrase = "transition counts"
+    summary = "counts: one noisy release of transitions, no network"
+    classes = {"TransitionCounts": "dpformer.models.counts"}  # noqa: RUF012
+    silent = OF_NETWORKS
+    trains = False
+    text = False
+
+    # Chosen.
+
+    def ignores(self, option: str, name: str) -> str:
+        return f"{option} is for networks, and model is {name}: leave it out, or choose a network with --model"
+
+    def refuse(self, config: Config) -> None:
+        super().refuse(config)
+        if config.warm_start:
+            raise ValueError(f"warm_start is for networks, and model is {config.model}: leave it out")
+        if config.noise.correlated:
+            raise ValueError(f"{config.noise.choice}; it is for networks trained with noise: leave it out")
+
+    def resolved(self, config: Config, users: int) -> dict[str, Any]:
+        return {"reattention": None, "batch_size": None}
+
+    # Planned.
+
+    @property
+    def release(self) -> TransitionsQuery:
+        from dpformer.queries.transitions.query import TRANSITIONS
+
+        return TRANSITIONS
+
+    def items_described(self, config: Config) -> bool:
+        return bool(config.attributes)
+
+    def mechanism(self, config: Config, users: int, others: tuple[Event, ...]) -> Mechanism:
+        """One release of everybody's transitions, with all that is left of the budget."""
+        from dpformer.kinds.planning import calibrated
+
+        if not config.private:
+            return Mechanism(users, 0, 0.0)
+        noise = calibrated(config, 1.0, 1, others, self.release.failure(config))
+        return Mechanism(users, 0, noise, (self.release.event(config, noise),))
+
+    def estimate(self, config: Config, plan: Plan, items: int) -> dict[str, Any]:
+        """Seconds and peak bytes, if users have `COUNTED` items each, or as many as are trained on.
+
+        Some users with random histories, popular items first, go through the code that counts; noise on pairs without
+        data costs the same for them as for all. To this comes what adding up one user takes, for every other user.
+        Memory is that of a block of the pairs of items that occur, a full one at worst.
+        """
+        import numpy as np
+
+        from dpformer.engines.sums import COUNTERS, WINDOW, ArraySums
+        from dpformer.progress import peak_memory
+        from dpformer.queries.transitions.rounds import release_transition_sums
+
+        users, length = min(plan.users, COUNTED_USERS), min(config.max_length or COUNTED, COUNTED)
+        histories = (items ** np.random.default_rng(0).random(users * length)).astype(np.int64) - 1  # Zipf's law
+        histories, offsets = np.clip(histories, 0, items - 1), np.arange(0, users * length + 1, length)
+        sums = ArraySums.packed(histories, offsets)
+        noise = plan.noise_of(self.release.label) or 1.0
+        began = time.monotonic()
+        release_transition_sums(sums, items, noise * users / plan.users, seed=0)  # as many pairs stay, in proportion
+        seconds = time.monotonic() - began
+        if plan.users > users:
+            one = ArraySums.packed(histories[:length], offsets[:2])
+            each = max(0.0, _seconds_of_sums(sums, items) - _seconds_of_sums(one, items)) / (users - 1)
+            seconds += each * (plan.users - users)
+        pairs = min(items * (items - 1) // 2, plan.users * length * WINDOW, COUNTERS)
+        return {
+            "parameters": None,
+            "seconds": seconds,
+            "memory": peak_memory() + 4 * plan.users * length + 2 * 16 * pairs,
+            "items_a_user": length,
+        }
+
+    def effort(self, estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
+        return [
+            ("time", f"about {estimate['seconds'] / 60:,.1f} min, if users have {estimate['items_a_user']} items each"),
+            ("memory", f"at most {estimate['memory'] / 2**30:.1f} GiB"),
+        ]
+
+    # Fitted.
+
+    def fit(self, session: Session) -> TransitionCounts:
+        """Post-processing of the release; seconds, so that nothing is saved on the way."""
+        from dpformer.models.counts import TransitionCounts
+
+        return TransitionCounts.from_release(session.released.value(self.release), session.attributes)
+
+    # Ranked.
+
+    def ranker(self, model: Any) -> Ranker:
+        from dpformer.evaluation.sparse_ranker import SparseRanker
+        from dpformer.models.evidence import Evidence
+
+        return SparseRanker.of_counts(Evidence(model))
+
+    def scoring(self, model: Any) -> Scoring:
+        from dpformer.kinds.counts_scoring import CountsScoring
+
+        return CountsScoring(model)
+
+    # Verified.
+
+    def constants(self, config: Config, plan: Plan, release: Release) -> Finding:
+        """Popularity follows from the frequencies; rows of chances are shrunk, and not made of whole numbers."""
+        import numpy as np
+        import torch
+
+        from dpformer.findings import Finding
+        from dpformer.models.counts import TransitionCounts
+
+        name = "constants of the model"
+        if not isinstance(release.model, TransitionCounts) or release.frequencies is None:
+            return Finding(name, False, "the file holds no transition counts with their frequencies")
+        popularity = torch.from_numpy(release.frequencies / release.frequencies.sum())
+        if not torch.allclose(release.model.popularity.double(), popularity, rtol=1e-4, atol=1e-9):
+            return Finding(name, False, "popularity does not follow from the released frequencies")
+        rows, chances, counts = counts_of(release.model)
+        sums = np.bincount(rows, weights=chances, minlength=1)
+        if not ((chances > 0).all() and (sums < 1).all()):
+            return Finding(name, False, "chances of what comes next are not those of noisy counts: a row sums to 1")
+        if (rows == release.model.targets.numpy()).any():
+            return Finding(name, False, "an item follows itself, which is never counted")
+        clear = counts[counts * 1e-6 < 1e-3 * (1 - sums[rows])]  # float32 still tells them from whole numbers
+        if len(clear) < FEW:  # a noisy count is near a whole number with chance 1/50, and so is the pair's other one
+            return Finding(name, True, "popularity follows from the frequencies; too few counts to look for whole ones")
+        if float((np.abs(clear - np.round(clear)) < 1e-2).mean()) > 0.5:
+            return Finding(name, False, "transition counts look exact: they are whole numbers")
+        return Finding(name, True, "popularity follows from the frequencies; counts are no whole numbers")
+
+    def follows(self, value: Any, release: Release, attributes: Attributes | None) -> tuple[bool | None, str]:
+        from dpformer.models.counts import TransitionCounts
+
+        found = release.model
+        if attributes is None and int(getattr(found, "num_attributes", 0)):
+            return None, (
+                "frequencies follow from them; not checked: counts back off to attributes of a catalogue (--catalog)"
+            )
+        again = TransitionCounts.from_release(value, attributes)
+        names = [tuple(name) for name in getattr(found, "attribute_names", [])]
+        same = again.arguments == found.arguments and [tuple(name) for name in again.attribute_names] == names
+        if same and all(_equal(tensor, found.state_dict()[key]) for key, tensor in again.state_dict().items()):
+            return True, "the model is made of them"
+        return False, "the counts of the model do not follow from what was released"
+
+
+def counts_of(model: TransitionCounts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(row, chance, count) of each transition: T_ab = C_ab / (R_a + prior) solved for C."""
+    import numpy as np
+
+    from dpformer.models.counts import ROW_PRIOR
+
+    rows = np.repeat(np.arange(model.num_items), model.offsets.diff().numpy())
+    chances = model.chances.numpy().astype(np.float64)
+    sums = np.bincount(rows, weights=chances, minlength=1)
+    return rows, chances, chances * ROW_PRIOR / np.maximum(1 - sums, 1e-9)[rows]
+
+
+def _equal(made: Tensor, found: Tensor) -> bool:
+    """The same; numbers that back-off makes by sums of any order, to rounding."""
+    import torch
+
+    if not made.is_floating_point():
+        return torch.equal(made, found)
+    return made.shape == found.shape and bool(torch.isclose(made, found, rtol=1e-5, atol=0).all())
+
+
+def _seconds_of_sums(sums: ArraySums, items: int) -> float:
+    """Of the exact sums of all rounds."""
+    import numpy as np
+
+    from dpformer.engines.sums import gathered
+    from dpformer.queries.transitions.rounds import ROUNDS
+
+    places = np.arange(items)
+    began = time.monotonic()
+    sums.items(items)
+    cells = gathered(sums.all_pairs(places))[0]
+    for this in ROUNDS[1:]:
+        sums.pairs(places, cells, this.directed)
+    return time.monotonic() - began
+
+
+COUNTS = CountsKind()

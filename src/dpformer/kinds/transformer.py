@@ -1,0 +1,120 @@
+"""The Transformer, with Re-Attention or without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpformer.kinds.base import Picture
+from dpformer.kinds.network import NetworkKind, common_arguments, learning_rate
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from dpformer.models import SequenceModel, Transformer
+    from dpformer.runs.config import Config
+    from dpformer.training.plan import Plan
+
+
+class TransformerKind(NetworkKind):
+    """See `ModelKind`."""
+
+    name = "transformer"
+    title = "Transformer"
+    phrase = "a Transformer with Re-Attention"
+    summary = name
+    attention = True
+    classes = {"Transformer": "dpformer.models.transformer"}  # noqa: RUF012
+
+    def refuse(self, config: Config) -> None:
+        super().refuse(config)
+        if config.noise.correlated and config.reattention_error == "adam":
+            raise ValueError(
+                f"{config.noise.choice}, and adam is the error of independent noise: leave one of them out"
+            )
+
+    def resolved(self, config: Config, users: int) -> dict[str, Any]:
+        by_default = not config.noise.correlated
+        corrected = by_default if config.reattention is None else config.reattention
+        return {**super().resolved(config, users), "reattention": corrected}
+
+    def needs_frequencies(self, config: Config) -> bool:
+        return super().needs_frequencies(config) or error_by_frequency(config)
+
+    def build(self, config: Config, num_items: int) -> SequenceModel:
+        from dpformer.models import Transformer
+
+        assert config.max_length is not None
+        return Transformer(
+            num_items,
+            config.max_length,
+            heads=config.heads,
+            blocks=config.blocks,
+            norm=config.norm,
+            reattention=config.reattention_variant if config.reattention else False,
+            **common_arguments(config),
+        )
+
+    def set_up(self, model: Any, config: Config, plan: Plan, frequencies: Tensor | None) -> None:
+        super().set_up(model, config, plan, frequencies)
+        if config.reattention:
+            _set_error(model, config, plan, frequencies)
+
+    def description(self, config: Config) -> str:
+        return f"{self.title} with Re-Attention" if config.reattention else self.title
+
+    def pictures(self, model: Any, history: np.ndarray) -> list[Picture]:
+        """Who attends to whom in the last block, with the correction and without it."""
+        from dpformer.models import Batch
+
+        if not len(history):
+            return []
+        batch = Batch.for_scores([history], model.max_length)
+        corrected = _last_map(model, batch)
+        if not model.reattention:
+            return [Picture("Attention, last block", corrected, "attention")]
+        errors = model.item_error.clone(), model.weight_error.clone()
+        try:  # what attention would be if the noise in the keys were not taken out
+            model.item_error.zero_()
+            model.weight_error.zero_()
+            plain = _last_map(model, batch)
+        finally:
+            model.item_error.copy_(errors[0])
+            model.weight_error.copy_(errors[1])
+        return [
+            Picture("With Re-Attention", corrected, "attention with the correction"),
+            Picture("Without the correction", plain, "attention without the correction"),
+        ]
+
+
+def error_by_frequency(config: Config) -> bool:
+    """Whether the effective error of Re-Attention follows from item frequencies."""
+    return bool(config.reattention) and config.reattention_error == "gradient"
+
+
+def _set_error(model: Transformer, config: Config, plan: Plan, frequencies: Tensor | None) -> None:
+    """How noisy the parameters are; without the frequencies it needs it stays unset, until a state is loaded."""
+    from dpformer.reattention.error import EffectiveError, adam_error, effective_error
+
+    if config.reattention_error == "adam":
+        steps = range(plan.steps if plan.noise_multiplier else 0)  # without noise there is no error
+        rates = [learning_rate(config, plan, step) for step in steps]
+        error = adam_error(rates, model.num_items, scale=config.reattention_scale)
+    elif frequencies is not None:
+        noise, batch_size = plan.noise_multiplier * plan.noise.step_deviation(plan.steps), plan.expected_batch_size
+        error = effective_error(noise, batch_size, frequencies, scale=config.reattention_scale)
+    else:
+        return
+    if model.row_scale is not None:  # a row is s times what the noise is added to
+        error = EffectiveError(error.items * model.row_scale, error.weights)
+    model.set_error(error)
+
+
+def _last_map(model: Transformer, batch: Any) -> np.ndarray:
+    """(L, L), the mean over heads."""
+    import numpy as np
+
+    return np.asarray(model.attention_maps(batch)[-1][0].mean(0).numpy())
+
+
+TRANSFORMER = TransformerKind()

@@ -1,0 +1,171 @@
+"""Queries that say how popular items are: each of them gives `Popularity`, and a run asks at most one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpformer.accounting.events import Event, Gaussian
+from dpformer.errors import DpformerError
+from dpformer.findings import Finding
+from dpformer.noise.randomness import public_grid
+from dpformer.queries.base import ALARM, Arrays, Inspection, Query
+
+if TYPE_CHECKING:
+    from dpformer.queries.frequencies import FrequencyRelease
+    from dpformer.runs.config import Config
+    from dpformer.training.plan import Plan
+
+LIST_DELTA = 0.1  # of δ, for the threshold of a released list of items
+FEWEST_ITEMS = 2
+
+
+@dataclass(frozen=True)
+class Popularity:
+    """How popular items are, and which there are. Transition counts have both, too (`TransitionRelease`)."""
+
+    frequencies: FrequencyRelease
+    item_list: np.ndarray | None = None  # (M,) int64: released items, by their number in the data; None: all
+
+
+class PopularityQuery(Query):
+    """What the three have in common. A value has `frequencies` and `item_list`."""
+
+    def deviation(self, config: Config, event: Event, *, twice: bool = False) -> float:
+        """The standard deviation of the noise on one item; with `twice`, of the mean of two releases."""
+        return event.noise_multiplier
+
+    def failure(self, config: Config) -> float:
+        """Of the threshold of a released list of items; 0 if the list is public."""
+        assert config.delta is not None
+        return LIST_DELTA * config.delta if config.items_policy == "dp" else 0.0
+
+    def list_price(self, config: Config, event: Event) -> dict[str, Any] | None:
+        """Noise, threshold and δ of a released list of items; None if it is public."""
+        from dpformer.queries.items import MOST_ITEMS, threshold_for
+
+        if config.items_policy != "dp":
+            return None
+        noise = self.deviation(config, event)
+        threshold = threshold_for(event.failure, noise)
+        return {"noise_multiplier": noise, "delta": event.failure, "threshold": threshold, "max_items": MOST_ITEMS}
+
+    def refuse_short_list(self, value: Any, config: Config, event: Event) -> None:
+        """A model needs two items."""
+        price, listed = self.list_price(config, event), value.item_list
+        if price is not None and listed is not None and len(listed) < FEWEST_ITEMS:
+            raise DpformerError(
+                f"{len(listed)} of the items are common enough to be released (threshold {price['threshold']:.1f} at "
+                f"noise of standard deviation {price['noise_multiplier']:.3g}): give a public --catalog, more data, "
+                "or a larger --epsilon"
+            )
+
+    # Kept.
+
+    def arrays(self, value: Any, config: Config) -> dict[str, np.ndarray]:
+        return {"popularity": value.frequencies.counts}
+
+    def array_kinds(self, name: str) -> tuple[type, int] | None:
+        return (np.float64, 1) if name == "popularity" else None
+
+    def private_arrays(self, value: Any) -> dict[str, np.ndarray]:
+        return {} if value.item_list is None else {"item_list": value.item_list}
+
+    def restore(self, arrays: Arrays, config: Config, plan: Plan) -> Any:
+        """The counts say all: which items were told from zero, and how frequent they are, follows from them."""
+        if "popularity" not in arrays:
+            raise ValueError("the popularity of items is missing")
+        frequencies = self.restored_frequencies(arrays["popularity"], config, plan)
+        return Popularity(frequencies, arrays.get("item_list"))
+
+    def restored_frequencies(
+        self, counts: np.ndarray, config: Config, plan: Plan, *, twice: bool = False
+    ) -> FrequencyRelease:
+        """Frequencies from noisy counts, by the rule of the release."""
+        from dpformer.queries.frequencies import FrequencyRelease, estimate
+
+        event = next(event for event in plan.events if event.label == self.label)
+        assert isinstance(event, Gaussian)
+        noise = self.deviation(config, event, twice=twice)
+        p, detected = estimate(counts, noise, plan.users)
+        return FrequencyRelease(p, counts, detected, replace(event, noise_multiplier=noise), plan.users)
+
+    def parts(self, value: Any) -> list[np.ndarray]:
+        """Popularity as it was released, in one part or in several."""
+        return [value.frequencies.counts]
+
+    # Verified.
+
+    def problem(self, seen: Inspection, arrays: Arrays) -> str:
+        value = self.restore(arrays, seen.config, seen.plan())
+        grid = public_grid(self.deviation(seen.config, self._event(seen)))
+        if any((part / grid % 1).any() for part in self.parts(value)):
+            return "popularity is not on the grid of its noise: nothing was released that way"
+        return ""
+
+    def checks(self, seen: Inspection) -> Iterator[Callable[[], Finding]]:
+        if self.asked(seen.config) and seen.config.private:
+            yield lambda: self.noise_of_popularity(seen)
+
+    def noise_of_popularity(self, seen: Inspection) -> Finding:
+        """The difference to exact counts is noise of the stated deviation.
+
+        Where only counts above a threshold τ were released, noise is normal *given* that it passed, so u_i =
+        Q((c_i − x_i)/z) / Q((τ − x_i)/z) is uniform, for every item; Σ Φ⁻¹(u_i)² is χ².
+        """
+        from scipy import stats
+
+        from dpformer.queries.items import passed_noise
+
+        name, arrays = "noise of popularity", seen.arrays()
+        if seen.dataset is None or arrays is None:
+            return Finding(name, None, "not checked: the data was not read")
+        value = self.restore(arrays, seen.config, seen.plan())
+        exact, threshold = self._exact_counts(seen, value)
+        if len(exact) != len(value.frequencies.counts):
+            return Finding(name, False, "an item was released that nobody trains on")
+        once, parts, count = self.deviation(seen.config, self._event(seen)), self.parts(value), len(exact)
+        squares = [float(np.square(passed_noise(part, exact, once, threshold)).sum()) for part in parts]
+        p = min(2 * len(parts) * min(stats.chi2.cdf(x, count), stats.chi2.sf(x, count)) for x in squares)
+        found = " and ".join(f"{math.sqrt(x / max(count, 1)):.3f}" for x in squares)
+        said = f"its deviation is {found} of what the ledger says, over {count:,} items"
+        return Finding(name, bool(p >= ALARM), said)
+
+    def _exact_counts(self, seen: Inspection, value: Any) -> tuple[np.ndarray, float]:
+        """The exact counts of the released items, and the threshold that their noisy ones have passed."""
+        from dpformer.queries.frequencies import user_counts
+        from dpformer.queries.items import exact_popularity
+
+        dataset = seen.dataset
+        assert dataset is not None
+        items, offsets = dataset.packed_train()
+        price = self.list_price(seen.config, self._event(seen))
+        if price is None:
+            users = np.repeat(np.arange(dataset.num_users), np.diff(offsets))
+            return user_counts(users, items, dataset.num_users, dataset.num_items), -math.inf
+        exact, numbers = exact_popularity(items, offsets), seen.vocabulary().match(list(dataset.vocabulary.ids))
+        twice = len(self.parts(value)) > 1
+        grid = public_grid(self.deviation(seen.config, self._event(seen), twice=twice))
+        # The least number that passes, less half a step of the grid.
+        return exact[np.flatnonzero(numbers[: len(exact)] >= 0)], price["threshold"] + 1.5 * grid
+
+    def _event(self, seen: Inspection) -> Event:
+        return next(event for event in seen.plan().events if event.label == self.label)
+
+
+def popularity_event(events: Iterable[Event]) -> tuple[PopularityQuery, Event] | None:
+    """The query among some events that said how popular items are, and its event; None if there is none."""
+    from dpformer.queries.registry import query_of
+
+    found = ((query_of(event.label), event) for event in events)
+    return next(((query, event) for query, event in found if isinstance(query, PopularityQuery)), None)
+
+
+def list_price(config: Config, plan: Plan) -> dict[str, Any] | None:
+    """Noise, threshold and δ of the released list of items of a run; None if it was not released from the data."""
+    found = popularity_event(plan.events)
+    return None if found is None else found[0].list_price(config, found[1])

@@ -1,0 +1,41 @@
+"""All queries that a run may ask, in the order in which they are planned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from dpformer.queries.base import Query
+
+if TYPE_CHECKING:
+    from dpformer.runs.config import Config
+
+_added: list[Query] = []
+Q = TypeVar("Q", bound=Query)
+
+
+def all_queries() -> tuple[Query, ...]:
+    """Every query: ours, and those that were registered."""
+    from dpformer.queries.frequencies import FREQUENCIES  # torch
+    from dpformer.queries.items import ITEMS
+    from dpformer.queries.metrics import METRICS
+    from dpformer.queries.transitions.query import TRANSITIONS
+
+    return (ITEMS, FREQUENCIES, TRANSITIONS, METRICS, *_added)
+
+
+def register(query: Q) -> Q:
+    """Adds a query of your own; a label that is taken is refused."""
+    if query.label in {known.label for known in all_queries()}:
+        raise ValueError(f"there is a query with the label {query.label!r} already")
+    _added.append(query)
+    return query
+
+
+def asked_queries(config: Config) -> tuple[Query, ...]:
+    """Those that a config asks."""
+    return tuple(query for query in all_queries() if query.asked(config))
+
+
+def query_of(label: str) -> Query | None:
+    """The query of an event; None for an event of somebody else's."""
+    return next((query for query in all_queries() if query.label == label), None)

@@ -1,0 +1,216 @@
+"""The query for transition counts: what `rounds` releases, asked by a run, kept in its folder and checked again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpformer.accounting.events import Event, Gaussian
+from dpformer.engines.sums import ArraySums
+from dpformer.findings import Finding
+from dpformer.queries.base import Answer, Arrays, Canaries, Inspection, Question
+from dpformer.queries.popularity import PopularityQuery
+from dpformer.queries.transitions.rounds import (
+    LABEL,
+    ROUNDS,
+    RoundRelease,
+    TransitionRelease,
+    again_wanted,
+    deviation_of,
+    exact_transition_sums,
+    final_deviations,
+    noise_of_pairs,
+    release_transition_sums,
+    round_of_items,
+)
+
+if TYPE_CHECKING:
+    from dpformer.noise import SecureRandom
+    from dpformer.runs.config import Config
+    from dpformer.training.plan import Plan
+
+KINDS: dict[str, tuple[type, int]] = {
+    "popularity": (np.float64, 1),
+    "items": (np.int64, 1),
+    "pairs": (np.int64, 2),
+    "total": (np.float64, 1),
+    "difference": (np.float64, 1),
+}
+AGAIN = "again"  # popularity, where it was released twice
+PARTS: dict[str, type] = {"cells": np.int64, "noisy": np.float64}  # of a round
+ROUND = re.compile(f"(?P<part>{'|'.join(PARTS)}) (?P<number>[0-{len(ROUNDS) - 1}])")
+
+
+class TransitionsQuery(PopularityQuery):
+    """Which items follow which, how popular they are, and where there is no public list, which there are."""
+
+    label = LABEL
+    sentence = "which items follow which"
+    share_option = "warm_start"
+
+    def asked(self, config: Config) -> bool:
+        return config.kind.release is self or bool(config.warm_start)
+
+    def run(self, question: Question, event: Event, random: SecureRandom) -> Answer:
+        from dpformer.queries.transitions.backend import transition_sums
+
+        config, dataset = question.config, question.dataset
+        with transition_sums(dataset, config.engine, config.memory) as sums:
+            found = release_transition_sums(
+                sums,
+                dataset.num_items,
+                event.noise_multiplier,
+                delta=event.failure,
+                described=config.kind.items_described(config),
+                random=random,
+            )
+        self.refuse_short_list(found, config, event)
+        return Answer(found, found.event)
+
+    def exact(self, question: Question) -> TransitionRelease:
+        from dpformer.queries.transitions.backend import transition_sums
+
+        with transition_sums(question.dataset, question.config.engine, question.config.memory) as sums:
+            return exact_transition_sums(sums, question.dataset.num_items)
+
+    def deviation(self, config: Config, event: Event, *, twice: bool = False) -> float:
+        """Popularity is the first round."""
+        first = round_of_items(listed=config.items_policy == "dp", again=twice)
+        return deviation_of(first, event.noise_multiplier)
+
+    # Kept.
+
+    def arrays(self, value: Any, config: Config) -> dict[str, np.ndarray]:
+        """All rounds; of those that a network started from popularity alone, for it has been trained since."""
+        popularity = super().arrays(value, config)
+        if config.warm_start:
+            return popularity
+        again = {} if value.again is None else {AGAIN: value.again}
+        rounds = {f"{part} {one.number}": getattr(one, part) for one in value.rounds for part in PARTS}
+        return popularity | {name: getattr(value, name) for name in KINDS if name not in popularity} | again | rounds
+
+    def array_kinds(self, name: str) -> tuple[type, int] | None:
+        if name == AGAIN:
+            return KINDS["popularity"]
+        found = ROUND.fullmatch(name)
+        return KINDS.get(name) if found is None else (PARTS[found["part"]], 1)
+
+    def restore(self, arrays: Arrays, config: Config, plan: Plan) -> Any:
+        """The release again: its deviations follow from σ."""
+        if config.warm_start:
+            return super().restore(arrays, config, plan)
+        _check_names(arrays)
+        event, again = next(event for event in plan.events if event.label == self.label), arrays.get(AGAIN)
+        assert isinstance(event, Gaussian)
+        total, difference = final_deviations(
+            event.noise_multiplier, listed=config.items_policy == "dp", again=again is not None
+        )
+        numbers = sorted({int(name.split()[1]) for name in arrays if ROUND.fullmatch(name)})
+        found = TransitionRelease(
+            items=arrays["items"],
+            pairs=arrays["pairs"],
+            total=arrays["total"],
+            total_deviation=total,
+            difference=arrays["difference"],
+            difference_deviation=difference,
+            frequencies=self.restored_frequencies(arrays["popularity"], config, plan, twice=again is not None),
+            event=event,
+            rounds=tuple(RoundRelease(n, arrays[f"cells {n}"], arrays[f"noisy {n}"]) for n in numbers),
+            again=again,
+        )
+        _check_places(found)
+        return found
+
+    def parts(self, value: Any) -> list[np.ndarray]:
+        counts, again = value.frequencies.counts, getattr(value, "again", None)
+        return [counts] if again is None else [2 * counts - again, again]
+
+    # Verified.
+
+    def problem(self, seen: Inspection, arrays: Arrays) -> str:
+        wrong = super().problem(seen, arrays)
+        if wrong or seen.config.warm_start:
+            return wrong
+        value = self.restore(arrays, seen.config, seen.plan())
+        once = self.parts(value)[0]
+        public = seen.config.kind.items_described(seen.config) and seen.config.items_policy != "dp"
+        due = public and again_wanted(once, seen.statement["users"])
+        return "" if due == (value.again is not None) else "popularity was released twice or once, against the rule"
+
+    def checks(self, seen: Inspection) -> Iterator[Callable[[], Finding]]:
+        yield from super().checks(seen)
+        if self.asked(seen.config) and seen.config.private:
+            yield lambda: self.noise_of_transitions(seen)
+
+    def noise_of_transitions(self, seen: Inspection) -> Finding:
+        """Round by round (noise_check.py)."""
+        from dpformer.queries.transitions.noise_check import wrong_with_rounds
+
+        name, arrays = "noise of transitions", seen.arrays()
+        if seen.config.warm_start:
+            return Finding(name, None, "not checked: the network has been trained since")
+        if seen.dataset is None or arrays is None:
+            return Finding(name, None, "not checked: the data was not read")
+        value = self.restore(arrays, seen.config, seen.plan())
+        items, offsets = seen.dataset.packed_train()
+        placed = np.full(len(value.frequencies.p) + 1, -1)  # the last place is that of items that were not released
+        placed[value.items] = np.arange(len(value.items))
+        places = placed[seen.vocabulary().match(list(seen.dataset.vocabulary.ids))]
+        first = round_of_items(listed=seen.config.items_policy == "dp", again=value.again is not None)
+        sigma = noise_of_pairs(first, value.event.noise_multiplier)
+        wrong = wrong_with_rounds(value, ArraySums.packed(items, offsets), places, sigma)
+        if wrong:
+            return Finding(name, False, wrong)
+        kept = {one.number for one in value.rounds}
+        missing = ", ".join(str(number + 1) for number in range(len(ROUNDS)) if number not in kept)
+        if missing:
+            return Finding(name, None, f"there in the other rounds; not checked: rounds of too many pairs ({missing})")
+        return Finding(name, True, f"there in all {len(ROUNDS)} rounds, from which the counts follow")
+
+    # Audited.
+
+    def canary_count(self, wanted: int) -> int:
+        from dpformer.queries.transitions.canaries import items_for
+
+        items = items_for(wanted)
+        return items * (items - 1) // 2
+
+    def canaries(self, noise_multiplier: float, member: np.ndarray, seed: int | None = None) -> Canaries:
+        from dpformer.queries.transitions.canaries import canaries
+
+        return canaries(noise_multiplier, member, seed)
+
+
+def _check_names(arrays: Arrays) -> None:
+    rounds = [name for name in arrays if ROUND.fullmatch(name)]
+    numbers = {name.split()[1] for name in rounds}
+    if not KINDS.keys() <= arrays.keys():
+        raise ValueError(f"{', '.join(sorted(KINDS.keys() - arrays.keys()))} is missing")
+    if len(rounds) != len(PARTS) * len(numbers):
+        raise ValueError("a round lacks its cells or its numbers")
+
+
+def _check_places(found: TransitionRelease) -> None:
+    """Numbers of items and pairs lead somewhere."""
+    size, m, count = len(found.frequencies.counts), len(found.items), len(found.pairs)
+    inside = not m or (found.items[0] >= 0 and found.items[-1] < size and (np.diff(found.items) > 0).all())
+    paired = found.pairs.shape == (count, 2)
+    if paired and count:
+        low, high = found.pairs.T
+        paired = bool((low >= 0).all() and (low < high).all() and int(high.max()) < m)
+    if found.again is not None and len(found.again) != size:
+        raise ValueError("popularity was released again, of other items")
+    if not inside or not paired or len(found.total) != count or len(found.difference) != count:
+        raise ValueError("its pairs are not of its items")
+    for one in found.rounds:
+        fits = len(one.noisy) == len(one.cells) * (2 if ROUNDS[one.number].directed else 1)
+        if not fits or (len(one.cells) and (one.cells[0] < 0 or one.cells[-1] >= m * (m - 1) // 2)):
+            raise ValueError(f"round {one.number} is not of pairs of its items")
+        if (np.diff(one.cells) <= 0).any():
+            raise ValueError(f"the pairs of round {one.number} are not in order")
+
+
+TRANSITIONS = TransitionsQuery()
