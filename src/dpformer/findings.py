@@ -17,6 +17,10 @@ class Finding:
     ok: bool | None
     detail: str = ""
 
+    def __post_init__(self) -> None:
+        if self.ok is not None:  # numpy's False is not Python's, and would pass
+            object.__setattr__(self, "ok", bool(self.ok))
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

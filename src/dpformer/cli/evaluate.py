@@ -158,10 +158,10 @@ def _print_policy(console: Any, facts: dict[str, Any], policy: str) -> None:
 def _print_parts(console: Any, facts: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from dpformer.evaluation.metrics import tracked
+    from dpformer.evaluation.metrics import hit
     from dpformer.kinds.popularity import BASELINE
 
-    metric = list(facts["by_popularity"][0]["model"])[len(tracked()) - 1]
+    (metric,) = (label for label in facts["by_popularity"][0]["model"] if label.startswith(f"{hit.name}@"))
     title = f"By popularity of the held-out item, {metric}: thirds of all interactions, the most popular items first"
     console.print(title, style="italic", highlight=False)
     table = Table("part", "items", "users", "model", BASELINE.name)

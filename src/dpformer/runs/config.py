@@ -196,7 +196,9 @@ class Config(BaseModel):
     items_share: Annotated[float, Field(gt=0, lt=1)] = _choice(
         "Privacy", 0.1, "Networks without a catalogue: share of the budget for the list of items and their popularity."
     )
-    private_metrics: bool = _choice("Privacy", False, "Release accuracy on held-out items with noise at the end, within ε.")
+    private_metrics: bool = _choice(
+        "Privacy", False, "Release accuracy on held-out items with noise at the end, within ε."
+    )
     metrics_share: Share = _choice("Privacy", 0.01, "Share of the budget for private metrics.")
     seed: Limit | None = _choice("Privacy", None, "Repeatable run, for tests: NOT private.")
 
@@ -323,9 +325,9 @@ class Config(BaseModel):
         queries = [query for query in asked_queries(self) if query is not self.kind.release]
         for query in queries:
             if not query.share(self):
-                raise ValueError(self._without_share(query.share_option))
+                raise ValueError(self._without_share(query.share_option or query.label))
         if sum(query.share(self) for query in queries) >= 1:
-            names = " and ".join(query.share_option for query in queries)
+            names = " and ".join(query.share_option or query.label for query in queries)
             raise ValueError(f"{names} leave nothing for training: lower them")
 
     def _without_share(self, option: str) -> str:
