@@ -6,6 +6,8 @@ it holds: replaced, added to or scaled, it has lost its mark, and a private step
 too, by the sum of their bits, since `p.grad.data.mul_(100)` leaves no other trace. It is a guard against mistakes: who
 wants to can forge it.
 
+The mark also says *whose* losses the sum holds (addends.py).
+
 For a parameter in half precision the mark also holds the sum itself, in float32: in bfloat16, which has eight bits, the
 600th user of a sum would hardly change it, and another one would change it by more than C.
 """
@@ -20,8 +22,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from dpformer.clipping.addends import Addend, Addends, refuse_repeated
 from dpformer.clipping.bits import Bits, bits_and_finite, bits_of_all
 from dpformer.clipping.products import add_sums, can_weigh
+from dpformer.sampling.batch import Part
 
 _MARK = "_phantom_bound"
 _HALF = (torch.bfloat16, torch.float16)
@@ -38,6 +42,7 @@ class Bound:
     bits: Bits
     wide: Tensor | None  # the sum itself, where `p.grad` has too few digits for it
     finite: bool  # whether it was seen to be
+    addends: Addends  # all that the sum holds, whichever parameter they reached
 
     def is_about(self, gradient: Tensor) -> bool:
         """Whether it speaks of this gradient, which nobody has openly changed since; its bits may tell otherwise."""
@@ -103,6 +108,18 @@ def joint_bound(parameters: Sequence[Tensor], marks: Sequence[Bound | None] | No
     return bound
 
 
+def addends_of(parameters: Sequence[Tensor], marks: Sequence[Bound | None] | None = None) -> Addends:
+    """Whose losses the gradients of these parameters hold, each backward pass once.
+
+    Args:
+        marks: `bounds_of` these parameters, if somebody has asked already.
+    """
+    held = {id(m.addends): m.addends for m in (bounds_of(parameters) if marks is None else marks) if m is not None}
+    if len(held) == 1:  # nearly always: parameters of one sum share the tuple
+        return next(iter(held.values()))
+    return tuple({id(addend): addend for addends in held.values() for addend in addends}.values())
+
+
 @dataclass(slots=True)
 class Addition:
     """A sum over users that is to be added to `p.grad`."""
@@ -120,17 +137,29 @@ class Addition:
 
 
 def add_bounded(
-    additions: Sequence[Addition], factors: Tensor, clip_norm: float, together: frozenset[int] | None
+    additions: Sequence[Addition],
+    factors: Tensor,
+    clip_norm: float,
+    together: frozenset[int] | None,
+    *,
+    part: Part | None = None,
 ) -> None:
     """`p.grad` += sums of users bounded by `clip_norm` over the parameters in `together`.
 
-    What is there already must be such a sum too (or zero), else the whole is not and carries no mark.
+    What is there already must be such a sum too (or zero), else the whole is not and carries no mark. Nothing is added
+    if a user is in the sum already, or the sum is of another batch.
 
     Args:
         factors: (B,) of the users.
+        part: who they are; None: not told.
     """
+    if part is not None and len(part) != len(factors):
+        raise ValueError(f"the part has {len(part)} users, and there are losses of {len(factors)}: give one loss each")
     parameters = [addition.parameter for addition in additions]
     before = bounds_of(parameters)
+    held = addends_of(parameters, before)
+    refuse_repeated(held, part)
+    held = (*held, Addend(part))
     known = [
         mark is not None or parameter.grad is None or _is_zero(parameter.grad)
         for parameter, mark in zip(parameters, before, strict=True)
@@ -146,7 +175,7 @@ def add_bounded(
         else (max(clip_norm, mark.clip_norm), together if mark.together == together else None)
         for mark in before
     ]
-    _mark(parameters, marks, wides, known)
+    _mark(parameters, marks, wides, known, held)
 
 
 def _add_written(additions: Sequence[Addition], factors: Tensor) -> list[bool]:
@@ -196,11 +225,16 @@ def _add(addition: Addition, before: Bound | None) -> Tensor | None:
     return None
 
 
-def put_bounded(parameters: Sequence[Tensor], sums: Sequence[Tensor | None], clip_norm: float) -> None:
+def put_bounded(
+    parameters: Sequence[Tensor],
+    sums: Sequence[Tensor | None],
+    clip_norm: float,
+    addends: Sequence[Addend] = (Addend(None),),
+) -> None:
     """`p.grad` ← sums over users that were made elsewhere: in other micro-batches or other processes.
 
-    Only for sums that were taken from `sum_of` of gradients whose `joint_bound` was at most `clip_norm`: nothing is
-    checked here.
+    Only for sums that were taken from `sum_of` of gradients whose `joint_bound` was at most `clip_norm`, and that hold
+    the users of `addends`, each once: nothing is checked here.
     """
     together = frozenset(map(id, parameters))
     written: list[Tensor] = []
@@ -212,7 +246,7 @@ def put_bounded(parameters: Sequence[Tensor], sums: Sequence[Tensor | None], cli
         _write(parameter, total)
         written.append(parameter)
         wides.append(total.clone() if parameter.dtype in _HALF else None)
-    _mark(written, [(clip_norm, together)] * len(written), wides, [True] * len(written))
+    _mark(written, [(clip_norm, together)] * len(written), wides, [True] * len(written), tuple(addends))
 
 
 def _write(parameter: Tensor, total: Tensor) -> None:
@@ -228,11 +262,13 @@ def _mark(
     bounds: Sequence[tuple[float, frozenset[int] | None]],
     wides: Sequence[Tensor | None],
     known: Sequence[bool],
+    addends: Addends,
 ) -> None:
     gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
     every, finite = bits_and_finite(gradients)
     for n, (gradient, bits) in enumerate(zip(gradients, every, strict=True)):
-        mark = Bound(*bounds[n], weakref.ref(gradient), gradient._version, bits, wides[n], finite) if known[n] else None
+        reference, version = weakref.ref(gradient), gradient._version
+        mark = Bound(*bounds[n], reference, version, bits, wides[n], finite, addends) if known[n] else None
         setattr(gradient, _MARK, mark)
 
 

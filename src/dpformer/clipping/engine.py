@@ -26,6 +26,7 @@ from dpformer.clipping.rounding import full_precision
 from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
 from dpformer.clipping.user_rows import Packed, UserRows
+from dpformer.sampling.batch import Part
 
 ENOUGH = 16  # users of a layout that are proven before it counts: two may be in order by chance
 # What is saved for the backward pass must be what was there: hooks may run layers again, without the gate.
@@ -113,20 +114,25 @@ class PhantomClipping:
         finally:
             self._gate.packed = before
 
-    def backward(self, losses: Tensor, clip: ClipFunction) -> Tensor:
+    def backward(self, losses: Tensor, clip: ClipFunction, *, part: Part | None = None) -> Tensor:
         """Adds the clipped sum of the users' gradients to `p.grad`; returns the norms before clipping, shape (B,).
 
         Several contexts may come first, then a backward pass for the losses of each, in the same order.
+
+        Args:
+            losses: (B,) one per user.
+            clip: the factor of each user by its norm.
+            part: the users of the batch that the losses are of; without it the step claims no sampling.
         """
         later: list[RecordedCall] = []
         try:
-            norms, later = self._backward(losses, clip)
+            norms, later = self._backward(losses, clip, part)
             return norms
         finally:
             self._gate.calls[:] = later
             self._gate.doubts &= {call.context for call in later}
 
-    def _backward(self, losses: Tensor, clip: ClipFunction) -> tuple[Tensor, list[RecordedCall]]:
+    def _backward(self, losses: Tensor, clip: ClipFunction, part: Part | None) -> tuple[Tensor, list[RecordedCall]]:
         """The norms, and the calls of contexts after those that the losses were computed in."""
         if losses.ndim != 1:
             raise ValueError(
@@ -159,7 +165,7 @@ class PhantomClipping:
             if not self._gate.hooked:
                 let_go(losses)
         with full_precision(norms.device.type):
-            self._add_clipped_sum(collected, finite, torch.where(finite, factors, 0), clip)
+            self._add_clipped_sum(collected, finite, torch.where(finite, factors, 0), clip, part)
         last = max(collected.contexts, default=self._gate.context)
         return norms, [call for call in self._gate.calls if call.context > last]
 
@@ -243,7 +249,9 @@ class PhantomClipping:
             "`with clipping:` or in compiled code; run the whole forward pass inside the context"
         )
 
-    def _add_clipped_sum(self, collected: PerUserNorms, finite: Tensor, factors: Tensor, clip: ClipFunction) -> None:
+    def _add_clipped_sum(
+        self, collected: PerUserNorms, finite: Tensor, factors: Tensor, clip: ClipFunction, part: Part | None
+    ) -> None:
         if not bool(finite.all()):
             self.skipped_users += int((~finite).sum())
             for group in collected.groups:
@@ -260,7 +268,7 @@ class PhantomClipping:
             )
             for group in collected.groups
         ]
-        add_bounded(additions, factors, clip.clip_norm, frozenset(self._gate.names))
+        add_bounded(additions, factors, clip.clip_norm, frozenset(self._gate.names), part=part)
 
     @staticmethod
     def _factors(norms: Tensor, upper: Tensor, clip: ClipFunction) -> Tensor:

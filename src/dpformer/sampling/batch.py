@@ -1,0 +1,150 @@
+"""The users of one step, with a token that one step consumes.
+
+A claim of Poisson sampling is a claim about *which* users are in a noisy sum: those that the sampler drew for this
+step, all of them, each once. So a batch is not an array of indices but an object, followed from the draw to the step:
+
+    sampler   draws a `Batch`: users, the number of its step, where it comes from (`Origin`), and a one-time token
+    engine    gets a `Part` of it with the data of these users, and leaves it on the sum (clipping/bounded.py)
+    step      consumes the token of the batch whose users, all and each once, are in the sum
+
+It guards against mistakes: whoever wants to can forge it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpformer.noise.mechanisms import Noise
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The sampler that drew a batch: what its steps cost. Holds no key.
+
+    Args:
+        identity: the same for the same secret, n, q, T and noise, in every process and after resuming.
+        n: number of users.
+        sample_rate: q, over all steps.
+        steps: T, how many batches there are.
+        noise: the noise that users take turns for.
+        private: False where the draw came from a seed.
+    """
+
+    identity: str
+    n: int
+    sample_rate: float
+    steps: int
+    noise: Noise
+    private: bool
+
+
+class Batch:
+    """The users that a sampler has drawn for one step, possibly none.
+
+    Args:
+        users: (B,) indices, ascending, each once.
+        step: the number of its step, from 0.
+        origin: the sampler.
+    """
+
+    def __init__(self, users: np.ndarray | Tensor, step: int, origin: Origin) -> None:
+        self.users = _indices(users)
+        self.step, self.origin = step, origin
+        self._consumed = False
+        if len(self.users) > 1 and not bool((self.users[1:] > self.users[:-1]).all()):
+            raise ValueError("the users of a batch must be ascending and each there once")
+
+    def split(self, size: int) -> Iterator[Part]:
+        """Parts of at most `size` users, in order; none for an empty batch. Any split gives the same sum."""
+        return self[:].split(size)
+
+    def part(self, users: np.ndarray | Tensor) -> Part:
+        """Some of the users, in any order."""
+        return Part(_indices(users), self)
+
+    def __getitem__(self, places: slice | Tensor) -> Part:
+        """The users at these places."""
+        return Part(self.users[places], self)
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    @property
+    def consumed(self) -> bool:
+        """Whether a step was taken on it."""
+        return self._consumed
+
+    def consume(self) -> None:
+        """Gives up the token, for a step; there is one."""
+        if self._consumed:
+            raise ValueError(
+                f"the batch of step {self.step + 1} was stepped on already: each batch is one step, and the next step "
+                "needs the next batch"
+            )
+        self._consumed = True
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a batch cannot be copied or pickled: its token is for one step, in the process that drew it")
+
+    def __repr__(self) -> str:
+        return f"Batch(step={self.step}, {len(self)} users)"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some users of a batch: those whose data go into one forward pass, in this order.
+
+    Args:
+        users: (b,) indices, each once, all in the batch.
+        batch: where they belong.
+    """
+
+    users: Tensor
+    batch: Batch
+
+    def __post_init__(self) -> None:
+        users, drawn = _indices(self.users), self.batch.users
+        object.__setattr__(self, "users", users)
+        places = torch.searchsorted(drawn, users)
+        there = drawn[places.clamp(max=max(len(drawn) - 1, 0))] == users if len(drawn) else torch.zeros_like(users) > 0
+        if not bool(there.all()):
+            raise ValueError(
+                f"user {int(users[~there][0])} was not drawn for step {self.batch.step + 1}: a part holds users of its "
+                "batch alone"
+            )
+        ordered = users.sort().values
+        if bool((twice := ordered[1:] == ordered[:-1]).any()):
+            raise ValueError(
+                f"user {int(ordered[1:][twice][0])} comes twice in one part; a user's data count once in a step: put "
+                "all of them into one loss"
+            )
+
+    def split(self, size: int) -> Iterator[Part]:
+        """Parts of at most `size` users, in order."""
+        if size < 1:
+            raise ValueError(f"size must be a whole number of at least 1, not {size!r}")
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+    def __getitem__(self, places: slice | Tensor) -> Part:
+        """The users at these places."""
+        return Part(self.users[places], self.batch)
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __repr__(self) -> str:
+        return f"Part({len(self)} of {len(self.batch)} users of step {self.batch.step + 1})"
+
+
+def _indices(users: Any) -> Tensor:
+    """(b,) int64, on the CPU."""
+    found = torch.as_tensor(users)
+    if found.ndim != 1 or (found.numel() and (found.is_floating_point() or found.dtype == torch.bool)):
+        raise ValueError(f"users must be indices, shape (b,), got {found.dtype} of shape {tuple(found.shape)}")
+    return found.to("cpu", torch.int64).contiguous()
