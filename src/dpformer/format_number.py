@@ -21,6 +21,21 @@ def plain(value: float, digits: int = 4, *, up: bool = False) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def percent(share: float) -> str:
+    """A share, rounded up, and never shown as certain when it is not.
+
+    >>> percent(0.147247), percent(0.01), percent(0.9996646), percent(0.9999999996), percent(1.0)
+    ('14.8%', '1%', '99.97%', 'over 99.99999%', '100%')
+    """
+    if share >= 1:
+        return "100%"
+    for digits in range(1, 8):
+        shown = math.ceil(share * 10 ** (digits + 2) - 1e-9)
+        if shown < 10 ** (digits + 2):
+            return f"{shown / 10**digits:.{digits}f}".removesuffix(".0") + "%"
+    return "over 99.99999%"
+
+
 def one_in(probability: float) -> str:
     """A small probability as one case in so many, rounded so that it is not less than it says: '1 in 6,040'."""
     return f"1 in {math.floor(1 / probability + 1e-6):,}"
