@@ -171,7 +171,7 @@ def test_filters_land_in_the_statement() -> None:
     sentences = " ".join(data_statement(dataset.description))
     for words in ("rated below 4", "of users with fewer than 2", "last 7 items", "N = 2,"):
         assert words in sentences
-    with pytest.raises(DpformerError, match="left after the filters"):
+    with pytest.raises(DpformerError, match="filters leave none of"):
         prepare(log, filters=Filters(min_rating=9))
 
 

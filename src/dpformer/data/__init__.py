@@ -5,9 +5,10 @@ from dpformer.data.cache import load, save
 from dpformer.data.catalog import read_catalog
 from dpformer.data.columns import Columns
 from dpformer.data.dataset import Dataset
+from dpformer.data.filters import Filters
 from dpformer.data.histories import Histories, read
 from dpformer.data.interactions import Interactions
-from dpformer.data.prepare import Filters, prepare
+from dpformer.data.prepare import prepare
 from dpformer.data.reading import Reading
 from dpformer.data.sources.frames import from_frame
 from dpformer.data.synthetic import synthetic

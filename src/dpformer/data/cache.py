@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from dpformer.data.dataset import Dataset
+from dpformer.data.time_split import TimeSplitDataset
 from dpformer.data.vocabulary import Vocabulary
 from dpformer.errors import DpformerError
 
 FORMAT = 2  # 1 left out users of whom no row passed the filters
+CUTS = "cuts.npy"  # of a split by time
 
 
 class PackedStrings(Sequence[str]):
@@ -61,6 +63,8 @@ def save(dataset: Dataset, folder: Path) -> None:
         _write(part / "offsets.npy", np.asarray(dataset.offsets, dtype=np.int64))
         _write(part / "user_ids.npy", users.data)
         _write(part / "user_offsets.npy", users.offsets)
+        if isinstance(dataset, TimeSplitDataset):
+            _write(part / CUTS, np.asarray(dataset.cuts, dtype=np.int64))
         (part / "vocabulary.json").write_text(dataset.vocabulary.to_json(), encoding="ascii")
         meta = {
             "format": FORMAT,
@@ -88,7 +92,10 @@ def load(folder: Path) -> Dataset:
         for name, digest in meta["files"].items():
             if _digest(folder / name) != digest:
                 raise ValueError(f"{name} is not as it was written")
-        dataset = Dataset(
+        kind, more = Dataset, {}
+        if CUTS in meta["files"]:
+            kind, more = TimeSplitDataset, {"cuts": _read(folder / CUTS, np.int64)}
+        dataset = kind(
             items=_read(folder / "items.npy", np.int32),
             offsets=_read(folder / "offsets.npy", np.int64),
             user_ids=PackedStrings(
@@ -99,6 +106,7 @@ def load(folder: Path) -> Dataset:
             validation=meta["validation"],
             description=meta["description"],
             folder=folder.resolve(),
+            **more,
         )
         if dataset.hash != meta["hash"]:
             raise ValueError("it is not the split that was written")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpformer.data.columns import Columns
+from dpformer.data.filters import Filters
 from dpformer.data.log import Log, open_log
 from dpformer.data.reading import Reading
 from dpformer.errors import DpformerError
@@ -25,6 +26,7 @@ class Histories:
     codes: np.ndarray  # (interactions,) int32
     offsets: np.ndarray  # (users + 1,) int64
     facts: dict[str, Any] = field(default_factory=dict)  # format, read, order, time_range, …: not private
+    cuts: np.ndarray | None = None  # (users,) int64: interactions of each before the cut of a split by time
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -43,9 +45,8 @@ def read(
     path: str | Path,
     columns: Columns | None = None,
     reading: Reading | None = None,
-    *,
-    min_rating: float | None = None,
-    min_user_actions: int = 0,
+    filters: Filters | None = None,
+    split_at: str | None = None,
 ) -> Histories:
     """Reads a log.
 
@@ -54,25 +55,25 @@ def read(
             a folder or glob of such files; `-` for standard input.
         columns: names of columns where they are not the usual ones.
         reading: what else is declared about it.
-        min_rating: leave out interactions rated lower.
-        min_user_actions: leave out the interactions of users with fewer; the users stay, with nothing.
+        filters: what to leave out.
+        split_at: the cut of a split by time, a date or a number.
     """
-    filters = {"min_rating": min_rating, "min_user_actions": min_user_actions}
-    with open_log(Path(path), columns, reading, **filters) as log:  # type: ignore[arg-type]
+    with open_log(Path(path), columns, reading, filters, split_at) as log:
         offsets = log.offsets()
         if not offsets[-1]:
-            raise DpformerError(f"no interaction of {log.interactions:,} is left after the filters: lower them")
+            raise DpformerError(f"the filters leave none of the {log.interactions:,} interactions: loosen them")
         codes, times = np.empty(offsets[-1], dtype=np.int32), Times()
         for users, part in log.parts(offsets):
             first, last = offsets[users.start], offsets[users.stop]
             codes[first:last] = part["i"]
             if log.time_column is not None:
                 times.add(part["i"], part["t"], part["f"], offsets[users.start : users.stop + 1] - first)
-        return Histories(log.user_ids, log.item_ids, codes, offsets, _facts(log, times))
+        cuts = None if split_at is None else log.cuts(offsets)
+        return Histories(log.user_ids, log.item_ids, codes, offsets, _facts(log, times), cuts)
 
 
 def _facts(log: Log, times: "Times") -> dict[str, Any]:
-    read = {"users": len(log.user_ids), "items": len(log.item_ids), "interactions": log.interactions}
+    read = {"users": len(log.user_ids), "items": log.different_items, "interactions": log.interactions}
     return {"format": log.format, "read": read, "skipped": log.skipped, **times.facts(log.time_column)}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpformer.data.filters import Filters
 from dpformer.data.histories import Histories, Times
 from dpformer.errors import DpformerError
 
@@ -45,17 +46,18 @@ class Interactions:
             ratings=None if self.ratings is None else self.ratings[rows],
         )
 
-    def histories(self, *, min_rating: float | None = None, min_user_actions: int = 0) -> Histories:
+    def histories(self, filters: Filters | None = None) -> Histories:
         """One sequence a user; rows of the same time stay in their order (almost half of ML-1M's tie)."""
         read = {"users": len(self.user_ids), "items": len(self.item_ids), "interactions": len(self)}
-        log = self
-        if min_rating is not None:
+        log, filters = self, filters or Filters()
+        filters.refuse_rows("is for files and for frames that are trained on; filter these rows before")
+        if filters.min_rating is not None:
             if log.ratings is None:
                 raise DpformerError("min_rating is given and the data has no ratings")
-            log = log.keep(log.ratings >= min_rating)
-        log = log.keep(np.bincount(log.users, minlength=1)[log.users] >= min_user_actions)
+            log = log.keep(log.ratings >= filters.min_rating)
+        log = log.keep(np.bincount(log.users, minlength=1)[log.users] >= filters.min_user_actions)
         if not len(log):
-            raise DpformerError(f"no interaction of {len(self):,} is left after the filters: lower them")
+            raise DpformerError(f"the filters leave none of the {len(self):,} interactions: loosen them")
         timed = log.timestamps is not None
         keys = (log.users,) if log.timestamps is None else (log.timestamps, log.users)
         order = np.lexsort(keys)  # stable

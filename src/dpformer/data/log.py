@@ -10,12 +10,15 @@ import duckdb
 import numpy as np
 
 from dpformer.data.columns import Columns
+from dpformer.data.filters import Filters
 from dpformer.data.readers.bad_rows import check_rows
 from dpformer.data.readers.formats import relation
+from dpformer.data.readers.parse_cell import DATE
 from dpformer.data.readers.relation import Relation
-from dpformer.data.readers.split_line import OK
+from dpformer.data.readers.split_line import FILTERED, OK
 from dpformer.data.reading import Reading
-from dpformer.engines.duckdb_connection import Connection, connect
+from dpformer.data.time_window import Bound, Window
+from dpformer.engines.duckdb_connection import Connection, connect, first_line
 from dpformer.errors import DpformerError
 from dpformer.progress import watching
 
@@ -37,6 +40,7 @@ class Log:
     format: str
     time_column: str | None
     interactions: int  # before any filter
+    different_items: int  # in them
     skipped: dict[str, int] = field(default_factory=dict)  # what was wrong → rows left out
 
     def offsets(self) -> np.ndarray:
@@ -45,6 +49,14 @@ class Log:
         lengths = np.zeros(len(self.user_ids), dtype=np.int64)
         lengths[np.asarray(counts["u"])] = counts["n"]
         return np.concatenate([[0], np.cumsum(lengths)])
+
+    def cuts(self, offsets: np.ndarray) -> np.ndarray:
+        """How many rows of each user come before the first that is not before the cut, (users,)."""
+        found = self.connection.execute("SELECT u, min(rowid) AS r FROM ordered WHERE later GROUP BY u").fetchnumpy()
+        cuts = np.diff(offsets)
+        users = np.asarray(found["u"])
+        cuts[users] = np.asarray(found["r"]) - offsets[users]
+        return np.asarray(cuts)
 
     def parts(self, offsets: np.ndarray) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
         """The rows of some whole users at a time: (which users, their columns i, t and f)."""
@@ -63,38 +75,72 @@ def open_log(
     path: Path,
     columns: Columns | None = None,
     reading: Reading | None = None,
-    *,
-    min_rating: float | None = None,
-    min_user_actions: int = 0,
+    filters: Filters | None = None,
+    split_at: str | None = None,
 ) -> Iterator[Log]:
-    """Reads a log into a database of its own, which lives as long as the context."""
-    columns, reading = columns or Columns(), reading or Reading()
+    """Reads a log into a database of its own, which lives as long as the context.
+
+    `split_at` is the cut of a split by time (`Log.cuts`).
+    """
+    cut = None if split_at is None else Bound.parse(split_at, "until")
+    columns, reading, filters = columns or Columns(), reading or Reading(), filters or Filters()
     with TemporaryDirectory(prefix="dpformer-") as folder, connect(reading.memory, str(path)) as connection:
-        found = relation(connection, path, columns, reading, rating=min_rating is not None, folder=Path(folder))
+        found = relation(connection, path, columns, reading, filters, folder=Path(folder))
         with watching(f"reading {path.name}", lambda: _share(connection)):
-            _load(connection, found)
+            _load(connection, found, filters)
         skipped = check_rows(connection, found, path, skip=reading.skip_bad_rows)
-        total = int(connection.execute(f"SELECT count(*) FROM raw WHERE fault = {OK}").fetchone()[0])
+        total, different = _read(connection)
         if not total:
             raise DpformerError(f"{path} has no rows" + (" that can be read" if skipped else ""))
-        _order(connection, found, min_rating, min_user_actions)
+        if cut is not None and found.time_column is None:
+            raise DpformerError(f"a split by time needs times, and the rows of {path} are read in file order")
+        for name, bound in (("since", filters.since), ("until", split_at or filters.until)):
+            if bound and not Bound.parse(bound, name).is_date:
+                _refuse_dates(connection, path, f"--{name} is {bound!r}")
+        _order(connection, found, filters, cut)
         users, items = (
             connection.execute(f"SELECT id FROM {table} ORDER BY code").fetchnumpy()["id"].tolist()
             for table in ("users", "items")
         )
         connection.execute("DROP TABLE raw; DROP TABLE users; DROP TABLE items")
-        yield Log(connection, users, items, found.format, found.time_column, total, skipped)
+        yield Log(connection, users, items, found.format, found.time_column, total, different, skipped)
 
 
-def _load(connection: Connection, found: Relation) -> None:
+def _load(connection: Connection, found: Relation, filters: Filters) -> None:
     """Table `raw`; where the quick way meets an odd row, the other one, which says what is odd about it."""
     if found.quick is not None:
         try:
             connection.execute(f"CREATE TABLE raw AS {found.quick}")
             return
-        except (duckdb.InvalidInputException, duckdb.ConversionException):
+        except (duckdb.InvalidInputException, duckdb.ConversionException, duckdb.BinderException):
             connection.execute("DROP TABLE IF EXISTS raw")
-    connection.execute(f"CREATE TABLE raw AS {found.sql}")
+    try:
+        connection.execute(f"CREATE TABLE raw AS {found.sql}")
+    except (duckdb.BinderException, duckdb.ConversionException) as error:
+        if not filters.where:
+            raise
+        raise DpformerError(
+            f"--where {filters.where!r} cannot be applied: {first_line(error)}; a column of text (all are, in CSV and "
+            "JSON lines) is compared with numbers as TRY_CAST(price AS DOUBLE) > 5, where what is no number is missing"
+        ) from None
+
+
+def _read(connection: Connection) -> tuple[int, int]:
+    """(interactions, different items in them) before any filter."""
+    query = f"SELECT count(*), count(DISTINCT i) FILTER (fault = {FILTERED}) FROM raw WHERE fault IN ({OK}, {FILTERED})"
+    total, filtered = connection.execute(query).fetchone()
+    if filtered:
+        query = f"SELECT count(DISTINCT i) FROM raw WHERE fault IN ({OK}, {FILTERED})"
+    else:
+        query = "SELECT count(*) FROM items"
+    return int(total), int(connection.execute(query).fetchone()[0])
+
+
+def _refuse_dates(connection: Connection, path: Path, given: str) -> None:
+    """A number as a bound says nothing about dates."""
+    query = f"SELECT count(*) FROM raw WHERE fault IN ({OK}, {FILTERED}) AND kind = {DATE}"
+    if connection.execute(query).fetchone()[0]:
+        raise DpformerError(f"{given}, and the times of {path} are dates: give a date (2024-01-31)")
 
 
 def _share(connection: Connection) -> float:
@@ -102,15 +148,16 @@ def _share(connection: Connection) -> float:
     return max(0.0, float(connection.query_progress())) / 100
 
 
-def _order(connection: Connection, found: Relation, min_rating: float | None, min_user_actions: int) -> None:
+def _order(connection: Connection, found: Relation, filters: Filters, cut: Bound | None) -> None:
     """Table `ordered`: what the filters leave, ids as numbers, by user, time and place in the file."""
-    keep = f"fault = {OK}" + (f" AND r >= {float(min_rating)!r}" if min_rating is not None else "")
-    enough = f"SELECT u FROM raw WHERE {keep} GROUP BY u HAVING count(*) >= {int(min_user_actions)}"
-    few = f" AND u IN ({enough})" if min_user_actions > 1 else ""
+    keep = f"fault = {OK}" + (f" AND r >= {float(filters.min_rating)!r}" if filters.min_rating is not None else "")
+    enough = f"SELECT u FROM raw WHERE {keep} GROUP BY u HAVING count(*) >= {int(filters.min_user_actions)}"
+    few = f" AND u IN ({enough})" if filters.min_user_actions > 1 else ""
     fractions = connection.execute("SELECT max(f) > 0 FROM raw").fetchone()[0]
     by = "" if found.time_column is None else "t, f," if fractions else "t,"
+    later = "" if cut is None else f", NOT ({Window(until=cut).sql(f'kind = {DATE}')}) AS later"
     connection.execute(
-        "CREATE TABLE ordered AS SELECT CAST(users.code AS INTEGER) AS u, CAST(items.code AS INTEGER) AS i, t, f "
-        "FROM raw JOIN users ON raw.u = users.id JOIN items ON raw.i = items.id "
+        "CREATE TABLE ordered AS SELECT CAST(users.code AS INTEGER) AS u, CAST(items.code AS INTEGER) AS i, t, f"
+        f"{later} FROM raw JOIN users ON raw.u = users.id JOIN items ON raw.i = items.id "
         f"WHERE {keep}{few} ORDER BY users.code, {by} raw.rowid"
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,15 @@ import numpy as np
 from dpformer.data.cache import FORMAT, load, save
 from dpformer.data.columns import Columns
 from dpformer.data.dataset import MIN_TO_TEST, Dataset
+from dpformer.data.filters import Filters
 from dpformer.data.histories import Histories, read
 from dpformer.data.interactions import Interactions
 from dpformer.data.population import with_declared
 from dpformer.data.reading import Reading
 from dpformer.data.sources.files import files_of
+from dpformer.data.time_split import TimeSplitDataset
 from dpformer.data.vocabulary import Vocabulary, canonical_order
 from dpformer.errors import DpformerError
-
-
-@dataclass(frozen=True)
-class Filters:
-    """What is left out: a matter of each user's own rows. Users stay, if need be with nothing."""
-
-    min_rating: float | None = None
-    min_user_actions: int = 0
 
 
 def prepare(
@@ -39,9 +33,10 @@ def prepare(
     max_length: int | None = 200,
     validation: bool = False,
     users: int | None = None,
+    split_at: str | None = None,
     cache: str | Path | None = None,
 ) -> Dataset:
-    """Prepares a log for training: one user, one sequence; the last item held out.
+    """Prepares a log for training: one user, one sequence; the last item held out, or what is after a cut.
 
     Args:
         source: a log (see `read`), or interactions (`from_frame`).
@@ -53,6 +48,8 @@ def prepare(
         filters: what to leave out first.
         max_length: how many items of a user, the last ones, are trained on; None: whole histories.
         validation: hold out a validation item before the test item.
+        split_at: train on what is before this date (or number) and test on what comes after; by default the last item
+            of each user is held out.
         users: their number as declared; by default they are counted in the log, before any filter.
         cache: a folder in which prepared data is kept, private, and found again while the files are unchanged. Nothing
             that was released is ever kept: a release belongs to one run and its ledger.
@@ -60,15 +57,17 @@ def prepare(
     filters, reading = filters or Filters(), reading or Reading()
     options = (vocabulary, drop_unknown_items, filters, max_length, validation, users)
     if isinstance(source, Interactions):
-        return _prepare(source.histories(**asdict(filters)), "", *options)
+        if split_at is not None:
+            raise DpformerError("split_at is for files, and for frames that Recommender.fit is given")
+        return _prepare(source.histories(filters), "", *options)
     path = Path(source)
     folder = None
     if cache is not None:
-        rest = (drop_unknown_items, filters, validation, users)
+        rest = (drop_unknown_items, filters, validation, users, split_at)
         folder = Path(cache) / _cache_key(path, columns, reading, vocabulary, *rest)
     if folder is not None and folder.exists():
         return load(folder).with_max_length(max_length)
-    dataset = _prepare(read(path, columns, reading, **asdict(filters)), path.name, *options)
+    dataset = _prepare(read(path, columns, reading, filters, split_at), path.name, *options, split_at)
     if folder is None:
         return dataset
     save(dataset, folder)
@@ -84,6 +83,7 @@ def _prepare(
     max_length: int | None,
     validation: bool,
     users: int | None,
+    split_at: str | None = None,
 ) -> Dataset:
     words, numbers = _vocabulary(log, vocabulary)
     known = numbers[log.codes] >= 0
@@ -95,6 +95,7 @@ def _prepare(
     items = numbers[log.codes[known] if dropped else log.codes]
     lengths[present] = np.add.reduceat(known, log.offsets[:-1][present], dtype=np.int64)
     _refuse_useless(lengths)
+    cuts = None if log.cuts is None else _cuts(log.offsets, log.cuts, known, users)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     ids, offsets = with_declared(log.user_ids, offsets, users)
     description = {
@@ -109,10 +110,19 @@ def _prepare(
         **_sizes(lengths, len(words)),
         "users": len(ids),
         "users_declared": users is not None,
-        "split": {"rule": "leave-last-out", "validation": validation, **_split(lengths)},
+        "split": _split(lengths, validation) if cuts is None else _split_by_time(lengths, cuts, split_at),
         "max_length": max_length,
     }
+    if cuts is not None:
+        return TimeSplitDataset(items, offsets, ids, words, max_length, validation, description, cuts=cuts)
     return Dataset(items, offsets, ids, words, max_length, validation, description)
+
+
+def _cuts(offsets: np.ndarray, cuts: np.ndarray, known: np.ndarray, users: int | None) -> np.ndarray:
+    """The cuts among the known items of each user; declared users without a name have none."""
+    before = np.concatenate([[0], np.cumsum(known)])
+    found = before[offsets[:-1] + cuts] - before[offsets[:-1]]
+    return np.pad(found, (0, max(0, (users or 0) - len(found))))
 
 
 def _vocabulary(log: Histories, wanted: Vocabulary | None) -> tuple[Vocabulary, np.ndarray]:
@@ -151,9 +161,21 @@ def _sizes(lengths: np.ndarray, num_items: int) -> dict[str, Any]:
     }
 
 
-def _split(lengths: np.ndarray) -> dict[str, int]:
+def _split(lengths: np.ndarray, validation: bool) -> dict[str, Any]:
     short = int((lengths < MIN_TO_TEST).sum())
-    return {"test_users": len(lengths) - short, "train_only_users": short}
+    sizes = {"test_users": len(lengths) - short, "train_only_users": short}
+    return {"rule": "leave-last-out", "validation": validation, **sizes}
+
+
+def _split_by_time(lengths: np.ndarray, cuts: np.ndarray, split_at: str | None) -> dict[str, Any]:
+    cuts = cuts[: len(lengths)]
+    if not cuts.any() or (cuts == lengths).all():
+        side = "comes after" if cuts.any() else "is before"
+        raise DpformerError(f"no interaction {side} --until {split_at}: give a moment within the time of the log")
+    later = lengths > cuts
+    cold = int((later & (cuts == 0)).sum())
+    sizes = {"test_users": int(later.sum()) - cold, "cold_users": cold, "train_only_users": int((~later).sum())}
+    return {"rule": "time", "until": split_at, "validation": False, **sizes}
 
 
 def _cache_key(path: Path, columns: Columns | None, reading: Reading, vocabulary: Any, *rest: Any) -> str:

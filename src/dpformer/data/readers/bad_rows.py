@@ -6,7 +6,19 @@ Which rows are bad is a matter of each row alone, so skipping them changes nobod
 from pathlib import Path
 
 from dpformer.data.readers.relation import Relation, shown
-from dpformer.data.readers.split_line import FIELDS, ITEM, JSON, OK, QUOTE, RATING, TIME, TWICE, UNREADABLE, USER
+from dpformer.data.readers.split_line import (
+    FIELDS,
+    FILTERED,
+    ITEM,
+    JSON,
+    OK,
+    QUOTE,
+    RATING,
+    TIME,
+    TWICE,
+    UNREADABLE,
+    USER,
+)
 from dpformer.engines.duckdb_connection import Connection
 from dpformer.errors import DpformerError
 
@@ -31,7 +43,7 @@ def check_rows(connection: Connection, found: Relation, path: Path, *, skip: boo
     """
     broken = _rejected(connection, path, skip)
     faults = connection.execute("SELECT fault, count(*), min(rowid) FROM raw GROUP BY fault").fetchall()
-    bad = {int(fault): (int(count), int(row)) for fault, count, row in faults if fault != OK}
+    bad = {int(fault): (int(count), int(row)) for fault, count, row in faults if fault not in (OK, FILTERED)}
     if QUOTE in bad and _spans(connection, found):
         _refuse(connection, found, path, QUOTE, bad[QUOTE][1])
     if bad and not skip:
@@ -58,7 +70,11 @@ def check_rows(connection: Connection, found: Relation, path: Path, *, skip: boo
 def _number(connection: Connection, table: str, column: str) -> int | None:
     """Makes the table of ids, numbered by first appearance; the first row whose id holds a line break or zero byte."""
     odd = " OR ".join(f"contains({column}, chr({code}))" for code in (0, 10, 13))
-    named = f"fault NOT IN ({', '.join(map(str, (*UNREADABLE, USER)))})" if table == "users" else f"fault = {OK}"
+    named = (
+        f"u IS NOT NULL AND fault NOT IN ({', '.join(map(str, (*UNREADABLE, USER)))})"
+        if table == "users"
+        else f"fault = {OK}"
+    )
     connection.execute(
         f"CREATE OR REPLACE TABLE {table} AS SELECT id, row_number() OVER (ORDER BY first) - 1 AS code, first, odd "
         f"FROM (SELECT {column} AS id, min(rowid) AS first, {odd} AS odd FROM raw WHERE {named} GROUP BY {column})"

@@ -70,21 +70,24 @@ def text_lines(connection: Connection, files: list[Path], dialect: Dialect, want
     values = {role: fields.field(names.index(column)) for role, column in roles.items()}
     time = time_of_text("time") if "timestamp" in values else None
     inner = f"SELECT {fields.expression} AS s, line FROM {source} WHERE line IS NOT NULL AND trim(line) <> ''"
-    select = _cells(values, fields.fault, f"({inner})")
+    row_filter = wanted.row_filter(names)
+    more = "" if row_filter is None else row_filter.select(lambda column: _text(fields.field(names.index(column))))
+    select = _cells(values, fields.fault, f"({inner})", more)
     rating = rating_of("rating") if "rating" in values else None
 
     def typed(select: str, time: tuple[str, str, str] | None) -> str:
-        return rows(select, id_of_text("user"), id_of_text("item"), time, rating, "fault")
+        return rows(wanted, select, id_of_text("user"), id_of_text("item"), time, rating, "fault", row_filter)
 
     quick = None
     if dialect.header and all_plain(files, delimiter, quotes=fields.quoted):
         cells = {role: f"c{names.index(column)}" for role, column in roles.items()}
         plainly = columns(files, 1 if headed else 0, delimiter, len(names))
-        quick = typed(_cells(cells, str(OK), plainly, trim=False), time and whole_time("time"))
+        more = "" if row_filter is None else row_filter.select(lambda column: _text(f"c{names.index(column)}"))
+        quick = typed(_cells(cells, str(OK), plainly, more, trim=False), time and whole_time("time"))
     first_row = 2 if headed else 1
     spans = _spans(fields, source, len(names))
     sql = typed(select, time)
-    return Relation(sql, roles.get("timestamp"), first_row, select, source, quick, broken_field=spans)
+    return Relation(sql, roles.get("timestamp"), first_row, select, source, quick, broken_field=spans, filtered=True)
 
 
 def _spans(fields: Fields, source: str, width: int) -> str | None:
@@ -103,13 +106,21 @@ def _spans(fields: Fields, source: str, width: int) -> str | None:
     )
 
 
-def _cells(values: dict[str, str], fault: str, source: str, *, trim: bool = True) -> str:
-    """SQL of (user, item, time, rating, fault) from SQL of each; a whole number may have blanks around it (`trim`)."""
+def _text(field: str) -> str:
+    """SQL of a field for a row filter: an empty one is missing."""
+    return f"nullif({field}, '')"
+
+
+def _cells(values: dict[str, str], fault: str, source: str, more: str, *, trim: bool = True) -> str:
+    """SQL of (user, item, time, rating, fault) from SQL of each, and of `more`.
+
+    A whole number may have blanks around it (`trim`).
+    """
     time = values.get("timestamp", "NULL")
     time = f"trim({time}, {_BLANKS})" if trim and time != "NULL" else time
     return (
         f"SELECT {values['user']} AS user, {values['item']} AS item, {time} AS time, "
-        f"{values.get('rating', 'NULL')} AS rating, {fault} AS fault FROM {source}"
+        f"{values.get('rating', 'NULL')} AS rating, {fault} AS fault{more} FROM {source}"
     )
 
 
@@ -125,7 +136,7 @@ def _one_user_per_line(source: str, delimiter: str, dialect: Dialect, names: lis
     select = f"SELECT user, {item} AS item, NULL AS time, NULL AS rating, fault FROM ({select})"
     if wanted.rating:
         raise DpformerError("min_rating is given, and a file of one user per line has no ratings")
-    sql = rows(select, id_of_text("user"), id_of_text("item"), None, None, "fault")
+    sql = rows(wanted, select, id_of_text("user"), id_of_text("item"), None, None, "fault", None)
     return Relation(sql, None, 1, select)
 
 

@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from dpformer.data.columns import Columns
+from dpformer.data.filters import Filters
 from dpformer.data.readers.relation import Relation, Wanted
 from dpformer.data.reading import Reading
 from dpformer.data.sources.files import files_of
@@ -78,7 +79,7 @@ def register(added: Format) -> None:
 
 
 def relation(
-    connection: Connection, path: Path, columns: Columns, reading: Reading, *, rating: bool, folder: Path
+    connection: Connection, path: Path, columns: Columns, reading: Reading, filters: Filters, *, folder: Path
 ) -> Relation:
     """The log at a path.
 
@@ -87,7 +88,7 @@ def relation(
         path: a file, folder, glob, database, or `-` for standard input.
         columns: names of columns where they are not the usual ones.
         reading: what else is declared.
-        rating: whether the ratings are needed.
+        filters: what to leave out.
         folder: private, for what has to be unpacked.
     """
     files = files_of(path)
@@ -95,10 +96,17 @@ def relation(
     if len(found) > 1:
         raise DpformerError(f"{path} holds files of several formats ({', '.join(sorted(found))}): give one with a glob")
     (form,) = found.values()
-    wanted = Wanted(columns, reading, rating, "standard input" if path.name == "-" else str(path))
+    wanted = Wanted(columns, reading, filters, "standard input" if path.name == "-" else str(path))
     if not form.tables and (reading.table is not None or reading.query is not None):
         raise DpformerError(f"--table and --query are for databases and Parquet; {wanted.where} is {form.title}")
-    return replace(form.read(Given(connection, files, wanted, folder)), format=form.title)
+    made = replace(form.read(Given(connection, files, wanted, folder)), format=form.title)
+    if filters.row_filter is not None and not made.filtered:
+        raise DpformerError(
+            f"--where needs columns with names, and {wanted.where} ({form.title}) has none: leave it out"
+        )
+    if filters.window is not None and made.time_column is None:
+        raise DpformerError(f"--since and --until need times, and the rows of {wanted.where} are read in file order")
+    return made
 
 
 def format_of(path: Path, reading: Reading) -> Format:
@@ -118,6 +126,18 @@ def format_of(path: Path, reading: Reading) -> Format:
         return found
     name = "standard input" if path.name == "-" else str(path)
     raise DpformerError(f"the format of {name} does not show in its name: give --format, one of {', '.join(known)}")
+
+
+def same_format(path: Path, other: Path | None, other_format: str | None) -> bool:
+    """Whether a log has the format of another one, which need not exist; yes where its name does not tell."""
+    formats_of: list[Format | None] = []
+    for file, declared in ((path, None), (other or Path("-"), other_format)):
+        try:
+            first = files_of(file)[0] if file.exists() else file
+            formats_of.append(format_of(first, Reading(format=declared)))
+        except DpformerError:
+            formats_of.append(None)
+    return formats_of[0] is None or formats_of[0] == formats_of[1]
 
 
 _registered: dict[str, Format] = {}

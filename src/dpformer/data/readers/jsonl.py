@@ -32,7 +32,8 @@ def json_lines(files: list[Path], wanted: Wanted) -> Relation:
     roles = ["user", "item"] + ["timestamp"] * (wanted.reading.order == "time") + ["rating"] * wanted.rating
     found = {role: getattr(wanted.columns, role) for role in roles}
     keys = {role: (found[role],) if found[role] else JSON_KEYS[role] for role in roles}
-    paths = [key for role in roles for key in keys[role]]
+    row_filter = wanted.row_filter(None)
+    paths = [key for role in roles for key in keys[role]] + [*(row_filter.columns if row_filter else ())]
     listed_paths = ", ".join(text("$." + json.dumps(key, ensure_ascii=False)) for key in paths)
     values, start = {}, 0
     for role in roles:
@@ -45,6 +46,9 @@ def json_lines(files: list[Path], wanted: Wanted) -> Relation:
             cases += f" WHEN regexp_matches({first}, '^-?[0-9].*[.eE]') THEN {_id_of_float(first)}"
         values[role] = f"CASE {cases} ELSE {first} ->> '$' END"
         start += len(keys[role])
+    more = ""
+    if row_filter is not None:  # lists and objects as JSON
+        more = row_filter.select(lambda key: f"(s[{paths.index(key, start) + 1}] ->> '$')")
     source = lines(files, 0)
     # Of a key that an object has twice, DuckDB takes the first: whose row it is would not be told.
     keyed = f"list_filter(json_keys(line), lambda key: key IN ({', '.join(map(text, paths))}))"
@@ -58,12 +62,12 @@ def json_lines(files: list[Path], wanted: Wanted) -> Relation:
     select = (
         f"SELECT {values['user']} AS user, {values['item']} AS item, "
         f"{'trim(' + values['timestamp'] + ')' if time else 'NULL'} AS time, "
-        f"{values.get('rating', 'NULL')} AS rating, fault FROM ({select})"
+        f"{values.get('rating', 'NULL')} AS rating, fault{more} FROM ({select})"
     )
     rating = rating_of("rating") if "rating" in values else None
-    sql = rows(select, id_of_text("user"), id_of_text("item"), time, rating, "fault")
+    sql = rows(wanted, select, id_of_text("user"), id_of_text("item"), time, rating, "fault", row_filter)
     column = (wanted.columns.timestamp or "timestamp") if time else None
-    return Relation(sql, column, 1, select, source)
+    return Relation(sql, column, 1, select, source, filtered=True)
 
 
 FORMATS = (Format("jsonl", "JSON lines", (".jsonl", ".ndjson", ".json"), read),)

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 from dpformer.data.columns import Columns, resolve
-from dpformer.data.readers.split_line import ITEM, OK, RATING, TIME, USER
+from dpformer.data.filters import Filters
+from dpformer.data.readers.parse_cell import DATE
+from dpformer.data.readers.split_line import FILTERED, ITEM, OK, RATING, TIME, USER
 from dpformer.data.reading import Reading
+from dpformer.data.row_filter import RowFilter
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Relation:
     quick: str | None = None  # SQL that gives the same rows in less time, or fails where a row is odd
     format: str = ""  # how it is called
     broken_field: str | None = None  # SQL that counts pairs of lines that a quoted field with line breaks could span
+    filtered: bool = False  # whether a row filter, if one was asked for, is applied
 
 
 @dataclass(frozen=True)
@@ -27,22 +31,59 @@ class Wanted:
 
     columns: Columns
     reading: Reading
-    rating: bool
+    filters: Filters
     where: str
+
+    @property
+    def rating(self) -> bool:
+        """Whether the ratings are needed."""
+        return self.filters.min_rating is not None
+
+    def row_filter(self, names: list[str] | None) -> RowFilter | None:
+        """The condition on rows, its columns called as in the log; None: a name may be anything."""
+        found = self.filters.row_filter
+        return found if found is None or names is None else found.on(names, self.where)
 
     def resolve(self, names: list[str], order: str | None = None) -> dict[str, str]:
         return resolve(names, self.columns, rating=self.rating, order=order or self.reading.order, where=self.where)
 
 
-def rows(select: str, user: str, item: str, time: tuple[str, str, str] | None, rating: str | None, fault: str) -> str:
-    """SQL of (u, i, t, f, kind, r, fault): the first thing wrong with a row is what it is refused for."""
+def rows(
+    wanted: Wanted,
+    select: str,
+    user: str,
+    item: str,
+    time: tuple[str, str, str] | None,
+    rating: str | None,
+    fault: str,
+    row_filter: RowFilter | None,
+) -> str:
+    """SQL of (u, i, t, f, kind, r, fault): the first thing wrong with a row is what it is refused for.
+
+    A row that a filter leaves out needs no item, time or rating; if it names a user, that user counts all the same.
+
+    Args:
+        wanted: whose filters are applied.
+        select: SQL of the cells, and of the columns of the row filter.
+        user: SQL of the id, over the columns of `select`; so are `item`, `time` (t, f, kind), `rating` and `fault`.
+        item: NULL: there is none.
+        time: None: not needed.
+        rating: None: not needed.
+        fault: what was wrong with the row before its cells were looked at.
+        row_filter: with the names of this log's columns.
+    """
     t, f, kind = time or ("CAST(0 AS BIGINT)", "0", "0")
+    passes = "true" if row_filter is None else f"CASE WHEN {fault} = {OK} THEN coalesce({row_filter.sql}, false) END"
     inner = (
         f"SELECT {user} AS u, {item} AS i, {t} AS t, {f} AS f, {kind} AS kind, {rating or 'NULL'} AS r, "
-        f"{fault} AS fault FROM ({select})"
+        f"{fault} AS fault, {passes} AS passes FROM ({select})"
     )
-    checks = [f"WHEN fault <> {OK} THEN fault", f"WHEN u IS NULL THEN {USER}", f"WHEN i IS NULL THEN {ITEM}"]
+    checks = [f"WHEN fault <> {OK} THEN fault"]
+    checks += [f"WHEN NOT passes THEN {FILTERED}"] * (row_filter is not None)
+    checks += [f"WHEN u IS NULL THEN {USER}", f"WHEN i IS NULL THEN {ITEM}"]
     checks += [f"WHEN t IS NULL THEN {TIME}"] * (time is not None)
+    window = wanted.filters.window
+    checks += [f"WHEN NOT ({window.sql(f'kind = {DATE}')}) THEN {FILTERED}"] if window and time is not None else []
     checks += [f"WHEN r IS NULL THEN {RATING}"] * (rating is not None)
     r = ", CAST(r AS DOUBLE) AS r" if rating else ""
     return (

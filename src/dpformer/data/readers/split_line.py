@@ -17,6 +17,7 @@ from dpformer.engines.duckdb_connection import text
 BLOCK = 1 << 18  # bytes looked at together: they stay in the processor's cache
 LONGEST = 1 << 21  # bytes of a line: a longer one is no row
 OK, FIELDS, QUOTE, JSON, TWICE, USER, ITEM, TIME, RATING = range(9)  # what is wrong with a row
+FILTERED = 9  # nothing that matters: a filter leaves it out
 UNREADABLE = (FIELDS, QUOTE, JSON, TWICE)  # such a row does not tell whose it is
 
 

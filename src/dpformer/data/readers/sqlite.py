@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dpformer.data.columns import Columns
@@ -12,6 +13,7 @@ from dpformer.data.readers.jsonl import json_lines
 from dpformer.data.readers.parse_cell import EXACT_BELOW
 from dpformer.data.readers.relation import Relation, Wanted
 from dpformer.data.readers.typed_table import only_table
+from dpformer.data.row_filter import RowFilter
 from dpformer.errors import DpformerError
 
 
@@ -25,11 +27,23 @@ def read(given: Given) -> Relation:
         raise DpformerError(f"{len(files)} SQLite files were given: give one")
     table, names = sqlite_columns(files[0], wanted.reading.table)
     roles = wanted.resolve(names)
+    row_filter = wanted.row_filter(names)
+    others = row_filter.columns if row_filter is not None else ()
     folder.mkdir(parents=True, exist_ok=True)
-    sqlite_rows(files[0], table, roles, folder / "rows.jsonl")
-    again = Wanted(Columns(*("user", "item", "timestamp", "rating")), wanted.reading, wanted.rating, wanted.where)
-    found = json_lines([folder / "rows.jsonl"], again)
-    return Relation(found.sql, roles.get("timestamp"), 1, found.cells)
+    sqlite_rows(files[0], table, {**roles, **{f"where {name}": name for name in others}}, folder / "rows.jsonl")
+    found = json_lines([folder / "rows.jsonl"], _OfSqlite(_ROLES, wanted.reading, wanted.filters, wanted.where))
+    return Relation(found.sql, roles.get("timestamp"), 1, found.cells, filtered=True)
+
+
+_ROLES = Columns("user", "item", "timestamp", "rating")
+
+
+class _OfSqlite(Wanted):
+    """What is asked of the JSON lines that a table was written to."""
+
+    def row_filter(self, names: list[str] | None) -> RowFilter | None:
+        found = super().row_filter(names)
+        return found and replace(found, columns=tuple(f"where {name}" for name in found.columns))
 
 
 def sqlite_columns(path: Path, table: str | None) -> tuple[str, list[str]]:

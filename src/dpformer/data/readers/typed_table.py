@@ -24,11 +24,13 @@ def table(connection: Connection, select: str, wanted: Wanted) -> Relation:
     user, item = (id_of(roles[role], kinds[roles[role]]) for role in ("user", "item"))
     time = time_of(roles["timestamp"], kinds[roles["timestamp"]]) if "timestamp" in roles else None
     rating = rating_of(f"CAST({name(roles['rating'])} AS VARCHAR)") if "rating" in roles else None
+    row_filter = wanted.row_filter(list(kinds))
     cells = ", ".join(
         f"CAST({name(roles[role]) if role in roles else 'NULL'} AS VARCHAR) AS {cell}" for role, cell in _CELLS.items()
     )
-    sql = rows(select, user, item, time, rating, str(OK))
-    return Relation(sql, roles.get("timestamp"), 1, f"SELECT {cells} FROM ({select})")
+    more = "" if row_filter is None else row_filter.select(name)
+    sql = rows(wanted, f"SELECT *{more} FROM ({select})", user, item, time, rating, str(OK), row_filter)
+    return Relation(sql, roles.get("timestamp"), 1, f"SELECT {cells} FROM ({select})", filtered=True)
 
 
 def only_table(found: list[str], chosen: str | None, path: Path) -> str:

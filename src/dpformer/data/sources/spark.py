@@ -14,8 +14,8 @@ from typing import Any
 
 from dpformer.data.columns import Columns, resolve
 from dpformer.data.dataset import MIN_TO_TEST
+from dpformer.data.filters import Filters
 from dpformer.data.population import check_declared
-from dpformer.data.prepare import Filters
 from dpformer.data.reading import Reading
 from dpformer.data.vocabulary import Vocabulary, canonical_order
 from dpformer.engines.spark_sums import Spark, spark_session
@@ -65,6 +65,7 @@ def cluster_log(
     users: int | None = None,
 ) -> ClusterLog:
     """A table (`reading.table`), a query, or Parquet files (`file`) that Spark can see; the options are `prepare`'s."""
+    (filters or Filters()).refuse_rows("is not for --engine spark: write it in --query, in the cluster's own SQL")
     session = spark_session()
     try:
         log = _Log(session, _source(session, file, reading), columns, reading, filters or Filters())
@@ -148,7 +149,7 @@ class _Log:
         counted = self.session.sql("SELECT id, count(*) AS n FROM dpformer_rows GROUP BY id").toArrow()
         ids = counted.column("id").to_pylist()
         if not ids:
-            raise DpformerError(f"no interaction of {self.total:,} is left after the filters: lower them")
+            raise DpformerError(f"the filters leave none of the {self.total:,} interactions: loosen them")
         if vocabulary is None:
             vocabulary = Vocabulary([ids[place] for place in canonical_order(ids).tolist()])
         numbers = vocabulary.match(ids)
