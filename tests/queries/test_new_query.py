@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dpformer.accounting.events import Event
+from dpformer.accounting.events import Event, Gaussian
 from dpformer.findings import Finding
 from dpformer.noise import SecureRandom
 from dpformer.noise.randomness import public_grid
@@ -72,11 +72,11 @@ class LengthsQuery(Query):
         squares = float(np.square((arrays["lengths"] - exact(seen.dataset)) / sigma).sum())
         return Finding("noise of lengths", min(stats.chi2.cdf(squares, 5), stats.chi2.sf(squares, 5)) >= ALARM)
 
-    def canaries(self, noise_multiplier: float, member: np.ndarray, seed: int | None = None) -> Canaries:
+    def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
         """Each canary alone in a data set of its own, in the last cell."""
-        random = SecureRandom("lengths", seed=seed)
-        seen = member + noise_multiplier * random.normal(len(member), step=0)
-        return Canaries(seen, noise_multiplier, seen[None] / noise_multiplier)
+        random, noise = SecureRandom("lengths", seed=seed), event.noise_multiplier
+        seen = member + noise * random.normal(len(member), step=0)
+        return Canaries(seen, noise, seen[None, ~member] / noise)
 
 
 def exact(dataset: Any) -> np.ndarray:
@@ -150,7 +150,11 @@ def test_its_audit(lengths: LengthsQuery, monkeypatch: pytest.MonkeyPatch) -> No
     assert result.passed, result.verdict
     assert 0.5 * result.epsilon_claimed < result.epsilon_lower < 1.4 * result.epsilon_claimed, "give or take chance"
     honest = lengths.canaries
-    monkeypatch.setattr(LengthsQuery, "canaries", lambda self, noise, member, seed: honest(noise / 2, member, seed))
+
+    def quiet(self: LengthsQuery, event: Gaussian, member: np.ndarray, seed: int | None) -> Canaries:
+        return honest(Gaussian(event.noise_multiplier / 2), member, seed)
+
+    monkeypatch.setattr(LengthsQuery, "canaries", quiet)
     assert not audit_query(lengths, **claim).passed
 
 

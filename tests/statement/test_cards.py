@@ -34,33 +34,33 @@ sector = "Technology"
 license = "apache-2.0"
 authors = ["Ann", "Bob"]
 """
-# Of the registry's schema: the keys of each part, those it requires, and its enumerations.
+# The keys of each part of the registry's schema: required by us, optional; and its enumerations.
 PARTS: dict[str, tuple[set[str], set[str]]] = {
-    "product": (
+    "basic": (
         {"name", "data_curators", "intended_use", "data_product_type", "data_product_region", "description",
          "publication_date"},
         {"data_product_sector"},
     ),
-    "dp_flavor": ({"name", "data_domain", "unprotected_quantities"}, set()),
+    "dp_variant": ({"variant_name", "data_domain", "unprotected_quantities"}, set()),
     "privacy_loss": (
-        {"privacy_unit", "privacy_unit_description", "privacy_parameters", "privacy_parameters_description"}, set(),
+        {"privacy_unit", "privacy_unit_details", "privacy_parameters", "privacy_parameters_details"}, set(),
     ),
-    "model": (
-        {"model_name", "model_name_description", "actors", "release_type", "release_type_description",
-         "data_source_type", "data_source_type_description", "access_type", "access_type_description"},
+    "deployment_model": (
+        {"model_name", "model_name_details", "actors", "release_type", "release_type_details",
+         "data_source_type", "data_source_type_details", "access_type", "access_type_details"},
         set(),
     ),
     "accounting": ({"post_processing", "composition"}, set()),
-    "implementation": ({"pre_processing_eda_hyperparameter_tuning", "mechanisms"}, {"justification"}),
-    "resources": ({"registry_authors"}, {"sources"}),
+    "implementation": ({"preprocessing_and_hyperparameter_tuning", "mechanisms"}, {"justification"}),
+    "administrative": ({"registry_authors"}, {"sources"}),
 }  # fmt: skip
 ONE_OF = {
-    ("product", "data_product_type"): {"Machine learning model"},
-    ("dp_flavor", "name"): {"Approximate DP"},
-    ("model", "model_name"): {"Central"},
-    ("model", "release_type"): {"One release", "Many releases"},
-    ("model", "data_source_type"): {"Static", "Dynamic"},
-    ("model", "access_type"): {"Interactive", "Non-interactive"},
+    ("basic", "data_product_type"): {"Machine learning model"},
+    ("dp_variant", "variant_name"): {"Approximate DP"},
+    ("deployment_model", "model_name"): {"Central"},
+    ("deployment_model", "release_type"): {"One release", "Many releases"},
+    ("deployment_model", "data_source_type"): {"Static", "Dynamic"},
+    ("deployment_model", "access_type"): {"Interactive", "Non-interactive"},
 }
 
 
@@ -121,11 +121,37 @@ def test_the_entry_of_the_registry(done: Path, section: Path, tmp_path: Path) ->
             assert isinstance(value, list if key in ("data_curators", "registry_authors") else str | dict), key
     for (part, key), allowed in ONE_OF.items():
         assert parts[part][key] in allowed
-    assert parts["product"]["publication_date"] == "2026-11-17"  # text: the schema wants no date
+    assert parts["basic"]["publication_date"] == "2026-11-17"  # text: the schema wants no date
     assert parts["privacy_loss"]["privacy_parameters"] == {"epsilon": facts["epsilon"], "delta": facts["delta"]}
-    assert "2⁻¹⁰" in parts["implementation"]["mechanisms"] and parts["resources"]["registry_authors"] == ["Ann", "Bob"]
+    assert "2⁻¹⁰" in parts["implementation"]["mechanisms"] and parts["administrative"]["registry_authors"] == [
+        "Ann",
+        "Bob",
+    ]
     styles = {token.style for token in yaml.scan(out.read_text(encoding="utf-8")) if hasattr(token, "style")}
     assert styles <= {None, "|", '"', "'"}  # the registry's own check
+
+
+@pytest.mark.parametrize(
+    "lines", ["", 'sources = "https://example.org"\nreleases = "monthly"\nmany_releases = true\n'], ids=["few", "all"]
+)
+def test_the_entry_validates_against_the_registry_schema(
+    done: Path, section: Path, real_data: Path, tmp_path: Path, lines: str
+) -> None:
+    """The registry's own schema, strict on unknown keys and on the format of dates."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = yaml.safe_load((real_data / "opendp-registry-schema.yaml").read_text(encoding="utf-8"))
+    section.write_text(SECTION + lines, encoding="utf-8")
+    printed("card", done, "--opendp", "--deployment", section, "--out", tmp_path / "opendp.yaml")
+    entry = yaml.safe_load((tmp_path / "opendp.yaml").read_text(encoding="utf-8"))
+    checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    assert [error.message for error in checker.iter_errors(entry)] == []
+    entry["deployment"]["product"] = entry["deployment"].pop("basic")  # as dpformer 0.1 wrote it
+    assert len(list(checker.iter_errors(entry))) == 2
+
+
+def test_help_shows_the_name_of_the_section() -> None:
+    shown = printed("card", "--help")
+    assert shown.count("[deployment]") == 2 and shown.count("[default:") == 2
 
 
 def test_what_the_registry_requires_is_named(done: Path, tmp_path: Path) -> None:
@@ -175,7 +201,7 @@ def test_an_audit_and_a_ledger_are_in_the_card(done: Path, tmp_path: Path) -> No
     printed("audit", run, "--canaries", "400", "--seed", "1", "--json")
     assert "Nothing speaks against the claim" in dp.load(run).card()
     kept = json.loads((run / "audit.json").read_text())
-    kept["mechanism"]["noise_multiplier"] *= 2
+    kept["mechanisms"][0]["noise_multiplier"] *= 2
     (run / "audit.json").write_text(json.dumps(kept))
     with pytest.raises(DpformerError, match="which this run has not"):
         dp.load(run).card()

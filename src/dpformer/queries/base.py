@@ -74,8 +74,10 @@ class Canaries:
 
     estimate: np.ndarray  # (canaries,) 1[j takes part] + deviation·N(0, 1)
     deviation: float
-    noise: np.ndarray  # (rows, canaries) the released numbers over their deviation: noise, where j takes no part
+    noise: np.ndarray  # (rows, some) numbers released where nobody takes part, over their deviation: noise alone
     others: dict[str, np.ndarray] = field(default_factory=dict)  # further noise over its deviation, by name
+    many: np.ndarray | None = None  # (canaries,) bool: those who add to many cells, where a norm is more than a maximum
+    alone: tuple[int, int, float] | None = None  # users with items nobody else has: released, asked, chance at most
 
 
 class Query(ABC):
@@ -159,8 +161,11 @@ class Query(ABC):
         """At least as many canaries as wanted, where not every number will do."""
         return wanted
 
-    def canaries(self, noise_multiplier: float, member: np.ndarray, seed: int | None = None) -> Canaries:
-        """Runs the query on canaries of whom `member` (canaries, bool) take part; a seed is for tests only."""
+    def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
+        """Runs the query, with the noise of `event`, on canaries of whom `member` (canaries, bool) take part.
+
+        A seed is for tests only.
+        """
         raise NotImplementedError(f"there is no audit of {self.label}")
 
 

@@ -31,6 +31,7 @@ from dpformer.accounting.events import Event, Gaussian
 from dpformer.noise.randomness import SecureRandom, public_grid
 from dpformer.queries.base import Answer, Canaries, Question
 from dpformer.queries.items import ITEMS, ItemRelease
+from dpformer.queries.own_cells import OwnCells
 from dpformer.queries.popularity import Popularity, PopularityQuery
 
 if TYPE_CHECKING:
@@ -192,11 +193,12 @@ class FrequenciesQuery(PopularityQuery):
     def exact(self, question: Question) -> Popularity:
         return Popularity(exact_frequencies(question.dataset))
 
-    def canaries(self, noise_multiplier: float, member: np.ndarray, seed: int | None = None) -> Canaries:
-        """Canary j has item j alone, again and again."""
-        histories = [np.full(LOUD, j) for j in np.flatnonzero(member)]
-        seen = release_frequencies(histories, len(member), noise_multiplier, seed=seed).counts
-        return Canaries(seen, noise_multiplier, seen[None] / noise_multiplier)
+    def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
+        """Canary j has items that nobody else has, again and again: one, or every second canary many."""
+        owned = OwnCells.of(len(member))
+        histories = [np.tile(cells, LOUD) for cells in owned.histories(member)]
+        seen = release_frequencies(histories, owned.total, event.noise_multiplier, seed=seed).counts
+        return owned.canaries(seen, event.noise_multiplier, member)
 
 
 def exact_frequencies(dataset: Dataset) -> FrequencyRelease:

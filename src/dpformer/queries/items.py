@@ -24,7 +24,7 @@ cap k no finite τ would do, since δ_τ grows with n, but slowly: k = 2²⁰ in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +34,7 @@ from dpformer.accounting.events import Event, Gaussian
 from dpformer.engines.sums import LONGEST
 from dpformer.noise.randomness import SecureRandom, public_grid
 from dpformer.queries.base import Answer, Canaries, Question
+from dpformer.queries.own_cells import OwnCells
 from dpformer.queries.popularity import Popularity, PopularityQuery
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 LABEL = "items"
 MOST_ITEMS = LONGEST  # k
 EXACT = 1024  # numbers of items for which δ is worked out one by one
-CANARY_DELTA = 1e-6  # of the threshold in an audit: any will do, for canaries are well above it
+CANARY_DELTA = 1e-6  # of the threshold in an audit of a list for which nothing is claimed
+LONELY, LONELY_ITEMS = 1000, 16  # users of an audit with items nobody else has, and how many half of them have
 
 
 @dataclass(frozen=True)
@@ -181,16 +183,36 @@ class ItemsQuery(PopularityQuery):
         self.refuse_short_list(value, question.config, event)
         return Answer(value, found.event)
 
-    def canaries(self, noise_multiplier: float, member: np.ndarray, seed: int | None = None) -> Canaries:
-        """Canary j has item j alone, which others have too, so that it passes the threshold."""
-        count, random = len(member), SecureRandom(LABEL, seed=seed)
-        known = math.ceil(threshold_for(CANARY_DELTA, noise_multiplier) + 8 * noise_multiplier) + 1
-        items = np.concatenate([np.tile(np.arange(count), known), np.flatnonzero(member)])
-        found = release_items(items, np.arange(len(items) + 1), noise_multiplier, delta=CANARY_DELTA, random=random)
-        if len(found.items) != count:
+    def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
+        """Canary j has items of its own, one or many, which so many others have too that they pass the threshold.
+
+        Besides, there are users whose items nobody else has: those must not be released.
+        """
+        sigma, delta = event.noise_multiplier, event.failure or CANARY_DELTA
+        owned, random = OwnCells.of(len(member)), SecureRandom(LABEL, seed=seed)
+        known = math.ceil(threshold_for(delta, sigma) + 8 * sigma) + 1
+        histories = [*owned.histories(member), *lonely(owned.total)]
+        lengths = np.concatenate([np.ones(known * owned.total, np.int64), [len(items) for items in histories]])
+        items = np.concatenate([np.tile(np.arange(owned.total), known), *histories])
+        found = release_items(items, np.append(0, np.cumsum(lengths)), sigma, delta=delta, random=random)
+        if not np.array_equal(found.items[: owned.total], np.arange(owned.total)):
             raise ArithmeticError("an item of many users was not released: the threshold is not what it says")
-        seen = found.counts - known
-        return Canaries(seen, noise_multiplier, seen[None] / noise_multiplier)
+        seen = owned.canaries(found.counts[: owned.total] - known, sigma, member)
+        return replace(seen, alone=alone_of(found.items, owned.total, delta))
+
+
+def lonely(first: int) -> list[np.ndarray]:
+    """Histories of users with items nobody else has, numbered from `first` on: one item each, then `LONELY_ITEMS`."""
+    one = np.arange(first, first + LONELY)
+    many = np.arange(first + LONELY, first + LONELY + LONELY * LONELY_ITEMS).reshape(LONELY, LONELY_ITEMS)
+    return [*one[:, None], *many]
+
+
+def alone_of(released: np.ndarray, first: int, delta: float) -> tuple[int, int, float]:
+    """How many of the lonely users have an item among those released, how many they are, and δ of the threshold."""
+    places = released[released >= first] - first
+    users = np.where(places < LONELY, places, LONELY + (places - LONELY) // LONELY_ITEMS)
+    return len(np.unique(users)), 2 * LONELY, delta
 
 
 ITEMS = ItemsQuery()

@@ -190,8 +190,9 @@ class MetricsQuery(Query):
             return Finding(name, False, "are not those of this model with the noise of the ledger")
         return Finding(name, True, "those of this model, with the noise of the ledger")
 
-    def canaries(self, noise_multiplier: float, member: np.ndarray, seed: int | None = None) -> Canaries:
+    def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
         """One release for each canary, whose held-out item is first: all that one user can add."""
+        noise_multiplier = event.noise_multiplier
         random = SecureRandom(LABEL, seed=seed)
         first, nobody = torch.ones(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
         sums = [
@@ -199,7 +200,7 @@ class MetricsQuery(Query):
             for j, takes_part in enumerate(member)
         ]
         seen = np.array(sums).T  # (parts, canaries)
-        return Canaries(seen.sum(0) / math.sqrt(len(seen)), noise_multiplier, seen / noise_multiplier)
+        return Canaries(seen.sum(0) / math.sqrt(len(seen)), noise_multiplier, seen[:, ~member] / noise_multiplier)
 
 
 METRICS = MetricsQuery()

@@ -40,15 +40,20 @@ class Released:
         return next((value for value in popular if value is not None), None)
 
     @property
+    def item_list(self) -> np.ndarray | None:
+        """The items that were released, by their number in the data; None where the list is public."""
+        return None if self.popularity is None else self.popularity.item_list
+
+    @property
     def frequencies(self) -> Tensor | None:
         """The share of users who have each item, (M,) float64."""
         return None if self.popularity is None else torch.from_numpy(self.popularity.frequencies.p)
 
     def vocabulary(self, dataset: Dataset) -> Vocabulary:
         """The items of the model: all of the data's, or those that were released."""
-        if self.popularity is None or self.popularity.item_list is None:
+        if self.item_list is None:
             return dataset.vocabulary
-        return Vocabulary([dataset.vocabulary.ids[number] for number in self.popularity.item_list.tolist()], None, "dp")
+        return Vocabulary([dataset.vocabulary.ids[number] for number in self.item_list.tolist()], None, "dp")
 
     def arrays(self, config: Config) -> dict[str, np.ndarray]:
         """The noisy numbers as they came out, for releases.safetensors; none without privacy."""

@@ -12,9 +12,10 @@ from importlib.metadata import version
 from typing import Any
 
 from dpformer.accounting.accountant import epsilon_of
+from dpformer.accounting.attack_rates import attack_rates
 from dpformer.accounting.events import ASSUMED, Event, PoissonGaussian
 from dpformer.accounting.units import USER, UnitOfPrivacy, unit_of
-from dpformer.format_number import one_in, plain, power_of_e, round_up
+from dpformer.format_number import one_in, percent, plain, power_of_e, round_up
 from dpformer.noise.mechanisms import noise_of
 from dpformer.queries.base import touch
 from dpformer.queries.registry import all_queries, query_of
@@ -53,6 +54,7 @@ def statement(
     given: bool = False,
     model: str | None = None,
     budget: dict[str, Any] | None = None,
+    commitment: str | None = None,
 ) -> dict[str, Any]:
     """The statement of a run.
 
@@ -72,6 +74,7 @@ def statement(
         given: the list of items was taken from the data unprotected: the guarantee is given that list.
         model: what was made: counts, transformer, …; chosen by the user, or by public numbers alone (`choice.py`).
         budget: of the data over many runs, as its ledger had it when this run was written down: `Budget.facts`.
+        commitment: to the key of all random numbers: its hash (`runs.keys`), which tells nothing about it.
     """
     ledger, stated = list(events), stated or {}
     paid = {query.stated for event in ledger if (query := query_of(event.label)) is not None}
@@ -107,14 +110,21 @@ def statement(
         "events": [_with_cost(event, delta) for event in ledger] if noisy else [],
         **stated,
         **({} if budget is None else {"budget": budget}),
+        **({"attack": attack_rates(ledger, delta).to_dict()} if noisy and not seeded else {}),
         "random_source": "seed (for tests only)" if seeded else "operating system key, ChaCha20",
+        **({} if commitment is None else {"key_commitment": commitment}),
         "data": list(data),
         "not_covered": list(NOT_COVERED),
         "hashes": hashes,
-        "versions": {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()},
+        "versions": versions(),
     }
     facts[sp800_226.NAME] = sp800_226.nist_fields(facts)
     return {**facts, "headline": headline(facts), "words": words(facts)}
+
+
+def versions() -> dict[str, str]:
+    """Of what makes the numbers, as installed here."""
+    return {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()}
 
 
 def headline(facts: dict[str, Any]) -> str:
@@ -146,6 +156,8 @@ def words(facts: dict[str, Any]) -> list[str]:
         f"{one_in(facts['delta'])} (δ). That is the worst case, against somebody who knows everything else; the "
         "smaller ε, the stronger the promise.",
     ]
+    if "attack" in facts:
+        sentences.append(attack_words(facts["attack"], unit))
     if "given" in facts:
         sentences.append(
             f"This holds given {facts['given']}, which was taken from the data without protection: that an item is in "
@@ -162,6 +174,18 @@ def words(facts: dict[str, Any]) -> list[str]:
     if not facts["private"]:
         sentences.insert(0, "The random numbers of this run came from a seed, so none of this is promised.")
     return sentences
+
+
+def attack_words(attack: Mapping[str, Any], unit: UnitOfPrivacy) -> str:
+    """What ε means for one person, by the best attack there can be."""
+    likely, rare = (percent(attack["precision"][prior]) for prior in ("0.5", "0.01"))
+    alarms, found = percent(attack["false_positive_rate"]), percent(attack["true_positive_rate"])
+    return (
+        f"An attack that tries to tell which {unit.plural} were in the data, and accuses {alarms} of those who were "
+        f"not, finds at most {found} of those who were, whatever it knows besides. Of its accusations at most {likely} "
+        f"are right if half of all candidates were in the data, and at most {rare} if one in a hundred was. One that "
+        "accuses fewer may be right more often."
+    )
 
 
 def stated_in(facts: Mapping[str, Any]) -> dict[str, Any]:

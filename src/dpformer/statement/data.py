@@ -30,8 +30,16 @@ def _query(asked: bool) -> list[str]:
     ]
 
 
+_BOUNDS = {"since": "from", "until": "before"}
+
+
 def _filters(filters: dict[str, Any]) -> list[str]:
     sentences = []
+    if filters.get("where"):
+        sentences.append(f"Only interactions with {filters['where']} count: a condition on each row by itself.")
+    if filters.get("since") or filters.get("until"):
+        bounds = [f"{word} {filters[name]}" for name, word in _BOUNDS.items() if filters.get(name)]
+        sentences.append(f"Only interactions {' and '.join(bounds)} count.")
     if filters["min_rating"] is not None:
         sentences.append(f"Interactions rated below {filters['min_rating']:g} were left out.")
     if filters["min_user_actions"] > 1:
@@ -67,6 +75,11 @@ def _length(longest: int | None) -> str:
 
 
 def _split(split: dict[str, Any]) -> str:
+    if split.get("until"):
+        return (
+            f"Interactions from {split['until']} on are held out, and the first of each user is what is tested. Exact "
+            "metrics on held-out items are not covered by the guarantee."
+        )
     held_out = "last two items (validation, test) are" if split["validation"] else "last item is"
     return (
         f"Of every user with at least 3 items the {held_out} held out; users with fewer train only. Exact metrics on "

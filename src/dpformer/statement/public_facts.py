@@ -5,6 +5,7 @@ So `verify` can make the same sentences again without the data, and a sentence t
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dpformer.queries.popularity import list_price
@@ -27,11 +28,11 @@ def public_description(config: Config, plan: Plan, items: int, tokens: str = "")
         return {"unit": config.unit, "max_length": config.max_length, "tokens": tokens, **_population(config, plan)}
     return {
         "query": config.query is not None,
-        "filters": {"min_rating": config.min_rating, "min_user_actions": config.min_user_actions},
+        "filters": asdict(config.filters()),
         "vocabulary": {"policy": config.items_policy, "release": list_price(config, plan)},
         "items": items,
         "max_length": config.max_length,
-        "split": {"validation": config.validation},
+        "split": {"until": config.split_at, "validation": config.validation},
         **_population(config, plan),
     }
 

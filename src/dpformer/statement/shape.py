@@ -40,6 +40,12 @@ class _Metrics(_Part):
         return self
 
 
+class _Attack(_Part):
+    false_positive_rate: Probability
+    true_positive_rate: Probability
+    precision: dict[str, Probability]
+
+
 class _Tuning(_Part):
     mean_runs: Number
 
@@ -75,6 +81,7 @@ class _Statement(_Part):
     metrics: _Metrics | None = None
     tuning: _Tuning | None = None
     budget: _Budget | None = None
+    attack: _Attack | None = None
     epsilon_one_run: Number | None = None
     nist_sp_800_226: dict[str, str] = {}
 

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dpformer.verification.verify import Verification, verify
+    from dpformer.verification.claims import Verification
+    from dpformer.verification.verify import verify
 
 _HOME = {
-    "Verification": "verify",
+    "Verification": "claims",
     "verify": "verify",
 }
 

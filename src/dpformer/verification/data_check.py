@@ -25,6 +25,7 @@ from dpformer.runs.folder import RunFolder
 from dpformer.runs.model_file import sha256_of
 from dpformer.runs.releases_file import load_releases
 from dpformer.training.plan import Plan
+from dpformer.verification.claims import DATA, FILES, MODEL, size_of_noise
 from dpformer.verification.released_file import ReleasedFile
 
 
@@ -53,11 +54,13 @@ class DataCheck:
             ranks=self._ranks,
         )
 
-    def checks(self) -> Iterator[Callable[[], Finding]]:
-        yield self.facts_on_the_data
-        yield self.releases
+    def checks(self) -> Iterator[tuple[str, Callable[[], Finding]]]:
+        """Each check under the claim that it supports."""
+        yield DATA, self.facts_on_the_data
+        yield FILES if self.config.kind.trains else MODEL, self.releases
         for query in all_queries():
-            yield from query.checks(self.seen)
+            for check in query.checks(self.seen):
+                yield size_of_noise(query.label), check
 
     def facts_on_the_data(self) -> Finding:
         name = "facts on the data"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -13,16 +12,20 @@ from dpformer.accounting.accountant import epsilon_of
 from dpformer.accounting.events import Event, Gaussian
 from dpformer.accounting.searches import repeated_epsilon
 from dpformer.findings import Finding, short
+from dpformer.noise.randomness import KEY_BYTES, SecureRandom
 from dpformer.runs.config import Config
+from dpformer.runs.keys import commitment, commitment_of
 from dpformer.runs.tasks import task_of
 from dpformer.runs.tuning import SCORE_NOISE, TUNABLE, restated
 from dpformer.statement.build import HASHES, PACKAGES, headline, stated_in, statement, words
+from dpformer.statement.build import versions as installed
 from dpformer.training.plan import Plan
 from dpformer.verification.limits import MOST_EVENTS, MOST_RUNS
 
 CLOSE = 1e-9  # relative; what accounting and calibration make is compared to 10⁻³ if another version made it
 # A version, and nothing that anybody could write in its place: "2.9.1+cpu", "0.2.0.dev3".
 VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){0,3}((a|b|rc|\.post|\.dev)\d{1,4})?(\+(cpu|cu\d{2,3}|rocm\d(\.\d){0,2}))?")
+SEEDS = 1000  # tried as keys
 SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -87,6 +90,7 @@ class StatementCheck:
             given=config.items_given,
             model=config.model,
             budget=facts.get("budget"),
+            commitment=facts.get("key_commitment"),
         )
         again["versions"] = facts["versions"]
         if "tuning" in facts:
@@ -194,8 +198,7 @@ class StatementCheck:
         odd = next((value for value in found.values() if not VERSION.fullmatch(str(value))), None)
         if odd is not None:
             return Finding("versions", False, f"{short(odd)} is no version")
-        ours = {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()}
-        if found == ours:
+        if found == installed():
             return Finding("versions", True, "those that are installed here")
         return Finding("versions", None, "versions, and nothing else; not checked: others are installed here")
 
@@ -208,6 +211,20 @@ class StatementCheck:
         if found.get("config") != self.config.hash():
             return Finding("hashes", False, "config.toml is not the one of the statement")
         return Finding("hashes", True, "config.toml is the one of the statement")
+
+    def key_commitment(self) -> Finding:
+        """There is one, and not to a key that anybody could guess."""
+        name, found = "commitment to the key", self.facts.get("key_commitment")
+        if found is None:
+            return Finding(name, None, "none: nobody can show later which random numbers were used")
+        if not SHA256.fullmatch(str(found)):
+            return Finding(name, False, f"{short(found)} is no SHA-256")
+        if found == commitment_of(bytes(KEY_BYTES)):
+            return Finding(name, False, "the key is all zeros, which anybody can guess")
+        seed = next((seed for seed in range(SEEDS) if commitment(SecureRandom(seed=seed)) == found), None)
+        if seed is not None:
+            return Finding(name, False, f"the key is that of seed {seed}, which anybody can guess")
+        return Finding(name, True, f"to one key, of none of the seeds below {SEEDS:,}; which it is, a replay shows")
 
 
 _NOTHING = object()

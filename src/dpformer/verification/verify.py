@@ -23,7 +23,7 @@ from typing import Any
 from dpformer.data import Dataset, Vocabulary
 from dpformer.errors import DpformerError
 from dpformer.files import MOST_METRICS, regular
-from dpformer.findings import Finding, Verification, run_check, short
+from dpformer.findings import Finding, run_check, short
 from dpformer.noise.mechanisms import noise_of
 from dpformer.runs.checkpoint import load_checkpoint
 from dpformer.runs.config import Config
@@ -32,16 +32,35 @@ from dpformer.runs.planning import make_plan
 from dpformer.statement.build import DATA_HASH
 from dpformer.statement.signature import check_signature
 from dpformer.training.plan import Plan
+from dpformer.verification.claims import (
+    DATA,
+    FILES,
+    MODEL,
+    PUBLISHER,
+    RANDOMNESS,
+    REPLAY,
+    SECRETS,
+    STATEMENT,
+    Verification,
+    assumptions,
+    claims,
+)
 from dpformer.verification.data_check import DataCheck
 from dpformer.verification.limits import MOST_STEPS, beyond
 from dpformer.verification.released_file import ReleasedFile
+from dpformer.verification.replay import Replay
 from dpformer.verification.statement_check import StatementCheck, same
 
 __all__ = ["Finding", "Verification", "verify"]
 
 
 def verify(
-    run: str | Path, *, dataset: Dataset | None = None, catalog: Vocabulary | None = None, key: Path | None = None
+    run: str | Path,
+    *,
+    dataset: Dataset | None = None,
+    catalog: Vocabulary | None = None,
+    key: Path | None = None,
+    replay: Replay | None = None,
 ) -> Verification:
     """Checks a run; nothing in the folder is changed, and no file outside it is read.
 
@@ -50,6 +69,7 @@ def verify(
         dataset: the data of the run prepared again, with all its items: what was released is compared with it.
         catalog: the public catalogue of the run, to compare titles.
         key: the public key (PEM, Ed25519) of whoever should have signed the statement.
+        replay: repeats the run, which takes as long as the run took.
     """
     folder = RunFolder.open(run)
     problem = regular(folder.config)
@@ -68,8 +88,22 @@ def verify(
         return Verification(headline, (Finding("config", False, str(error)),))
     if reason := beyond(config, facts):
         return Verification(headline, (Finding("statement", False, reason),))
-    checker = _Checker(folder, config, facts, dataset, catalog, key)
-    return Verification(headline, tuple(run_check(check) for check in checker.checks()))
+    checker = _Checker(folder, config, facts, dataset, catalog, key, replay)
+    found: dict[str, list[Finding]] = {}
+    for claim, check in checker.checks():
+        found.setdefault(claim, []).append(run_check(check))
+    findings = tuple(finding for some in found.values() for finding in some)
+    try:
+        said = claims(facts, found)
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:  # whatever the checks have said about such a statement
+        findings += (Finding("claims", False, " ".join(f"{type(error).__name__}: {error}".split())[:300]),)
+        said = ()
+    return Verification(headline, findings, said, assumptions(facts) if said else ())
 
 
 class _Checker:
@@ -81,8 +115,10 @@ class _Checker:
         dataset: Dataset | None,
         catalog: Vocabulary | None,
         key: Path | None,
+        replay: Replay | None,
     ) -> None:
         self.folder, self.config, self.facts, self.dataset, self.key = folder, config, facts, dataset, key
+        self.replay = replay
 
         def plan() -> Plan:
             return self._plan
@@ -91,14 +127,22 @@ class _Checker:
         self.said = StatementCheck(config, facts, plan, lambda: self.file.items, self.file.sentence_on_tokens)
         self.data = DataCheck(folder, config, facts, plan, lambda: self.said.events(), self.file, dataset)
 
-    def checks(self) -> Iterator[Callable[[], Finding]]:
-        yield from self.said.checks()
-        yield self._steps_taken
-        yield from self.file.checks()
-        yield self._secrets
-        yield self._data_hash
+    def checks(self) -> Iterator[tuple[str, Callable[[], Finding]]]:
+        """Each check under the claim that it supports."""
+        for check in self.said.checks():
+            yield STATEMENT, check
+        for check in self.file.checks():
+            yield FILES, check
+        yield DATA, self._data_hash
         yield from self.data.checks()
-        yield self._signature
+        yield MODEL, self._steps_taken
+        yield SECRETS, self._secrets
+        if self.facts.get("private"):
+            yield RANDOMNESS, self.said.key_commitment
+        if self.replay is not None:
+            yield RANDOMNESS, self.replay.key_of_the_run
+            yield REPLAY, self.replay.replay
+        yield PUBLISHER, self._signature
 
     @cached_property
     def _plan(self) -> Plan:
@@ -107,7 +151,7 @@ class _Checker:
     def _steps_taken(self) -> Finding:
         """metrics.jsonl has a line a step: no more may have been taken than are accounted for."""
         if problem := regular(self.folder.metrics, MOST_METRICS):
-            return Finding("steps taken", False, f"{problem}: how many steps were taken cannot be told")
+            return Finding("steps taken", None, f"not counted: {problem}, and it is not for publishing")
         claimed = self.facts["steps"] or 0
         taken, limit = 0, MOST_STEPS if self.facts["epsilon"] is None else claimed
         with self.folder.metrics.open(encoding="utf-8") as lines:

@@ -1,27 +1,92 @@
-r"""Canaries for transition counts: made-up users through the release itself, one pair of items each.
+r"""Canaries for transition counts: made-up users through the release itself.
 
-Canary j owns the pair {a, b} of its own and has the history a, b, b, …: only (a, b) is counted, with a weight that
-scaling has to bring down to 1. So that every pair survives all rounds, others are on it, of whom the attacker knows.
-Half of the canaries, chosen at random, take part. Of each pair the release shows a total and a difference of
+Most canaries own a pair {a, b} and have the history a, b, b, …: only (a, b) is counted, with a weight that scaling has
+to bring down to 1. Some own `GROUP` items and have each of them once: all their pairs count, with weights w_d by the
+distance d, and scaling has to bring the *norm* down to 1, not the largest weight. What is seen of such a canary is the
+sum over its pairs, each times w_d/‖w‖. So that every pair survives all rounds, others are on it, of whom the attacker
+knows. Half of the canaries, chosen at random, take part. Of each canary the release shows a total and a difference of
 directions,
 
-    S_j = N_j + 1[j takes part] + s_S·N(0, 1),     D_j likewise with s_D,     1/s_S² = P_u + P_d/2,  1/s_D² = P_d/2,
+    S_j = 1[j takes part] + s_S·N(0, 1),     D_j likewise with s_D,     1/s_S² = P_u + P_d/2,  1/s_D² = P_d/2,
 
-P_u and P_d the shares of undirected and directed rounds over σ². Their mean, weighted by precision, has a deviation s
-with 1/s² = P_u + P_d = 0.95/σ²: an attacker sees all of the budget but what is spent on popularity.
+less what others add, with P_u and P_d the shares of undirected and directed rounds over σ². Their mean, weighted by
+precision, has a deviation s with 1/s² = P_u + P_d: an attacker sees all of the budget but what is spent on popularity.
+
+With a released list of items there are users with items of their own besides, which must not be released.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 
-from dpformer.engines.sums import GRID, WINDOW, ArraySums
+from dpformer.accounting.events import Gaussian
+from dpformer.engines.sums import WEIGHTS, WINDOW
 from dpformer.queries.base import Canaries
-from dpformer.queries.transitions.rounds import ITEMS, ROUNDS, release_transitions
+from dpformer.queries.items import alone_of, lonely, threshold_for
+from dpformer.queries.transitions.rounds import (
+    ROUNDS,
+    TransitionRelease,
+    noise_of_pairs,
+    release_transitions,
+    round_of_items,
+)
 
-CLEAR = 8.0  # deviations of the first round by which a pair is above its threshold
+CLEAR = 8.0  # deviations by which a pair, or an item, is above its threshold
+GROUP = 6  # items of a canary with many pairs
+MOST_GROUPS = 250
+
+
+class Cast:
+    """Who is in the data, but for the coins: canaries with their pairs, and how many others are on each pair."""
+
+    def __init__(self, canaries: int, event: Gaussian) -> None:
+        self.groups = groups_among(canaries)
+        self.single = canaries - self.groups
+        self.items_of_pairs = items_for(self.single)
+        self.num_items = self.items_of_pairs + GROUP * self.groups
+        inside = np.array(list(combinations(range(GROUP), 2)))
+        first = self.items_of_pairs + GROUP * np.arange(self.groups)
+        pairs = np.array([(a, b) for b in range(self.items_of_pairs) for a in range(b)])
+        self.pairs = np.concatenate([pairs, (first[:, None, None] + inside).reshape(-1, 2)])
+        weights = np.array(WEIGHTS, dtype=np.float64)[inside[:, 1] - inside[:, 0] - 1]
+        self.weights = weights / np.linalg.norm(weights)  # of a canary with many pairs
+        self.known = math.ceil(CLEAR * event.noise_multiplier / math.sqrt(ROUNDS[0].share)) + 10
+        if event.failure:
+            items = event.noise_multiplier / math.sqrt(round_of_items(listed=True, again=False).share)
+            self.known += math.ceil(threshold_for(event.failure, items) + CLEAR * items)
+
+    def histories(self, member: np.ndarray) -> list[np.ndarray]:
+        """Of the canaries that take part, alone."""
+        pairs = self.pairs[: self.single][member[: self.single]]
+        loud = np.repeat(pairs[:, 1:], WINDOW + 1, axis=1)
+        loud[:, 0] = pairs[:, 0]  # a, b, b, …
+        groups = np.arange(self.items_of_pairs, self.num_items).reshape(self.groups, GROUP)
+        return [*loud, *groups[member[self.single :]]]
+
+    def popularity(self, member: np.ndarray) -> np.ndarray:
+        """(num_items,) what everybody adds to the round of items: 1/√n to each of n items, by hand."""
+        found = np.bincount(self.pairs.ravel(), minlength=self.num_items) * (self.known / math.sqrt(2))
+        taking_part = self.pairs[: self.single][member[: self.single]]
+        found += np.bincount(taking_part.ravel(), minlength=self.num_items) / math.sqrt(2)
+        found[self.items_of_pairs :] += np.repeat(member[self.single :] / math.sqrt(GROUP), GROUP)
+        return found
+
+    def of_canaries(self, of_pairs: np.ndarray) -> np.ndarray:
+        """(…, canaries) of numbers of all pairs (…, pairs)."""
+        of_groups = of_pairs[..., self.single :].reshape(*of_pairs.shape[:-1], self.groups, -1) @ self.weights
+        return np.concatenate([of_pairs[..., : self.single], of_groups], axis=-1)
+
+
+def groups_among(canaries: int) -> int:
+    """How many of them have many pairs: the others are as many as some items have pairs."""
+    return next(
+        canaries - pairs
+        for items in range(items_for(canaries), 1, -1)
+        if canaries - (pairs := items * (items - 1) // 2) >= min(MOST_GROUPS, canaries // 20)
+    )
 
 
 def items_for(canaries: int) -> int:
@@ -29,27 +94,75 @@ def items_for(canaries: int) -> int:
     return math.ceil((1 + math.sqrt(1 + 8 * canaries)) / 2)
 
 
-def canaries(sigma: float, member: np.ndarray, seed: int | None) -> Canaries:
-    """One release, with others on every pair besides the canaries of whom `member` take part."""
-    undirected, directed = (sum(r.share for r in ROUNDS if r.directed is way) / sigma**2 for way in (False, True))
-    deviations = np.array([(undirected + directed / 2) ** -0.5, (directed / 2) ** -0.5])
-    items, known = items_for(len(member)), math.ceil(CLEAR * sigma / math.sqrt(ROUNDS[0].share)) + 10
-    pairs = np.array([(a, b) for b in range(items) for a in range(b)])  # in the order of their cells
-    histories = np.repeat(pairs[:, 1:], WINDOW + 1, axis=1)
-    histories[:, 0] = pairs[:, 0]  # a, b, b, …: loud
-    flat = np.concatenate([np.repeat(pairs, known, axis=0).ravel(), histories[member].ravel()])
-    lengths = np.concatenate([np.full(len(pairs) * known, 2), np.full(int(member.sum()), WINDOW + 1)])
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    release = release_transitions(flat, offsets, items, sigma, seed=seed)
-    if not np.array_equal(release.items[release.pairs], pairs):
-        raise ArithmeticError("a pair of many users did not survive: the rounds do not do what they say")
-    both = np.stack([release.total, release.difference]) - known
-    weights = deviations**-2.0
-    exact = ArraySums.packed(flat, offsets).items(items) / GRID
-    popularity = (release.frequencies.counts - exact) / (sigma / math.sqrt(ITEMS.share))
+def canary_count(wanted: int) -> int:
+    """As many pairs as some items have, and some canaries with many pairs."""
+    items = items_for(wanted)
+    return items * (items - 1) // 2 + min(MOST_GROUPS, max(10, wanted // 20))
+
+
+def canaries(event: Gaussian, member: np.ndarray, seed: int | None) -> Canaries:
+    """Two releases, with popularity once and twice; the attacker sees the first, the noise of both is checked."""
+    cast = Cast(len(member), event)
+    once = Seen(cast, member, event, described=False, seed=seed)
+    twice = Seen(cast, member, event, described=True, seed=seed)
     return Canaries(
-        estimate=weights @ both / weights.sum(),
-        deviation=float((undirected + directed) ** -0.5),
-        noise=both / deviations[:, None],
-        others={"noise: round of items": popularity},
+        estimate=once.precisions @ once.of_canaries / once.precisions.sum(),
+        deviation=float(once.precisions.sum() ** -0.5),
+        noise=once.noise(member),
+        others={
+            "noise: round of items": once.popularity,
+            "noise: round of items, released twice": twice.popularity,
+            "noise: pairs, if items were released twice": twice.noise(member).ravel(),
+        },
+        many=np.arange(len(member)) >= cast.single,
+        alone=_alone(once.release, cast, event.failure),
     )
+
+
+class Seen:
+    """What one release shows of all canaries."""
+
+    def __init__(self, cast: Cast, member: np.ndarray, event: Gaussian, *, described: bool, seed: int | None) -> None:
+        sigma, listed = event.noise_multiplier, bool(event.failure)
+        others = np.repeat(cast.pairs, cast.known, axis=0)
+        own = [*cast.histories(member), *(lonely(cast.num_items) if listed else [])]
+        lengths = np.append(np.full(len(others), 2), [len(history) for history in own])
+        flat = np.concatenate([others.ravel(), *own])
+        self.release = release_transitions(
+            flat,
+            np.append(0, np.cumsum(lengths)),
+            int(flat.max()) + 1,
+            sigma,
+            delta=event.failure,
+            described=described,
+            seed=seed,
+        )
+        if not np.array_equal(self.release.items[: cast.num_items], np.arange(cast.num_items)):
+            raise ArithmeticError("an item of many users did not survive: the rounds do not do what they say")
+        first = round_of_items(listed=listed, again=self.release.again is not None)
+        rest = noise_of_pairs(first, sigma)
+        undirected, directed = (sum(r.share for r in ROUNDS if r.directed is way) / rest**2 for way in (False, True))
+        self.precisions = np.array([undirected + directed / 2, directed / 2])  # of total and difference
+        self.of_canaries = cast.of_canaries(_of_pairs(self.release, cast.pairs) - cast.known)
+        counts = self.release.frequencies.counts[: cast.num_items]
+        self.popularity = (counts - cast.popularity(member)) * math.sqrt(first.share) / sigma
+
+    def noise(self, member: np.ndarray) -> np.ndarray:
+        """(2, some): where no canary takes part."""
+        return self.of_canaries[:, ~member] * np.sqrt(self.precisions[:, None])
+
+
+def _of_pairs(release: TransitionRelease, pairs: np.ndarray) -> np.ndarray:
+    """(2, pairs): total and difference of each."""
+    low, high = release.pairs.T
+    cells, wanted = high * (high - 1) // 2 + low, pairs[:, 1] * (pairs[:, 1] - 1) // 2 + pairs[:, 0]
+    found = np.minimum(np.searchsorted(cells, wanted), len(cells) - 1)
+    if not np.array_equal(cells[found], wanted):
+        raise ArithmeticError("a pair of many users did not survive: the rounds do not do what they say")
+    return np.stack([release.total[found], release.difference[found]])
+
+
+def _alone(release: TransitionRelease, cast: Cast, delta: float) -> tuple[int, int, float] | None:
+    if not delta or release.item_list is None:
+        return None
+    return alone_of(release.item_list, cast.num_items, delta)

@@ -173,15 +173,14 @@ class TransitionsQuery(PopularityQuery):
     # Audited.
 
     def canary_count(self, wanted: int) -> int:
-        from dpformer.queries.transitions.canaries import items_for
+        from dpformer.queries.transitions.canaries import canary_count
 
-        items = items_for(wanted)
-        return items * (items - 1) // 2
+        return canary_count(wanted)
 
-    def canaries(self, noise_multiplier: float, member: np.ndarray, seed: int | None = None) -> Canaries:
+    def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
         from dpformer.queries.transitions.canaries import canaries
 
-        return canaries(noise_multiplier, member, seed)
+        return canaries(event, member, seed)
 
 
 def _check_names(arrays: Arrays) -> None:

@@ -1,6 +1,7 @@
-"""An entry for the registry of deployments of differential privacy (OpenDP, proposed for NIST), as YAML.
+"""An entry for OpenDP's registry of deployments of differential privacy, as YAML.
 
-The schema is that of https://github.com/opendp/deployments-registry-data. Tier 3, its fullest, needs a justification.
+The keys follow the schema of https://github.com/opendp/deployments-registry-data of 2026-07-15. Tier 3, the most
+detailed, needs a justification.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ UNPROTECTED = "The number of {plural} in the data, which is assumed public."
 
 
 def registry_entry(source: CardSource) -> str:
-    """The entry, a draft; what the registry requires and nobody said is named."""
+    """The entry, as a draft. A required field that the owner did not give is named in the error."""
     if not source.facts["private"]:
         raise DpformerError("this run is not private: the registry is of deployments of differential privacy")
     if missing := source.deployment.missing():
@@ -36,7 +37,7 @@ def _entry(source: CardSource) -> dict[str, Any]:
         "status": "Draft",
         "tier": 3 if said.justification else 2,
         "deployment": {
-            "product": {
+            "basic": {
                 "name": said.name,
                 "data_curators": [said.curator],
                 "intended_use": said.intended_use,
@@ -46,17 +47,17 @@ def _entry(source: CardSource) -> dict[str, Any]:
                 "publication_date": said.date.isoformat(),
                 "data_product_sector": said.sector,
             },
-            "dp_flavor": _flavour(source),
+            "dp_variant": _variant(source),
             "privacy_loss": _privacy_loss(source),
-            "model": _model(source),
+            "deployment_model": _deployment_model(source),
             "accounting": _accounting(source),
             "implementation": _implementation(source),
-            "resources": {"sources": said.sources, "registry_authors": said.authors},
+            "administrative": {"sources": said.sources, "registry_authors": said.authors},
         },
     }
 
 
-def _flavour(source: CardSource) -> dict[str, Any]:
+def _variant(source: CardSource) -> dict[str, Any]:
     facts, said = source.facts, source.deployment
     unprotected = [UNPROTECTED.format(plural=unit_of(facts["unit"]).plural)]
     if "given" in facts:
@@ -64,7 +65,7 @@ def _flavour(source: CardSource) -> dict[str, Any]:
     period = f", from {said.data_period}" if said.data_period else ""
     kind = "texts" if source.text else "histories of items, one for each user"
     return {
-        "name": "Approximate DP",
+        "variant_name": "Approximate DP",
         "data_domain": f"Data sets of {kind}{period}, whose number is public. {' '.join(facts['data'])}",
         "unprotected_quantities": " ".join(unprotected),
     }
@@ -75,26 +76,26 @@ def _privacy_loss(source: CardSource) -> dict[str, Any]:
     unit = unit_of(facts["unit"])
     return {
         "privacy_unit": f"{unit.name}-level",
-        "privacy_unit_description": f"{unit.meaning} Adjacent: {facts['adjacency']}. {source.persons}".strip(),
+        "privacy_unit_details": f"{unit.meaning} Adjacent: {facts['adjacency']}. {source.persons}".strip(),
         "privacy_parameters": {"epsilon": facts["epsilon"], "delta": facts["delta"]},
-        "privacy_parameters_description": " ".join(facts["words"][1:]),
+        "privacy_parameters_details": " ".join(facts["words"][1:]),
     }
 
 
-def _model(source: CardSource) -> dict[str, Any]:
+def _deployment_model(source: CardSource) -> dict[str, Any]:
     said, answers = source.deployment, source.facts[NAME]
     return {
         "model_name": "Central",
-        "model_name_description": answers["trust_model"],
+        "model_name_details": answers["trust_model"],
         "actors": f"{said.curator} has the data and trains the model: trusted. Everybody who gets the model, now or "
         "later, with any knowledge of their own: not trusted. Whoever reads the memory of the machine that trains, or "
         f"times it: out of scope. {said.access or ''}".strip(),
         "release_type": "Many releases" if said.many_releases else "One release",
-        "release_type_description": f"{said.releases or answers['releases']}. Budget: {source.remaining}.",
+        "release_type_details": f"{said.releases or answers['releases']}. Budget: {source.remaining}.",
         "data_source_type": "Dynamic" if said.dynamic else "Static",
-        "data_source_type_description": answers["data_source"],
+        "data_source_type_details": answers["data_source"],
         "access_type": "Non-interactive",
-        "access_type_description": "Nobody queries the data; the model is published as it is.",
+        "access_type_details": "Nobody queries the data; the model is published as it is.",
     }
 
 
@@ -114,7 +115,7 @@ def _implementation(source: CardSource) -> dict[str, Any]:
     if facts["steps"]:
         how += f"; DP-SGD with {facts['sampler']} sampling, gradients bounded by {facts['clip_norm']:g} per user"
     return {
-        "pre_processing_eda_hyperparameter_tuning": f"{answers['pre_processing']}. Tuning: {answers['tuning']}.",
+        "preprocessing_and_hyperparameter_tuning": f"{answers['pre_processing']}. Tuning: {answers['tuning']}.",
         "mechanisms": "\n".join(
             [
                 f"- {how}.",

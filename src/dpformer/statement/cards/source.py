@@ -70,15 +70,15 @@ def read_audit(path: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(read_text(path))
-        noise = float(found["mechanism"]["noise_multiplier"])
+        seen = {one["of"]: float(one["noise_multiplier"]) for one in found["mechanisms"]}
         kinds = {"passed": bool, "verdict": str, "of": str}
         if any(type(found[name]) is not kind for name, kind in kinds.items()):
             raise ValueError("its fields are of other kinds")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DpformerError(f"{path} is no audit: {' '.join(str(error).split())[:200]}") from None
-    stated = [event["noise_multiplier"] for event in facts["events"]]
-    if not any(math.isclose(noise, other, rel_tol=1e-9) for other in stated):
-        raise DpformerError(
-            f"{path} is of noise {plain(noise)}, which this run has not: audit it again, dpformer audit {path.parent}"
-        )
+    for event in facts["events"]:
+        noise = seen.get(event["label"])
+        if noise is None or not math.isclose(noise, event["noise_multiplier"], rel_tol=1e-9):
+            what = "has no" if noise is None else f"is of noise {plain(noise)}, which this run has not, in its"
+            raise DpformerError(f"{path} {what} {event['label']}: audit the run again, dpformer audit {path.parent}")
     return dict(found)

@@ -6,9 +6,11 @@ from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpformer.verification.audit.checks import Check
-    from dpformer.verification.audit.observation import Mechanism, Observation, observe
+    from dpformer.verification.audit.observation import Mechanism, Observation
+    from dpformer.verification.audit.observer import observe
     from dpformer.verification.audit.queries import audit_query
     from dpformer.verification.audit.result import Audit
+    from dpformer.verification.audit.run import audit_run
     from dpformer.verification.audit.training import audit
 
 _HOME = {
@@ -18,9 +20,10 @@ _HOME = {
     "Observation": "observation",
     "audit": "training",
     "audit_query": "queries",
-    "observe": "observation",
+    "audit_run": "run",
+    "observe": "observer",
 }
 
-__all__ = ["Audit", "Check", "Mechanism", "Observation", "audit", "audit_query", "observe"]
+__all__ = ["Audit", "Check", "Mechanism", "Observation", "audit", "audit_query", "audit_run", "observe"]
 
 __getattr__ = lazy_names(__name__, _HOME)

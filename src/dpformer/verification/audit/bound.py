@@ -1,31 +1,41 @@
 """From how often canaries were told apart to a lower bound on ε, with confidence.
 
-Each canary takes part or not by the toss of a coin, and is then guessed: "it took part" if L_j > 0. Wrong guesses are
-independent, so Clopper–Pearson bounds their rate p from above. Training at noise σ' allows no test to be better than
+Each canary takes part or not by the toss of a coin, and is then guessed: "it took part" if L_j > 0. Clopper–Pearson
+bounds the rate p of wrong guesses from above. What is released with a share s of the claimed noise allows no test to be
+better than
 
-    2p ≥ 1 − TV(σ'),      TV the total variation distance between training with one user and without: δ at ε = 0,
+    2p ≥ 1 − TV(s),      TV the total variation distance between releases with one user and without: δ at ε = 0,
 
-so where 2p is less, σ' is more noise than there can be. The largest σ' that is left is the *effective noise*, and ε at
-it is the lower bound. TV is that of the Poisson-sampled Gaussian (PLD, rounded up, which errs on the cautious side).
-If the pipeline is as private as claimed, the bound exceeds the claim with a probability of at most 1 − confidence.
+so where 2p is less, s is more noise than there can be. The largest s that is left gives the lower bound: ε of the same
+events with that noise. TV is from the privacy loss distribution (rounded up, which errs on the cautious side).
 
-`assumption_free` uses 2p ≥ 2(1 − δ)/(1 + e^ε) instead, which holds for whatever is (ε, δ)-DP, and is looser.
+**What that assumes**: guesses of different canaries are wrong independently of one another. They are if each has its
+own coordinates and noise there is independent, which the checks look at; and a bound for *this kind* of mechanism is
+what it is. Without these assumptions many canaries in one run tell less, by a term in δ: `any_mechanism`.
+
+If the pipeline is as private as claimed, either bound exceeds the claim with a probability of at most 1 − confidence.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from dpformer.accounting.accountant import compose, epsilon_of, first_interval, quiet
 from dpformer.accounting.arguments import whole
-from dpformer.accounting.events import PoissonGaussian
+from dpformer.accounting.events import Event, PoissonGaussian
 
 LEAST_CANARIES = 100
-RANGE = 16.0  # effective noise is looked for within this factor of the claim
-PRECISION = 5e-4  # of the effective noise, relative; rounded up
+RANGE = 16.0  # the noise that is left is looked for within this factor of the claim
+GUESSED = 0.05  # of the canaries, for the bound that assumes nothing: those about whom the attacker is surest
+PRECISION = 5e-4  # of the noise that is left, relative; rounded up
+
+
+E = TypeVar("E", bound=Event)
 
 
 def check_size(canaries: int, confidence: float) -> None:
@@ -65,24 +75,22 @@ def clopper_pearson(errors: int, trials: int, allowed: float) -> float:
     return 1.0 if errors == trials else float(beta.ppf(1 - allowed, errors + 1, trials - errors))
 
 
-def effective_noise(error: float, claimed: PoissonGaussian) -> float:
-    """The largest noise multiplier with which an error rate this low is possible; inf if it says nothing."""
+def noise_left(error: float, claimed: Sequence[PoissonGaussian]) -> float:
+    """The largest share of the claimed noise with which an error rate this low is possible; inf if it says nothing."""
 
-    def possible(log_sigma: float) -> bool:
-        event = PoissonGaussian(math.exp(log_sigma), claimed.sample_rate, claimed.steps)
-        return 1 - 2 * error <= total_variation(event)
+    def possible(log_share: float) -> bool:
+        return 1 - 2 * error <= total_variation(scaled(claimed, math.exp(log_share)))
 
     if error >= 0.5:
         return math.inf
-    claim, stride = math.log(claimed.noise_multiplier), 0.1
-    low = high = claim
+    stride, low, high = 0.1, 0.0, 0.0
     while not possible(low):
         low, high, stride = low - stride, low, 2 * stride
-        if low < claim - math.log(RANGE):
+        if low < -math.log(RANGE):
             return math.exp(low)
     while high == low or possible(high):
         low, high, stride = high, high + stride, 2 * stride
-        if high > claim + math.log(RANGE):
+        if high > math.log(RANGE):
             return math.inf
     while high - low > PRECISION:
         middle = (low + high) / 2
@@ -90,27 +98,60 @@ def effective_noise(error: float, claimed: PoissonGaussian) -> float:
     return math.exp(high)
 
 
-def total_variation(event: PoissonGaussian) -> float:
-    """The total variation distance between training with one user and without, never below the truth."""
-    from dp_accounting.pld import privacy_loss_distribution
+def scaled(events: Sequence[E], share: float) -> list[E]:
+    """The events with another noise, by a factor."""
+    return [replace(event, noise_multiplier=share * event.noise_multiplier) for event in events]
 
+
+def total_variation(events: Sequence[PoissonGaussian]) -> float:
+    """The total variation distance between everything that is released with one user and without: δ at ε = 0, never
+    below the truth."""
+    import dp_accounting
+
+    composition = compose(events)
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=first_interval(composition, 4.0))
     with quiet():
-        loss = privacy_loss_distribution.from_gaussian_mechanism(
-            event.noise_multiplier,
-            value_discretization_interval=first_interval(compose([event]), 4.0),
-            sampling_prob=event.sample_rate,
-        )
-        return float(loss.self_compose(event.steps).get_delta_for_epsilon(0.0))
+        for event, count in composition:
+            accountant.compose(event, count)
+        return float(accountant.get_delta(0.0))
 
 
-def epsilon_at(noise_multiplier: float, claimed: PoissonGaussian, delta: float) -> float:
-    """ε of the claimed training at another noise."""
-    if math.isinf(noise_multiplier):
-        return 0.0
-    return epsilon_of([PoissonGaussian(noise_multiplier, claimed.sample_rate, claimed.steps)], delta)
+def epsilon_at(share: float, events: Sequence[Event], delta: float) -> float:
+    """ε of the events with another noise, by a factor."""
+    return 0.0 if math.isinf(share) else epsilon_of(scaled(events, share), delta)
 
 
-def assumption_free(error: float, delta: float) -> float:
-    """ε that any mechanism has at least with an error rate of at most this: ln((1 − δ)/p − 1)."""
-    odds = (1 - delta) / error - 1
-    return math.log(odds) if odds > 1 else 0.0
+def any_mechanism(scores: np.ndarray, member: np.ndarray, delta: float, confidence: float) -> float:
+    """The ε that *any* (ε, δ)-private mechanism has at least, from one run with many canaries (Steinke et al. 2023).
+
+    Canaries may then depend on one another. The `GUESSED` share with the largest |score| is guessed, and v of these r
+    guesses are right. Under (ε, δ)-DP that is as likely as
+
+        P[B ≥ v] + 2·m·δ·max_i (P[v − i ≤ B < v] / i),     B ~ Binomial(r, e^ε/(1 + e^ε))
+
+    at most (their Theorem 5.2), m the number of canaries. The term in m·δ is what dependence may cost.
+    """
+    count = max(1, int(GUESSED * len(scores)))
+    guessed = np.argsort(-np.abs(scores), kind="stable")[:count]
+    right = int(((scores[guessed] > 0) == member[guessed]).sum())
+    low, high = 0.0, 0.0
+    while high < 50 and chance_of_so_many(right, count, len(scores), high, delta) <= 1 - confidence:
+        low, high = high, high + 1
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        possible = chance_of_so_many(right, count, len(scores), middle, delta) > 1 - confidence
+        low, high = (low, middle) if possible else (middle, high)
+    return low
+
+
+def chance_of_so_many(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+    """A bound on the probability of so many right guesses under (ε, δ)-DP."""
+    from scipy import stats
+
+    p = 1 / (1 + math.exp(-epsilon))
+    beta = float(stats.binom.sf(right - 1, guesses, p))
+    if not right:
+        return 1.0
+    below = np.cumsum(stats.binom.pmf(np.arange(right - 1, -1, -1), guesses, p))  # P[v − i ≤ Binomial < v]
+    alpha = float((below / np.arange(1, right + 1)).max())
+    return min(1.0, beta + 2 * canaries * delta * alpha)

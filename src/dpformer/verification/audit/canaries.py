@@ -1,7 +1,8 @@
 """Canaries: made-up users whose whole gradient is one coordinate, so that each can be looked for on its own.
 
-Canary j owns coordinate (row, column) of a table E that is used twice, as a shared embedding is: looked up by row, and
-multiplied as a softmax weight is. Its loss is linear in its coordinate,
+Canary j owns one coordinate of one parameter. Parameters have every usual shape: a table, as of a shared embedding and
+a softmax; a vector, as of a bias; kernels of convolutions; a scalar; and one that no loss uses. Table and vector are
+used twice, and the loss is linear in the canary's coordinate, for the table
 
     loss_j = s/2 · (E[row_j] · e_col + (e_col Eᵀ)_row_j),     so ∂loss_j/∂E = s·e_(row_j, col_j), of norm s ≫ C,
 
@@ -25,29 +26,85 @@ from dpformer.models import Batch
 WIDTH = 64  # columns of the table, as of an embedding
 SPARE = 16  # rows of the table that no canary owns: noise and nothing else
 LOUD = 1000.0  # s in units of C: clipping has to bring it down to C
+# Parameters besides the table, each of 64 numbers or fewer, of which canaries own the first ones.
+SMALL: dict[str, tuple[tuple[int, ...], int]] = {
+    "scalar": ((), 0),
+    "unused": ((16,), 0),
+    "vector": ((64,), 32),
+    "kernel_1d": ((4, 4, 4), 32),
+    "kernel_2d": ((4, 4, 2, 2), 32),
+}
+IN_SMALL = sum(owned for _, owned in SMALL.values())
 
 
-class CanaryTable(nn.Module):
-    """The model that canaries are trained into: a table of `count` coordinates and spare ones, zero at the start."""
+class CanaryModel(nn.Module):
+    """The model that `count` canaries are trained into, zero at the start."""
 
-    max_length = 2  # a row and a column
+    max_length = 2  # a history is the two digits of a canary's number
 
     def __init__(self, count: int, clip_norm: float) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.zeros(math.ceil(count / WIDTH) + SPARE, WIDTH))
-        self.weight = LOUD * clip_norm / 2
+        self.scalar: nn.Parameter
+        self.vector: nn.Parameter
+        self.kernel_1d: nn.Parameter
+        self.kernel_2d: nn.Parameter
+        for name, (shape, _) in SMALL.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        self.table = nn.Parameter(torch.zeros(math.ceil(max(count - IN_SMALL, 1) / WIDTH) + SPARE, WIDTH))
+        self.count, self.weight = count, LOUD * clip_norm
 
     def forward(self, batch: Batch) -> Tensor:
-        """(B,) losses. A canary's history is its row, then its column."""
-        # The users on whom the engine proves itself are nobody's canaries: any place will do for them.
-        rows, columns = batch.items[:, 0] % len(self.table), batch.targets[:, 0] % WIDTH
+        """(B,) losses."""
+        # The users on whom the engine checks itself are nobody's canaries: any place will do for them.
+        canary = (batch.items[:, 0] * WIDTH + batch.targets[:, 0]) % self.count
+        values = 0 * self.scalar * canary.to(self.table)  # used, and owned by nobody
+        first = 0
+        for name, (_, owned) in SMALL.items():
+            if owned:
+                place, here = canary - first, (canary >= first) & (canary < first + owned)
+                values = values + here * getattr(self, f"_in_{name}")(place.clamp(0, owned - 1))
+                first += owned
+        return self.weight * (values + (canary >= first) * self._in_table((canary - first).clamp(min=0)))
+
+    # Value at a place (B,) of a flattened parameter, by the functions that use such parameters.
+
+    def _in_table(self, place: Tensor) -> Tensor:
+        rows, columns = place // WIDTH, place % WIDTH
         picked = F.one_hot(columns, WIDTH).to(self.table)  # (B, d)
         looked_up = (F.embedding(rows, self.table) * picked).sum(1)
         multiplied = F.linear(picked, self.table).gather(1, rows[:, None])[:, 0]
-        return self.weight * (looked_up + multiplied)
+        return (looked_up + multiplied) / 2
+
+    def _in_vector(self, place: Tensor) -> Tensor:
+        picked = F.one_hot(place, len(self.vector)).to(self.table)  # (B, 64)
+        added = F.linear(0 * picked, torch.zeros(2 * [len(self.vector)]).to(picked), self.vector)
+        return ((picked * self.vector).sum(1) + (picked * added).sum(1)) / 2
+
+    def _in_kernel_1d(self, place: Tensor) -> Tensor:
+        seen = F.one_hot(place % 16, 16).to(self.table).view(-1, 4, 4)
+        return F.conv1d(seen, self.kernel_1d)[:, :, 0].gather(1, (place // 16)[:, None])[:, 0]
+
+    def _in_kernel_2d(self, place: Tensor) -> Tensor:
+        seen = F.one_hot(place % 16, 16).to(self.table).view(-1, 4, 2, 2)
+        return F.conv2d(seen, self.kernel_2d)[:, :, 0, 0].gather(1, (place // 16)[:, None])[:, 0]
+
+    # Where canaries are among all numbers, parameter after parameter.
+
+    def slices(self) -> dict[str, slice]:
+        """Each parameter's place in all parameters, flattened one behind the other."""
+        ends = np.cumsum([parameter.numel() for parameter in self.parameters()]).tolist()
+        starts = [0, *ends[:-1]]
+        return {name: slice(*ends) for (name, _), *ends in zip(self.named_parameters(), starts, ends, strict=True)}
+
+    def coordinates(self) -> np.ndarray:
+        """(count,) the place of each canary's coordinate."""
+        slices = self.slices()
+        owned = [np.arange(slices[name].start, slices[name].start + number) for name, (_, number) in SMALL.items()]
+        table = np.arange(slices["table"].start, slices["table"].stop)
+        return np.concatenate([*owned, table])[: self.count]
 
 
 def canary_data(members: Sequence[int] | np.ndarray, count: int) -> Dataset:
     """The data set of those canaries that take part: user u is canary `members[u]`, out of `count`."""
-    items = max(math.ceil(count / WIDTH), WIDTH)  # a history holds a row and a column
+    items = max(math.ceil(count / WIDTH), WIDTH)  # a history holds two digits
     return Dataset.from_histories([divmod(int(j), WIDTH) for j in members], items, max_length=2)

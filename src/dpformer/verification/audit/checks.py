@@ -9,15 +9,15 @@ any of them about once in 50,000 audits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dpformer.accounting.events import PoissonGaussian
 from dpformer.verification.audit.bound import Guesses, total_variation
-from dpformer.verification.audit.observation import Observation
+from dpformer.verification.audit.observation import Contribution, Observation
 
 ALARM = 1e-6
 MOST = 2048  # steps, or coordinates, or users of which all pairs are looked at
@@ -32,6 +32,7 @@ class Check:
     measured: str
     expected: str
     p_value: float
+    of: str = ""  # which of several mechanisms
 
     @property
     def passed(self) -> bool:
@@ -43,13 +44,24 @@ class Check:
 
 def checks(seen: Observation) -> list[Check]:
     """All checks of one observation."""
-    return [*noise_checks(seen), *inclusion_checks(seen), *contribution_checks(seen.contribution, seen.unevenness)]
+    return [
+        *noise_checks(seen),
+        *inclusion_checks(seen),
+        *contribution_checks(sum(seen.contributions.values(), Contribution()), seen.mechanism.noise_multiplier),
+        in_each_parameter(seen.contributions, seen.mechanism.noise_multiplier),
+        counted(seen),
+    ]
 
 
 def noise_checks(seen: Observation) -> Iterator[Check]:
     """The noise x, (T, K): standard normal, all independent, and never used twice."""
     x = seen.noise
     yield from distribution_checks(x, seen.mechanism.noise_multiplier)
+    parts = {name: x[:, columns] for name, columns in seen.columns.items()}
+    found = [
+        (name, math.sqrt(_squares(part) / part.size), _chi2(_squares(part), part.size)) for name, part in parts.items()
+    ]
+    yield _worst("noise: deviation in each parameter", found)
     yield _largest("noise: any two steps, before and after a restart", _some_steps(x, seen.restart))
     yield _largest("noise: any two coordinates", x[:, :MOST].T)
     # Training was resumed from one checkpoint twice, once with other data: the same noise would cancel.
@@ -65,38 +77,25 @@ def another_run(noise: np.ndarray, other: np.ndarray) -> Check:
 
 def distribution_checks(x: np.ndarray, sigma: float) -> Iterator[Check]:
     """Noise (T, K) over its claimed deviation: standard normal, and neighbours independent."""
-    from scipy import stats
-
     n, steps, width = x.size, *x.shape
-    squares = float(np.square(x, dtype=np.float64).sum())
+    squares = _squares(x)
     deviation = sigma * math.sqrt(squares / n)
-    yield Check(
-        "noise: deviation",
-        f"{deviation:.5g}",
-        f"{sigma:.5g}",
-        _two_sided(float(stats.chi2.cdf(squares, n)), squares, n),
-    )
+    yield Check("noise: deviation", f"{deviation:.5g}", f"{sigma:.5g}", _chi2(squares, n))
     mean = float(x.mean(dtype=np.float64))
     yield Check("noise: mean", f"{sigma * mean:.2g}", "0", _normal(mean * math.sqrt(n)))
-    yield _normality(x.ravel()[:: max(1, n // SAMPLES)] * (sigma / deviation))
+    yield _normality(x.ravel()[:: max(1, n // SAMPLES)], deviation / sigma)
     after = float((x[1:] * x[:-1]).sum(dtype=np.float64)) / math.sqrt(max(1, (steps - 1) * width))
     yield _correlation("noise: from step to step", after, (steps - 1) * width)
     beside = float((x[:, 1:] * x[:, :-1]).sum(dtype=np.float64)) / math.sqrt(steps * (width - 1))
     yield _correlation("noise: from coordinate to coordinate", beside, steps * (width - 1))
     sums = float(np.square(x.sum(1, dtype=np.float64)).sum()) / width
-    yield Check(
-        "noise: all coordinates of a step", f"{sums / steps:.4g}", "1",
-        _two_sided(float(stats.chi2.cdf(sums, steps)), sums, steps),
-    )  # fmt: skip
+    yield Check("noise: all coordinates of a step", f"{sums / steps:.4g}", "1", _chi2(sums, steps))
 
 
 def spread_check(name: str, x: np.ndarray) -> Check:
     """Whether numbers have the spread of standard normal ones (χ²): the noise of a release over what is claimed."""
-    from scipy import stats
-
-    squares, n = float(np.square(x).sum()), len(x)
-    p = _two_sided(float(stats.chi2.cdf(squares, n)), squares, n)
-    return Check(name, f"{math.sqrt(squares / n):.4g}", "1", p)
+    squares, n = _squares(x), len(x)
+    return Check(name, f"{math.sqrt(squares / n):.4g}", "1", _chi2(squares, n))
 
 
 def inclusion_checks(seen: Observation) -> Iterator[Check]:
@@ -112,6 +111,7 @@ def inclusion_checks(seen: Observation) -> Iterator[Check]:
         "inclusion: two processes with one key agree", "yes" if seen.same_batches else "no", "yes",
         float(seen.same_batches),
     )  # fmt: skip
+    yield Check("inclusion: nobody twice in a step", "yes" if seen.once else "no", "yes", float(seen.once))
     if (groups := seen.mechanism.noise.groups) > 1:
         name = f"inclusion: at most once in {groups} steps"
         yield Check(name, "yes" if seen.in_turn else "no", "yes", float(seen.in_turn))
@@ -123,27 +123,54 @@ def inclusion_checks(seen: Observation) -> Iterator[Check]:
     after = float((centred[1:] * centred[:-1]).sum()) / math.sqrt(max(1, (steps - 1) * users))
     yield _correlation("inclusion: from step to step", after, (steps - 1) * users)
     yield _overlap("inclusion: any two users", a[:, :MOST].T, q)
-    yield _overlap("inclusion: any two steps", a[:MOST], q)
+    yield _overlap("inclusion: any two steps, before and after a restart", _some_steps(a, seen.restart), q)
 
 
-def contribution_checks(added: tuple[float, float], around: tuple[float, int]) -> Iterator[Check]:
-    """What users add to their own coordinates: the clip norm, each of them, as all canaries are louder.
+def contribution_checks(seen: Contribution, deviation: float, of: str = "one user") -> Iterator[Check]:
+    """What users add where they are looked for: the clip norm, each of them, as all canaries are louder.
 
     Args:
-        added: mean of what was seen there, in clip norms, and its standard error.
-        around: Σ ((what was seen − 1)/σ)², and over how many: χ². Two users who add 2 and 0 have the right mean.
+        seen: their own coordinates, in clip norms.
+        deviation: of the noise there.
+        of: whose.
     """
+    mean, error = seen.total / max(seen.count, 1), deviation / math.sqrt(max(seen.count, 1))
+    p = _normal((mean - 1) / error) if seen.count else 1.0
+    yield Check(f"contribution of {of}, in clip norms", f"{mean:.4f} ± {error:.4f}", "1", p)
+    squares, count = seen.squares / deviation**2, max(seen.count, 1)  # users who add 2 and 0 have the right mean
+    p = _chi2(squares, count) if seen.count else 1.0
+    yield Check(f"contribution: {of} like another", f"{squares / count:.4g}", "1", p)
+
+
+def in_each_parameter(seen: dict[str, Contribution], deviation: float) -> Check:
+    """A user adds as much in a bias, or in a kernel, as in a table."""
+    found = [
+        (name, one.total / one.count, _normal((one.total / one.count - 1) * math.sqrt(one.count) / deviation))
+        for name, one in seen.items()
+        if one.count
+    ]
+    return _worst("contribution in each parameter", found)
+
+
+def counted(seen: Observation) -> Check:
+    """What training says it did, for the ledger, is what was claimed and what was done."""
+    ledger, claimed = seen.ledger, seen.mechanism.claimed
+    # The rate is that of batches of so many users among so many, which rounds.
+    same = replace(ledger, label="", private=True, sample_rate=claimed.sample_rate) == claimed
+    same &= math.isclose(ledger.sample_rate, claimed.sample_rate, rel_tol=1e-12)
+    measured = f"{ledger.repeats} steps, noise {ledger.noise_multiplier:.5g}, rate {ledger.sample_rate:.5g}"
+    return Check("ledger: the event of these steps", measured, "as claimed" if same else repr(claimed), float(same))
+
+
+def alone_check(released: int, users: int, chance: float) -> Check:
+    """Users whose items nobody else has: their items are released with at most this probability each."""
     from scipy import stats
 
-    mean, error = added
-    measured = f"{mean:.4f} ± {error:.4f}"
-    yield Check("contribution of one user, in clip norms", measured, "1", _normal((mean - 1) / error))
-    squares, count = around[0], max(around[1], 1)
-    p = _two_sided(float(stats.chi2.cdf(squares, count)), squares, count) if around[1] else 1.0
-    yield Check("contribution: one user like another", f"{squares / count:.4g}", "1", p)
+    p = float(stats.binom.sf(released - 1, users, chance)) if released else 1.0
+    return Check("list: items of one user alone", f"{released} of {users}", f"at most {users * chance:.2g}", p)
 
 
-def told_apart(guesses: Guesses, claimed: PoissonGaussian) -> Check:
+def told_apart(guesses: Guesses, claimed: Sequence[PoissonGaussian]) -> Check:
     """How many canaries were guessed wrong, and how likely so few are if the claim is true."""
     from scipy import stats
 
@@ -156,10 +183,13 @@ def told_apart(guesses: Guesses, claimed: PoissonGaussian) -> Check:
 # Statistics.
 
 
-def _normality(x: np.ndarray) -> Check:
-    """Kolmogorov–Smirnov, and the fourth moment for the tails."""
+def _normality(x: np.ndarray, deviation: float) -> Check:
+    """Kolmogorov–Smirnov, and the fourth moment for the tails; whatever the deviation is."""
     from scipy import stats
 
+    if not deviation:
+        return Check("noise: normal distribution", "none", "0", 0.0)
+    x = x / deviation
     distance, p = stats.kstest(x, "norm")
     fourth = (float(np.mean(x.astype(np.float64) ** 4)) - 3) / math.sqrt(24 / len(x))  # deviation was divided out
     return Check(
@@ -189,7 +219,9 @@ def _largest(name: str, rows: np.ndarray) -> Check:
     from scipy import stats
 
     count, n = rows.shape
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.maximum(
+        np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(rows.dtype).tiny
+    )  # without noise there is none
     r = np.abs(unit @ unit.T)
     np.fill_diagonal(r, 0)
     largest = min(float(r.max()), 1 - 1e-12)
@@ -212,17 +244,29 @@ def _overlap(name: str, rows: np.ndarray, q: float) -> Check:
     return Check(name, f"{least:.0f} … {most:.0f}", f"about {n * q * q:.1f}", min(1.0, 2 * len(pairs) * tail))
 
 
+def _worst(name: str, found: list[tuple[str, float, float]]) -> Check:
+    """Of several comparisons with 1, (of what, measured, p-value): the worst, with a p-value for all of them."""
+    of, measured, p = min(found, key=lambda one: one[2], default=("none", 1.0, 1.0))
+    return Check(name, f"{measured:.4g} ({of})", "1", min(1.0, len(found) * p))
+
+
 def _some_steps(x: np.ndarray, restart: int) -> np.ndarray:
-    """All steps, or the first ones and those after the restart."""
-    half = MOST // 2
-    return x if len(x) <= MOST else np.concatenate([x[:half], x[restart : restart + half]])
+    """All steps; of very many the first ones, and those around the restart."""
+    if len(x) <= MOST:
+        return x
+    return np.concatenate([x[: MOST // 2], x[max(MOST // 2, restart - MOST // 4) : restart + MOST // 4]])
 
 
 def _normal(z: float) -> float:
     return math.erfc(abs(z) / math.sqrt(2))
 
 
-def _two_sided(cdf: float, value: float, freedom: int) -> float:
+def _squares(x: np.ndarray) -> float:
+    return float(np.square(x, dtype=np.float64).sum())
+
+
+def _chi2(value: float, freedom: int) -> float:
+    """Two-sided."""
     from scipy import stats
 
-    return min(1.0, 2 * min(cdf, float(stats.chi2.sf(value, freedom))))
+    return min(1.0, 2 * min(float(stats.chi2.cdf(value, freedom)), float(stats.chi2.sf(value, freedom))))

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import numpy as np
 
 from dpformer.accounting.arguments import delta_of, positive
-from dpformer.accounting.events import PoissonGaussian
+from dpformer.accounting.events import Gaussian
 from dpformer.queries.base import Query
-from dpformer.verification.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
+from dpformer.verification.audit.bound import check_size
 from dpformer.verification.audit.checks import (
+    alone_check,
     another_run,
     contribution_checks,
     distribution_checks,
     spread_check,
-    told_apart,
 )
-from dpformer.verification.audit.observation import Mechanism
-from dpformer.verification.audit.result import Audit
+from dpformer.verification.audit.observation import Contribution, Mechanism
+from dpformer.verification.audit.result import Audit, Part, conclude
 
 
 def audit_query(
@@ -27,43 +26,44 @@ def audit_query(
     *,
     noise_multiplier: float,
     delta: float,
+    failure: float = 0.0,
     canaries: int = 10_000,
     confidence: float = 0.95,
     seed: int | None = None,
 ) -> Audit:
-    """Asks a query of canaries and compares what that gives away with one Gaussian event of `noise_multiplier`."""
+    """Asks a query of canaries and compares what that gives away with one Gaussian event of `noise_multiplier`.
+
+    Args:
+        query: a query of a run.
+        noise_multiplier: as claimed.
+        delta: δ at which ε is stated.
+        failure: the part of δ that the query may fail with outright, such as the threshold of a released list.
+        canaries: how many at least; half of them, by the toss of coins, take part.
+        confidence: of the lower bound.
+        seed: to repeat an audit.
+    """
     began = time.monotonic()
     check_size(canaries, confidence)
-    sigma, delta = positive("noise_multiplier", noise_multiplier), delta_of(delta)
+    event = Gaussian(positive("noise_multiplier", noise_multiplier), label=query.label, delta=failure)
     member = np.random.default_rng(seed).random(query.canary_count(canaries)) < 0.5
-    seen = query.canaries(sigma, member, seed)
-    scores = (2 * seen.estimate - 1) / (2 * seen.deviation**2)
-    claimed = PoissonGaussian(sigma, 1.0, 1)
-    guesses = guess(scores, member, confidence)
-    noise = effective_noise(guesses.error_at_most, claimed)
-    added = seen.estimate[member]
-    around = float(np.square((added - 1) / seen.deviation).sum())
+    return conclude([query_part(query, event, member, seed)], member, delta_of(delta), confidence, began)
+
+
+def query_part(query: Query, event: Gaussian, member: np.ndarray, seed: int | None) -> Part:
+    """A query asked of those canaries that take part."""
+    sigma, seen = event.noise_multiplier, query.canaries(event, member, seed)
     checks = [
-        told_apart(guesses, claimed),
         *(spread_check(name, numbers) for name, numbers in seen.others.items()),
-        *distribution_checks(seen.noise[:, ~member], sigma),
-        *contribution_checks((float(added.mean()), seen.deviation / math.sqrt(len(added))), (around, len(added))),
+        *distribution_checks(seen.noise, sigma),
     ]
+    groups = {"one user": member, **({} if seen.many is None else {"one user with many cells": member & seen.many})}
+    for of, taking_part in groups.items():
+        added = Contribution()
+        added.add(seen.estimate[taking_part])
+        checks += contribution_checks(added, seen.deviation, of)
+    if seen.alone is not None:
+        checks.append(alone_check(*seen.alone))
     if seed is None:
-        again = query.canaries(sigma, member, seed)
-        checks.append(another_run(seen.noise[0, ~member], again.noise[0, ~member]))
-    return Audit(
-        mechanism=Mechanism(sigma, 1.0, 1),
-        delta=delta,
-        epsilon_claimed=epsilon_at(sigma, claimed, delta),
-        epsilon_lower=epsilon_at(noise, claimed, delta),
-        epsilon_lower_any=assumption_free(guesses.error_at_most, delta),
-        effective_noise=noise,
-        confidence=confidence,
-        guesses=guesses,
-        checks=tuple(checks),
-        seconds=time.monotonic() - began,
-        scores=scores,
-        member=member,
-        of=query.label,
-    )
+        checks.append(another_run(seen.noise[0], query.canaries(event, member, seed).noise[0]))
+    scores = (2 * seen.estimate - 1) / (2 * seen.deviation**2)
+    return Part(query.label, event, Mechanism(sigma, 1.0, 1), scores, tuple(checks))

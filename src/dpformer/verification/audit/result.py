@@ -2,36 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dpformer.accounting.accountant import epsilon_of
+from dpformer.accounting.events import Event
 from dpformer.errors import DpformerError, MissingExtra
 from dpformer.files import replacing
-from dpformer.verification.audit.bound import Guesses
-from dpformer.verification.audit.checks import Check
+from dpformer.verification.audit.bound import Guesses, any_mechanism, epsilon_at, guess, noise_left
+from dpformer.verification.audit.checks import Check, told_apart
 from dpformer.verification.audit.observation import Mechanism
+
+ASSUMES = "different canaries are guessed wrong independently of one another, as where noise is independent"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One mechanism of what is audited, run on canaries."""
+
+    of: str  # training, or the label of a query
+    event: Event  # what it claims, as a ledger has it
+    mechanism: Mechanism
+    scores: np.ndarray  # (canaries,) log-likelihood ratios of "takes part" to "does not"
+    checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was claimed of training, and what canaries showed."""
+    """What was claimed of some mechanisms together, and what canaries showed. The same canaries go through all."""
 
-    mechanism: Mechanism
+    parts: tuple[Part, ...]
     delta: float
-    epsilon_claimed: float  # of training alone, at delta
-    epsilon_lower: float  # with `confidence`, under the trade-off of the claimed kind of mechanism
-    epsilon_lower_any: float  # with `confidence`, whatever the mechanism
-    effective_noise: float
+    epsilon_claimed: float  # of all parts together, at delta
+    epsilon_lower: float  # with `confidence`, of this kind of mechanism (`bound`)
+    epsilon_lower_any: float  # with `confidence`, whatever the mechanism (Steinke et al. 2023)
+    noise_left: float  # the largest share of the claimed noise that is consistent with the guesses
     confidence: float
     guesses: Guesses
     checks: tuple[Check, ...]
     seconds: float
-    scores: np.ndarray  # (canaries,)
+    scores: np.ndarray  # (canaries,) of all parts together
     member: np.ndarray  # (canaries,) bool
-    of: str = "training"  # what was audited
+
+    @property
+    def of(self) -> str:
+        """What was audited."""
+        return ", ".join(part.of for part in self.parts)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Of the first part; most audits have one."""
+        return self.parts[0].mechanism
 
     @property
     def passed(self) -> bool:
@@ -52,17 +78,17 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON, without the scores."""
-        finite = self.effective_noise if np.isfinite(self.effective_noise) else None
         return {
             "passed": self.passed,
             "verdict": self.verdict,
             "of": self.of,
-            "mechanism": self.mechanism.to_dict(),
+            "mechanisms": [{"of": part.of, **part.mechanism.to_dict()} for part in self.parts],
             "delta": self.delta,
             "epsilon_claimed": self.epsilon_claimed,
             "epsilon_lower": self.epsilon_lower,
             "epsilon_lower_any": self.epsilon_lower_any,
-            "effective_noise": finite,
+            "assumes": {"epsilon_lower": ASSUMES, "epsilon_lower_any": "nothing"},
+            "noise_left": self.noise_left if np.isfinite(self.noise_left) else None,
             "confidence": self.confidence,
             "guesses": asdict(self.guesses),
             "checks": [check.to_dict() for check in self.checks],
@@ -87,7 +113,7 @@ class Audit:
         left.axvline(0, color="black", linewidth=1, linestyle="--")
         left.set(xlabel="log-likelihood ratio of a canary", ylabel="canaries", title="What an attacker can tell")
         left.legend(frameon=False)
-        names = ["shown without\nassumptions", f"shown at\n{self.confidence:.0%}", "claimed"]
+        names = ["shown of any\nmechanism", f"shown at\n{self.confidence:.0%}", "claimed"]
         values = [self.epsilon_lower_any, self.epsilon_lower, self.epsilon_claimed]
         colours = ["#4c72b0", "#4c72b0", "#55a868" if self.passed else "#c44e52"]
         right.bar_label(right.bar(names, values, color=colours), fmt="%.2f")
@@ -96,3 +122,26 @@ class Audit:
             axes.spines[["top", "right"]].set_visible(False)
         with replacing(path) as part:
             figure.savefig(part, format=path.suffix[1:], dpi=150)
+
+
+def conclude(parts: Sequence[Part], member: np.ndarray, delta: float, confidence: float, began: float) -> Audit:
+    """What all parts together show of the same canaries: their log-likelihood ratios add up."""
+    scores = np.sum([part.scores for part in parts], axis=0)
+    claimed = [part.mechanism.event for part in parts]
+    guesses = guess(scores, member, confidence)
+    left = noise_left(guesses.error_at_most, claimed)
+    checks = [check if len(parts) == 1 else replace(check, of=part.of) for part in parts for check in part.checks]
+    return Audit(
+        parts=tuple(parts),
+        delta=delta,
+        epsilon_claimed=epsilon_of([part.event for part in parts], delta),
+        epsilon_lower=epsilon_at(left, claimed, delta),
+        epsilon_lower_any=any_mechanism(scores, member, delta, confidence),
+        noise_left=left,
+        confidence=confidence,
+        guesses=guesses,
+        checks=(told_apart(guesses, claimed), *checks),
+        seconds=time.monotonic() - began,
+        scores=scores,
+        member=member,
+    )

@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from dpformer.accounting.arguments import delta_of, positive, sample_rate_of, whole
 from dpformer.noise.mechanisms import INDEPENDENT, Noise
-from dpformer.verification.audit.bound import assumption_free, check_size, effective_noise, epsilon_at, guess
-from dpformer.verification.audit.checks import checks, told_apart
-from dpformer.verification.audit.observation import Mechanism, Watch, observe
-from dpformer.verification.audit.result import Audit
+from dpformer.verification.audit.bound import check_size
+from dpformer.verification.audit.checks import checks
+from dpformer.verification.audit.observation import Mechanism
+from dpformer.verification.audit.observer import Watch, observe
+from dpformer.verification.audit.result import Audit, Part, conclude
 
 if TYPE_CHECKING:
     from dpformer.training.distributed import Team
 
 LEAST_STEPS = 4
+TRAINING = "training"
 
 
 def audit(
@@ -56,33 +59,25 @@ def audit(
         team: several processes, of which this one leads; see `observe`.
     """
     began = time.monotonic()
-    mechanism = _mechanism(noise_multiplier, sample_rate, steps, clip_norm, clipping, noise)
+    mechanism = mechanism_of(noise_multiplier, sample_rate, steps, clip_norm, clipping, noise)
     check_size(canaries, confidence)
-    delta = delta_of(delta)
+    delta, member = delta_of(delta), np.random.default_rng(seed).random(canaries) < 0.5
+    return conclude([training_part(mechanism, member, seed, watch, team)], member, delta, confidence, began)
+
+
+def training_part(
+    mechanism: Mechanism, member: np.ndarray, seed: int | None, watch: Watch = iter, team: Team | None = None
+) -> Part:
+    """Training on those canaries that take part."""
     with torch.random.fork_rng(devices=[]):
-        seen = observe(mechanism, canaries, seed=seed, watch=watch, team=team)
-    claimed = mechanism.event
-    guesses = guess(seen.scores, seen.member, confidence)
-    effective = effective_noise(guesses.error_at_most, claimed)
-    return Audit(
-        mechanism=mechanism,
-        delta=delta,
-        epsilon_claimed=epsilon_at(mechanism.noise_multiplier, claimed, delta),
-        epsilon_lower=epsilon_at(effective, claimed, delta),
-        epsilon_lower_any=assumption_free(guesses.error_at_most, delta),
-        effective_noise=effective,
-        confidence=confidence,
-        guesses=guesses,
-        checks=(told_apart(guesses, claimed), *checks(seen)),
-        seconds=time.monotonic() - began,
-        scores=seen.scores,
-        member=seen.member,
-    )
+        seen = observe(mechanism, member, seed=seed, watch=watch, team=team)
+    return Part(TRAINING, mechanism.claimed, mechanism, seen.scores, tuple(checks(seen)))
 
 
-def _mechanism(
+def mechanism_of(
     noise_multiplier: float, sample_rate: float, steps: int, clip_norm: float, clipping: str, noise: Noise
 ) -> Mechanism:
+    """What is claimed, or a ValueError on what nobody could claim."""
     if clipping not in ("normalize", "clip"):
         raise ValueError(f"clipping is {clipping!r}; it must be normalize or clip")
     sample_rate = sample_rate_of(sample_rate)
