@@ -9,25 +9,31 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from dpformer.accounting import Ledger
-from dpformer.data.sources.frames import from_frame
+from dpformer.data import Columns
+from dpformer.data.sources.frames import store_frame
 from dpformer.errors import DpformerError
 from dpformer.kinds.auto import AUTO
 from dpformer.runs.config import Config
 from dpformer.runs.model_file import Release
 from dpformer.runs.run import Run, finished, train
-from dpformer.serving.batch import Packed, histories_of
-from dpformer.serving.frames import Frame, any_frame, write_catalog, write_log
+from dpformer.serving.frames import Frame, any_frame, write_catalog
+from dpformer.serving.histories import histories_of, read_histories, read_log, reading_config
 from dpformer.serving.notebook import Card, ExactFacts, Facts, PlanFacts, Statement, Table
+from dpformer.serving.packed import REPORT, Packed
+from dpformer.serving.python_words import public
 from dpformer.serving.ranking import Ranker
+from dpformer.serving.rules import RuleBook, Rules, rule_book
 
 
+@public
 class _Model:
     """What both have in common: a config, a run once fitted, and a private folder for what came from memory."""
 
@@ -49,7 +55,13 @@ class _Model:
                 budget (`dpformer ledger`), which refuses what is beyond it. Without one a second fit is refused.
             choices: the other options of `dpformer train`, by name: `delta`, `private_metrics`, `learning_rate`, …
         """
-        self._choices = {**self._always, "epsilon": epsilon, "model": model, **choices}
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float | np.number):
+            raise DpformerError(
+                f"epsilon is a {type(epsilon).__name__}; give a number, and the data to fit: "
+                f"{type(self).__name__}(epsilon=5).fit(data)"
+            )
+        self._choices = {**self._always, "epsilon": float(epsilon), "model": model, **choices}
+        self._config(Path("data"))  # refuses what is no choice, or contradicts another
         self.ledger = ledger
         self.run: Run | None = None
         self._private: tempfile.TemporaryDirectory[str] | None = None
@@ -72,7 +84,8 @@ class _Model:
         where = Path(out) if out is not None else Path(tempfile.mkdtemp(dir=self._folder())) / "run"
         ledger = Path(self.ledger) if isinstance(self.ledger, str) else self.ledger
         self.run = train(self._config(file, **more), where, ledger=ledger, source=source)
-        self.__dict__.pop("_ranker", None)
+        for name in ("_ranker", "_rule_books"):
+            self.__dict__.pop(name, None)
 
     def _folder(self) -> Path:
         """Private, and gone with this object."""
@@ -96,10 +109,12 @@ class _Model:
         """What is promised about the data, how it is achieved, and what is not covered."""
         return Statement(self._fitted.statement)
 
-    def _measure(self, data: Path | None, *, filter_seen: bool = True) -> Facts:
+    def _measure(
+        self, data: Path | None, *, filter_seen: bool = True, reading: Mapping[str, Any] | None = None
+    ) -> Facts:
         from dpformer.report.accuracy import measure  # which reads no file that a stranger's folder names
 
-        return ExactFacts(measure(self._fitted, data, filter_seen=filter_seen).to_dict())
+        return ExactFacts(measure(self._fitted, data, filter_seen=filter_seen, reading=reading).to_dict())
 
     def report(
         self, path: str | Path | None = None, *, public: bool = False, catalog: str | Path | None = None
@@ -154,6 +169,7 @@ class _Model:
         return f"{type(self).__name__}({'not fitted' if self.run is None else self.run.statement['headline']})"
 
 
+@public
 class Recommender(_Model):
     """A next-item recommender with user-level differential privacy.
 
@@ -162,6 +178,8 @@ class Recommender(_Model):
     >>> rec.fit(df, items=catalog)  # doctest: +SKIP
     >>> rec.recommend({"ann": ["film-3", "film-9"]}, k=10)  # doctest: +SKIP
     """
+
+    _backend: Any = None  # the library of the frame that was fitted
 
     def fit(
         self, data: Any, items: Any = None, *, out: str | Path | None = None, order: str = "time", **columns: str
@@ -176,27 +194,23 @@ class Recommender(_Model):
             order: "time", or "file" if rows are in the order of time and there is no column of times.
             columns: other names: user_column="customer", item_column=…, timestamp_column=…, rating_column=…
         """
-        more: dict[str, Any] = {"order": order}
-        file = self._log(data, order, columns)
+        more: dict[str, Any] = {"order": order, **columns}
         if isinstance(data, str | Path):
-            more.update(columns)
+            file = Path(data)
         else:
-            more["source"] = _source(data, columns)
+            frame, kind = Frame(data), type(data)
+            file = self._log(frame, self._config(Path("frame.parquet"), **more))
+            self._backend = frame.table.implementation
+            more["source"] = {"source": kind.__name__, "format": kind.__module__.partition(".")[0].lstrip("_")}
         if items is not None:
             more["catalog"] = self._catalog(items)
         self._fit(file, out, **more)
         return self
 
-    def _log(self, data: Any, order: str, columns: Mapping[str, str]) -> Path:
-        if isinstance(data, str | Path):
-            return Path(data)
-        from dpformer.data import Columns
-
-        known = {name.removesuffix("_column"): value for name, value in columns.items()}
-        ratings = self._choices.get("min_rating") is not None
-        log = from_frame(Frame(data).series(), Columns(**known), order=order, ratings=ratings)
+    def _log(self, frame: Frame, config: Config) -> Path:
+        """A frame as a file, under the same names of columns."""
         path = Path(tempfile.mkdtemp(dir=self._folder())) / "frame.parquet"
-        write_log(log, path)
+        store_frame(frame.series(), path, config.log_columns(), config.reading(), config.filters())
         return path
 
     def _catalog(self, items: Any) -> Path:
@@ -212,16 +226,41 @@ class Recommender(_Model):
             self.__dict__["_ranker"] = Ranker(self.release)
         return self.__dict__["_ranker"]
 
-    def recommend(self, histories: Any, k: int = 10, *, filter_seen: bool = True, order: str = "time") -> Any:
+    def recommend(
+        self,
+        histories: Any,
+        k: int = 10,
+        *,
+        filter_seen: bool = True,
+        unknown: str = REPORT,
+        order: str | None = None,
+        reading: Mapping[str, Any] | None = None,
+        items: Iterable[Any] | None = None,
+        exclude: Iterable[Any] = (),
+        where: Mapping[str, Any] | None = None,
+        max_per: Mapping[str, int] | None = None,
+        catalog: str | Path | None = None,
+    ) -> Any:
         """The k best items for each user: a frame of user_id, item_id, (title,) score, rank.
 
         Args:
             histories: {user: [items, oldest first]}, or a frame or path of interactions; users may be new.
-            k: items a user.
+            k: items per user.
             filter_seen: leave out items of the history.
-            order: of a frame or file: "time" or "file".
+            unknown: what to do about items that the model does not know: leave them out with a warning ("report"), or
+                silently ("ignore"), or refuse them ("error"). If no item at all is known, that is an error too.
+            order: of a frame or file: "time" or "file" (default: as in `fit`).
+            reading: other options by which a frame or file is read, by name: {"user_column": "buyer"}. The default are
+                those of `fit`.
+            items: recommend only these.
+            exclude: never recommend these.
+            where: only items with these values in the catalogue: {"category": "Toys"}, a list for any of several
+                values, {"price": {"min": 5, "max": 20}} for numbers.
+            max_per: at most so many of each value among the k: {"brand": 2}.
+            catalog: the file with these columns (default: the catalogue of `fit`).
 
-        Items the model does not know are skipped. The frame is of the library that `histories` is of.
+        Rules come before the choice of the k best items (`serving.rules`). The frame is of the
+        library that `histories` is of.
         """
         frame: Frame | None = None
         whole_users = whole_items = False
@@ -229,39 +268,57 @@ class Recommender(_Model):
             found = histories_of(histories.items())
             whole_users = all(isinstance(user, int) for user in histories)
             whole_items = all(isinstance(item, int | np.integer) for items in histories.values() for item in items)
-        elif isinstance(histories, str | Path):
-            from dpformer.data import Reading, read
-
-            found = read(histories, reading=Reading(order=order))
         else:
-            frame = Frame(histories)
-            log = from_frame(frame.series(), order=order)
-            found = log.histories()
-            whole_users, whole_items = _whole(frame)
-        packed = Packed.of(found, self.release)
-        top = self.ranker.top(packed.items, packed.offsets, k, filter_seen=filter_seen)
+            given = {**(reading or {}), **({} if order is None else {"order": order})}
+            if isinstance(histories, str | Path):
+                found = read_histories(Path(histories), self._fitted.folder, **given)
+            else:
+                frame, config = Frame(histories), reading_config(self._fitted.folder, None, **given)
+                found = read_log(self._log(frame, config), config)
+                whole_users, whole_items = _whole(frame, config.log_columns())
+        packed = Packed.of(found, self.release, unknown)
+        if packed.note:
+            warnings.warn(packed.note, stacklevel=2)
+        rules = None
+        if items is not None or exclude or where or max_per:
+            asked = Rules(_listed(items), _listed(exclude) or (), where or {}, max_per or {})
+            rules = self._rule_book(catalog).bind(asked)
+        top = self.ranker.top(packed.items, packed.offsets, k, filter_seen=filter_seen, rules=rules)
         columns = self._columns(top, found.user_ids, whole_users, whole_items)
-        return any_frame(columns) if frame is None else frame.like(columns)
+        return any_frame(columns, self._backend) if frame is None else frame.like(columns)
+
+    def _rule_book(self, catalog: str | Path | None) -> RuleBook:
+        books = self.__dict__.setdefault("_rule_books", {})
+        if catalog not in books:
+            books[catalog] = rule_book(self.release, self._fitted.folder, catalog)
+        return cast(RuleBook, books[catalog])
 
     def _columns(self, top: Any, users: Any, whole_users: bool, whole_items: bool) -> dict[str, list[Any]]:
-        there, release = top.items >= 0, self.release
+        there = top.items >= 0
         rows, places = np.nonzero(there)
-        chosen = top.items[there].tolist()
-        names = [release.vocabulary[item] for item in chosen]
-        columns: dict[str, list[Any]] = {
-            "user_id": [int(users[row]) if whole_users else users[row] for row in rows.tolist()],
-            "item_id": [int(name) if whole_items else str(name) for name in names],
-        }
-        if release.titles is not None:
-            columns["title"] = [release.titles[item] for item in chosen]
-        return {**columns, "score": top.scores[there].tolist(), "rank": (places + 1).tolist()}
+        names = [int(users[row]) if whole_users else users[row] for row in rows.tolist()]
+        items = self._items(top.items[there], whole_items)
+        return {"user_id": names, **items, "score": top.scores[there].tolist(), "rank": (places + 1).tolist()}
 
-    def similar(self, item: Any, k: int = 10) -> Table:
-        """The k items most like one."""
+    def _items(self, numbers: np.ndarray, whole: bool) -> dict[str, list[Any]]:
+        """Columns of ids, whole numbers where those were given, and titles."""
+        release, chosen = self.release, numbers.tolist()
+        names = [release.vocabulary[item] for item in chosen]
+        ids = {"item_id": [int(name) if whole else str(name) for name in names]}
+        return ids if release.titles is None else {**ids, "title": [release.titles[item] for item in chosen]}
+
+    def similar(self, item: Any, k: int = 10) -> Any:
+        """The k items most like one: a frame of item_id, (title,) similarity, rank, like that of `recommend`."""
         (number,) = self.release.index([item])
         top = self.ranker.similar(int(number), k)
-        pairs = zip(top.items[0].tolist(), top.scores[0].tolist(), strict=True)
-        return Table([{**self._named(other), "similarity": value} for other, value in pairs])
+        return any_frame(
+            {
+                **self._items(top.items[0], isinstance(item, int | np.integer)),
+                "similarity": top.scores[0].tolist(),
+                "rank": [*range(1, top.items.shape[1] + 1)],
+            },
+            self._backend,
+        )
 
     def explain(self, history: Iterable[Any], item: Any) -> Table:
         """How much each item of a history speaks for an item; for counts with the share of its popularity at last.
@@ -286,15 +343,25 @@ class Recommender(_Model):
         return {"item_id": self.release.vocabulary[item], **title}
 
     def evaluate(
-        self, test: Any = None, *, exact: bool = False, filter_seen: bool = True, order: str = "time"
+        self,
+        test: Any = None,
+        *,
+        exact: bool = False,
+        filter_seen: bool = True,
+        order: str | None = None,
+        reading: Mapping[str, Any] | None = None,
     ) -> Facts:
         """Accuracy on held-out items: of what `recommend` with the same `filter_seen` would give.
 
         By default what was released with noise within ε, if `private_metrics=True` was chosen. `exact=True` measures
         without noise, on the training data's held-out items or on those of `test`: the guarantee does not cover it.
+        A frame or file is read as in `fit`, apart from `order` and `reading` (see `recommend`).
         """
         if exact:
-            return self._measure(None if test is None else self._log(test, order, {}), filter_seen=filter_seen)
+            given = {**(reading or {}), **({} if order is None else {"order": order})}
+            if test is not None and not isinstance(test, str | Path):
+                test = self._log(Frame(test), self._fitted.config.on_file(None, **given))
+            return self._measure(test, filter_seen=filter_seen, reading=given)
         if not filter_seen:
             raise DpformerError("noisy metrics were released with seen items left out: give exact=True, or leave it")
         released = self._fitted.statement.get("metrics")
@@ -308,6 +375,7 @@ class Recommender(_Model):
         return facts
 
 
+@public
 class LanguageModel(_Model):
     """A language model with differential privacy for lines, documents or authors."""
 
@@ -369,19 +437,15 @@ def load(path: str | Path) -> Recommender | LanguageModel:
     return made
 
 
-def _source(data: Any, columns: Mapping[str, str]) -> dict[str, str]:
-    """What a frame is called in messages: its own name, its library, and its column of times."""
-    from dpformer.data.columns import usual
-
-    kind = type(data)
-    when = columns.get("timestamp_column") or usual(list(Frame(data).table.columns), "timestamp") or "timestamp"
-    return {"source": kind.__name__, "format": kind.__module__.partition(".")[0].lstrip("_"), "time_column": when}
+def _listed(ids: Any) -> Any:
+    """Ids as a list; a text is left for `Rules` to refuse."""
+    return ids if ids is None or isinstance(ids, str | bytes) else list(ids)
 
 
-def _whole(frame: Frame) -> tuple[bool, bool]:
+def _whole(frame: Frame, columns: Columns) -> tuple[bool, bool]:
     from dpformer.data.columns import usual
 
     names = list(frame.table.columns)
-    found = [usual(names, role) for role in ("user", "item")]
+    found = [columns.user or usual(names, "user"), columns.item or usual(names, "item")]
     users, items = (name is not None and frame.whole_numbers(name) for name in found)
     return users, items

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -15,10 +16,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run(tmp_path_factory)
 
 
-@pytest.mark.parametrize("choices", [{}, {"model": "gru"}])
+@pytest.fixture
+def attributes(tmp_path: Path) -> Path:
+    """A catalogue that says what items share, as a shop's does."""
+    path = tmp_path / "items.csv"
+    rows = (f"i{item},Title {item},{'shoes' if item % 2 else 'shirts'},brand {item % 3}\n" for item in range(20))
+    path.write_text("item_id,title,category,brand\n" + "".join(rows))
+    return path
+
+
+EVERY_KIND: dict[str, dict[str, Any]] = {
+    "transformer": {},
+    "re-attention": {"reattention": True},
+    "scaled rows": {"row_exponent": 0.5},
+    "warm start": {"warm_start": 0.5},
+    "gru": {"model": "gru"},
+    "lstm": {"model": "lstm"},
+    "counts": {"model": "counts"},
+    "counts with attributes": {"model": "counts", "catalog": "attributes"},
+    "counts without a catalogue": {"model": "counts", "catalog": None},
+}
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
 def test_the_file_answers_like_recommend(
-    choices: dict[str, str], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    name: str, attributes: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
+    choices = {key: attributes if value == "attributes" else value for key, value in EVERY_KIND[name].items()}
     run, path = tiny_run(tmp_path_factory, **choices), tmp_path / "m.onnx"
     facts = json.loads(printed("export", run, path, "-k", 5, "--json"))
     assert facts["bytes"] == path.stat().st_size and facts["checked"] > 0 and not facts["int8"]

@@ -90,14 +90,20 @@ def test_bare_lists_are_numbered_by_line(run: Path, tmp_path: Path) -> None:
 def test_unknown_items_of_a_file_are_skipped_and_counted(run: Path, tmp_path: Path) -> None:
     (tmp_path / "lists.jsonl").write_text('["i1", "unknown"]\n["i1"]\n')
     done = invoke("recommend", run, "--histories", tmp_path / "lists.jsonl", "--json")
-    assert done.exit_code == 0 and "skipped 1 interactions with 1 items" in done.stderr
+    assert done.exit_code == 0 and "1 of 3 interactions are left out" in done.stderr
+    assert "does not know 1 item" in refused(
+        "recommend", run, "--histories", tmp_path / "lists.jsonl", "--unknown", "error"
+    )
     one, other = (json.loads(line)["recommendations"] for line in done.stdout.splitlines())
     same_ranking(ranking_of(one), ranking_of(other))
 
 
 def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "k is 0; it must be 1 or more" in refused("recommend", run, "--history", "i1", "-k", 0)
-    assert "'x', 'y'" in refused("recommend", run, "--history", "i1,x,y")
+    assert "'x', 'y'" in refused("recommend", run, "--history", "i1,x,y", "--unknown", "error")
+    assert "'x', 'y'" in invoke("recommend", run, "--history", "i1,x,y").stderr
+    assert "knows none of the 2 items" in refused("recommend", run, "--history", "x,y")
+    assert "--order is for --histories" in refused("recommend", run, "--history", "i1", "--order", "file")
     assert "give one of" in refused("recommend", run)
     assert "give one of" in refused("recommend", run, "--histories", tmp_path / "a", "--history", "i1")
     assert "does not exist" in refused("recommend", run, "--histories", tmp_path / "nowhere.csv")
@@ -107,7 +113,7 @@ def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
     for content, says in (
         ('{"history": 3}\n', 'line 1 has no list of items under "history"'),
         ('["i1"]\n{"history"\n', "line 2 is not JSON"),
-        ('["i1", {"a": 1}]\n', "no item id"),
+        ('["i1", {"a": 1}]\n', "not an item id"),
         ("", "has no rows"),
     ):
         bad.write_text(content)

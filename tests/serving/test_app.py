@@ -70,6 +70,7 @@ def test_statement_and_health(server: Server, run: Path) -> None:
         ({"k": 101}, 422, "less than or equal to 100"),
         ({"k": 0}, 422, "greater than or equal to 1"),
         ({"history": "i1"}, 422, "list"),
+        ({"history": ["i1", "never seen"], "unknown": "error"}, 422, "does not know 1 of the 2 items"),
         ({"history": ["i1"], "extra": 1}, 422, "not permitted"),
         ({"history": [["i1"]]}, 422, "string"),
     ],
@@ -80,12 +81,12 @@ def test_limits(server: Server, body: dict[str, object], status: int, word: str)
 
 
 def test_bodies_are_small_and_quick(server: Server, run: Path) -> None:
-    assert server.ask("POST", "/recommend", raw=b"{" + b" " * 70_000 + b"}").status == 413
+    assert server.ask("POST", "/recommend", raw=b"{" + b" " * 270_000 + b"}").status == 413
     assert server.ask("POST", "/recommend", raw=b"{").status == 422
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    parts = iter([b" " * 40_000, b" " * 40_000])  # no length announced
+    parts = iter([b" " * 140_000, b" " * 140_000])  # no length announced
     connection.request("POST", "/recommend", parts, {"content-type": "application/json"}, encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from dpformer.errors import DpformerError
-from dpformer.serving.batch import Packed, histories_of, write_recommendations
+from dpformer.serving.batch import write_recommendations
+from dpformer.serving.histories import histories_of
+from dpformer.serving.packed import Packed
 from dpformer.serving.ranking import Ranker
 from tests.serving.test_ranking import ITEMS, made_up
 from tests.tiny_runs import printed, ranking_of, refused, same_ranking, tiny_run
@@ -28,15 +30,42 @@ def test_packing_leaves_out_what_is_unknown() -> None:
     packed = Packed.of(histories_of(PAIRS), made_up())
     assert packed.items.tolist() == [1, 2, 3] and packed.offsets.tolist() == [0, 2, 2, 3]
     assert packed.unknown == 3 and packed.unknown_items == 2 and len(packed) == 3
-    with pytest.raises(DpformerError, match="no item id"):
+    assert packed.note == "3 of 6 interactions are left out: the model does not know their 2 items ('new', 'newer')"
+
+
+def test_what_is_no_history_is_refused() -> None:
+    with pytest.raises(DpformerError, match="not an item id"):
         histories_of([("ann", [["nested"]])])
+    for text in ("SKU-00001", b"SKU", {"a": 1}):
+        with pytest.raises(DpformerError, match="give a list of item ids"):
+            histories_of([("ann", text)])
+    with pytest.raises(DpformerError, match="not iterable"):
+        histories_of([("ann", 7)])
+
+
+def test_unknown_ids_are_reported_ignored_or_refused() -> None:
+    ann, bob, cid = ("ann", ["i1", "x"]), ("bob", ["x", "y", "z", "w"]), ("cid", [])
+    release = made_up()
+    note = Packed.of(histories_of([ann, bob, cid]), release).note
+    assert note.startswith("5 of 6 interactions are left out: the model does not know their 4 items ('x', 'y', 'z', …)")
+    assert note.endswith("1 user of 3 have no other interactions and get what is popular")
+    assert Packed.of(histories_of([ann, bob]), release, "ignore").note == ""
+    with pytest.raises(DpformerError, match=r"does not know 1 item .*'x'.* 1 of 2 interactions"):
+        Packed.of(histories_of([ann]), release, "error")
+    for policy in ("report", "error"):
+        with pytest.raises(DpformerError, match=r"knows none of the 4 items .* are called 'i0'"):
+            Packed.of(histories_of([bob, cid]), release, policy)
+    assert len(Packed.of(histories_of([bob]), release, "ignore").items) == 0
+    assert Packed.of(histories_of([cid]), release, "error").note == "", "an empty history is not unknown"
+    with pytest.raises(DpformerError, match="must be report, ignore or error"):
+        Packed.of(histories_of([ann]), release, "warn")
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".tsv", ".jsonl"])
 def test_a_file_holds_the_answers_one_by_one(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranker, out, told = Ranker(made_up()), tmp_path / f"recs{suffix}", []
     monkeypatch.setattr("dpformer.serving.ranking.SCORES_AT_ONCE", 2 * ITEMS)  # two blocks
-    write_recommendations(ranker, histories_of(PAIRS), out, k=4, done=told.append)
+    write_recommendations(ranker, Packed.of(histories_of(PAIRS), ranker.release), out, k=4, done=told.append)
     assert told == [2, 3]
     expected = []
     for user, history in PAIRS:

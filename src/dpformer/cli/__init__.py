@@ -29,6 +29,7 @@ from dpformer.cli.tune import tune
 from dpformer.cli.verify import verify
 from dpformer.errors import DpformerError, out_of_memory
 from dpformer.progress import shown
+from dpformer.runs.config import READING
 
 app = typer.Typer(
     name="dpformer",
@@ -57,8 +58,8 @@ def _options(
 app.command()(calibrate)
 app.command()(with_choices(data, CHOICES))
 app.command()(with_choices(train))
-app.command()(evaluate)
-app.command()(recommend)
+app.command()(with_choices(evaluate, READING, essential=()))
+app.command()(with_choices(recommend, READING, essential=()))
 app.command()(serve)
 app.command()(generate)
 app.command()(export)

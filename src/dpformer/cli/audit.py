@@ -68,22 +68,24 @@ def _keep(run: Path, result: Any) -> None:
 
 
 def settings_of(run: Path) -> dict[str, Any]:
-    """The arguments of an audit of a finished run, as its statement claims them."""
-    from dpformer.noise.mechanisms import noise_of
+    """What to audit of a finished run: every event in its ledger, which is what its config asks for."""
+    from dpformer.accounting.events import Event
+    from dpformer.runs.planning import make_plan
     from dpformer.runs.run import finished
 
     done = finished(run)
-    facts, query = done.statement, done.config.kind.release
-    paid = [event for event in facts["events"] if query is not None and event["label"] == query.label]
-    if paid:
-        return {"query": query, "noise_multiplier": paid[0]["noise_multiplier"], "delta": facts["delta"]}
-    if facts.get("epsilon") is None or not facts.get("noise_multiplier"):
+    facts = done.statement
+    if facts.get("epsilon") is None:
         raise DpformerError(f"{run} was trained without noise: there is no claim to audit")
-    names = ("noise_multiplier", "sample_rate", "steps", "delta", "clipping", "clip_norm")
-    try:
-        return {**{name: facts[name] for name in names}, "noise": noise_of(facts)}
-    except KeyError as error:
-        raise DpformerError(f"{run}/privacy.json has no {error}: look at it with dpformer verify {run}") from None
+    events = [{name: value for name, value in event.items() if name != "epsilon_alone"} for event in facts["events"]]
+    claimed = [Event.from_dict(event) for event in events]
+    due = make_plan(done.config, facts["users"]).events
+    if [event.label for event in claimed] != [event.label for event in due]:
+        held, asked = (", ".join(event.label for event in some) or "nothing" for some in (claimed, due))
+        raise DpformerError(
+            f"the ledger of {run} holds {held}, and its config asks for {asked}: look at it with dpformer verify {run}"
+        )
+    return {"events": claimed, "facts": facts}
 
 
 def _settings(
@@ -113,11 +115,9 @@ def _audit(settings: dict[str, Any], canaries: int, confidence: float, seed: int
 
     from dpformer.training.allocator import keep_freed_memory
     from dpformer.training.distributed import start_team
-    from dpformer.verification.audit import audit as run_audit
-    from dpformer.verification.audit import audit_query
+    from dpformer.verification.audit import audit as audit_training
+    from dpformer.verification.audit import audit_run
 
-    if "query" in settings:
-        return audit_query(**settings, canaries=canaries, confidence=confidence, seed=seed)
     keep_freed_memory()
     team = start_team()
     if team is not None and not team.leads:
@@ -125,7 +125,7 @@ def _audit(settings: dict[str, Any], canaries: int, confidence: float, seed: int
         raise typer.Exit
     console = Console(stderr=True)
     try:
-        return run_audit(
+        return (audit_run if "events" in settings else audit_training)(
             **settings,
             canaries=canaries,
             confidence=confidence,
@@ -144,21 +144,34 @@ def _print(result: Any) -> None:
 
     from dpformer.format_number import plain
 
-    m, console = result.mechanism, Console()
-    table = Table("check", "measured", "claimed", "p-value", "", title="Audit", title_justify="left")
+    console, several = Console(), len(result.parts) > 1
+    table = Table(
+        *(["of"] if several else []), "check", "measured", "claimed", "p-value", "", title="Audit", title_justify="left"
+    )
     for check in result.checks:
         mark = "ok" if check.passed else "FLAGGED"
-        table.add_row(check.name, check.measured, check.expected, f"{check.p_value:.2g}", mark)
+        row = (check.name, check.measured, check.expected, f"{check.p_value:.2g}", mark)
+        table.add_row(*([check.of or "all"] if several else []), *row)
     console.print(table)
-    correlated = f", {m.noise.name}" if m.noise.correlated else ""
-    steps = f"{m.steps:,} steps at sample rate {plain(m.sample_rate)}{correlated}, clip norm {plain(m.clip_norm)}"
-    console.print(
-        f"{steps if result.of == 'training' else 'One release'}, noise multiplier {plain(m.noise_multiplier)}; "
+    lines = [_mechanism(part) for part in result.parts]
+    lines.append(
         f"{len(result.scores):,} canaries, of which {result.guesses.members:,} took part; "
-        f"δ = {plain(result.delta, 3, up=True)}; {result.seconds:.0f} s.\n"
-        f"ε claimed for {result.of:<20}{result.epsilon_claimed:.3f}\n"
-        f"ε shown, {result.confidence:.0%} confidence{'':11}{result.epsilon_lower:.3f}  (for this kind of mechanism; "
-        f"without that assumption {result.epsilon_lower_any:.3f})",
-        highlight=False,
+        f"δ = {plain(result.delta, 3, up=True)}; {result.seconds:.0f} s."
     )
+    lines.append(f"ε claimed for {result.of}: {result.epsilon_claimed:.3f}")
+    lines.append(
+        f"ε shown, {result.confidence:.0%} confidence: {result.epsilon_lower:.3f}, if canaries are told apart "
+        "independently of one another, as with the claimed noise"
+    )
+    lines.append(f"ε shown whatever the mechanism (Steinke et al. 2023): {result.epsilon_lower_any:.3f}")
+    console.print("\n".join(lines), highlight=False)
     console.print(result.verdict, style="bold" if result.passed else "bold red", highlight=False)
+
+
+def _mechanism(part: Any) -> str:
+    """One mechanism in a line."""
+    from dpformer.format_number import plain
+
+    m, correlated = part.mechanism, f", {part.mechanism.noise.name}" if part.mechanism.noise.correlated else ""
+    how = f"{m.steps:,} steps at sample rate {plain(m.sample_rate)}{correlated}, clip norm {plain(m.clip_norm)}"
+    return f"{part.of}: {how if part.of == 'training' else 'one release'}, noise multiplier {plain(m.noise_multiplier)}"

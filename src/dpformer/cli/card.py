@@ -12,19 +12,19 @@ def card(
         bool, typer.Option("--opendp", help="An entry for OpenDP's registry of deployments instead of a model card.")
     ] = False,
     deployment: Annotated[
-        Path | None, typer.Option(help="TOML file with a section [deployment].  [default: that of training]")
+        Path | None, typer.Option(help="TOML file with a section \\[deployment].  \\[default: that of training]")
     ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="The ledger that counts this run, for the budget that is left.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File to write.  [default: RUN/README.md, or RUN/opendp.yaml]")
+        Path | None, typer.Option(help="File to write.  \\[default: RUN/README.md, or RUN/opendp.yaml]")
     ] = None,
 ) -> None:
     """Write a model card (Hugging Face), or an entry for OpenDP's registry of deployments.
 
     Both are made from the privacy statement and from what only you can say: name, curator, description, intended_use,
-    date, data_period, ids_are_persons, access, justification and others in the section [deployment] of a TOML file.
+    date, data_period, ids_are_persons, access, justification and others in the section \\[deployment] of a TOML file.
     """
     from dpformer.files import write_text
     from dpformer.runs.ledger_file import budget_left

@@ -7,12 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from dpformer.errors import DpformerError
-from dpformer.runs.config import OF_READING, Config
+from dpformer.runs.config import READING, Config
 
-CHOICES = (
-    "file", "user_column", "item_column", "timestamp_column", "rating_column", *OF_READING, "min_rating",
-    "min_user_actions", "catalog", "drop_unknown_items", "max_length", "validation",
-)  # fmt: skip
+CHOICES = ("file", *READING, "catalog", "drop_unknown_items", "max_length", "validation", "split")
 NOT_PRIVATE = "These numbers come straight from the data: no privacy guarantee covers them."
 
 
@@ -21,7 +18,8 @@ def data(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look at a log: users, items, lengths, split, times. Nothing is trained."""
-    from dpformer.data import Filters, prepare, read_catalog
+    from dpformer.data import prepare, read_catalog
+    from dpformer.data.owner_notes import hints
     from dpformer.statement.data import data_statement
 
     config = Config.make(**{name: value for name, value in choices.items() if value is not None})
@@ -33,16 +31,19 @@ def data(
         reading=config.reading(),
         vocabulary=None if config.catalog is None else read_catalog(config.catalog),
         drop_unknown_items=config.drop_unknown_items,
-        filters=Filters(config.min_rating, config.min_user_actions),
+        filters=config.filters(),
         max_length=config.max_length or 200,
         validation=config.validation,
+        split_at=config.split_at,
     )
     facts = {**dataset.description, "hash": dataset.hash, "head": _head(dataset.item_counts())}
-    sentences = data_statement(dataset.description)
+    sentences, odd = data_statement(dataset.description), hints(dataset, config.user_column, config.item_column)
     if as_json:
-        typer.echo(json.dumps({**facts, "statement": sentences, "note": NOT_PRIVATE}, indent=2))
+        typer.echo(json.dumps({**facts, "statement": sentences, "hints": odd, "note": NOT_PRIVATE}, indent=2))
     else:
         _print(facts, sentences)
+        for hint in odd:
+            typer.echo(hint)
 
 
 def _head(counts: Any) -> float:
@@ -71,9 +72,12 @@ def _print(facts: dict[str, Any], sentences: list[str]) -> None:
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     read, lengths, split, filters = facts["read"], facts["lengths"], facts["split"], facts["filters"]
-    chosen = [f"{name.replace('_', ' ')} {value:g}" for name, value in filters.items() if value]
+    shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in filters.items() if value}
+    chosen = [f"{name.replace('_', ' ')} {value}" for name, value in shown.items()]
     spread = f"{lengths['min']:,} … {lengths['max']:,}, median {lengths['median']:g}, mean {lengths['mean']:g}"
-    tested = f"{split['test_users']:,} users tested on their last item, {split['train_only_users']:,} train only"
+    which = "last item" if split["rule"] != "time" else f"first item from {split['until']} on"
+    tested = f"{split['test_users']:,} users tested on their {which}, {split['train_only_users']:,} train only"
+    tested += f", {split['cold_users']:,} are new after it" if "cold_users" in split else ""
     return [
         ("in the file", f"{read['users']:,} users, {read['items']:,} items, {read['interactions']:,} interactions"),
         ("filters", ", ".join(chosen) or "none"),

@@ -5,11 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
+from dpformer.cli.reading import Unfiltered, reading_of
 from dpformer.cli.results import AsJson, print_json
 from dpformer.errors import DpformerError
 
 
 def evaluate(
+    choices: dict[str, Any],
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     data: Annotated[
         Path | None, typer.Argument(help="A log to evaluate on.  [default: the run's, if the run is your own]")
@@ -24,6 +26,7 @@ def evaluate(
     metric: Annotated[
         list[str] | None, typer.Option("--metric", help="A metric to show; may be repeated.  [default: NDCG, HIT, MRR]")
     ] = None,
+    unfiltered: Unfiltered = False,
     samples: Annotated[int, typer.Option(help="Bootstrap samples of the confidence intervals.")] = 1000,
     private_metrics: Annotated[
         bool, typer.Option("--private-metrics", help="Only what the run released with noise, covered by ε.")
@@ -34,6 +37,8 @@ def evaluate(
 
     What is measured is what `recommend` gives: no item of the history, or with --allow-seen any. Papers rank the
     held-out item even if it is in the history; where that differs, it stands apart.
+
+    The log is read as `dpformer train` read its own; options of reading (--help-all) override that.
 
     These numbers are exact, and not covered by ε. A run trained with --private-metrics has noisy ones, which are; they
     were released once and are shown first, or alone with --private-metrics.
@@ -60,7 +65,7 @@ def evaluate(
         return
     from dpformer.report.accuracy import measure
 
-    measured = measure(opened, data, split=split, filter_seen=not allow_seen)
+    measured = measure(opened, data, split=split, filter_seen=not allow_seen, reading=reading_of(choices, unfiltered))
     facts = measured.to_dict(tuple(ks), samples=samples, names=metric)
     facts = {"run": str(run), "headline": opened.statement["headline"], **facts}
     if "metrics" in opened.statement:
@@ -118,7 +123,11 @@ def _print(facts: dict[str, Any], statement: dict[str, Any]) -> None:
         console.print(covered_line(statement), highlight=False, markup=False)
     for policy in _told(facts):
         _print_policy(console, facts, policy)
-    _print_parts(console, facts)
+    if "by_time" in facts:
+        title = f"From {facts['by_time']['until']} on, apart for what training has and what came later"
+        _print_parts(console, facts["by_time"]["parts"], title)
+    title = "By popularity of the held-out item: thirds of all interactions, the most popular items first"
+    _print_parts(console, facts["by_popularity"], title)
     for of_lists in LIST_METRICS.values():
         console.print(of_lists.words(facts[of_lists.label]), highlight=False)
     console.print(f"Repeats: {facts['repeats']:.1%} of the held-out items are in the history.", highlight=False)
@@ -155,21 +164,21 @@ def _print_policy(console: Any, facts: dict[str, Any], policy: str) -> None:
     console.print(table)
 
 
-def _print_parts(console: Any, facts: dict[str, Any]) -> None:
+def _print_parts(console: Any, parts: list[dict[str, Any]], title: str) -> None:
     from rich.table import Table
 
     from dpformer.evaluation.metrics import hit
     from dpformer.kinds.popularity import BASELINE
 
-    (metric,) = (label for label in facts["by_popularity"][0]["model"] if label.startswith(f"{hit.name}@"))
-    title = f"By popularity of the held-out item, {metric}: thirds of all interactions, the most popular items first"
-    console.print(title, style="italic", highlight=False)
-    table = Table("part", "items", "users", "model", BASELINE.name)
+    (metric,) = (label for label in parts[0]["model"] if label.startswith(f"{hit.name}@"))
+    console.print(f"{title} ({metric})", style="italic", highlight=False)
+    of_items = ["items"] if "items" in parts[0] else []
+    table = Table("part", *of_items, "users", "model", BASELINE.name)
     for column in table.columns[1:]:
         column.justify = "right"
-    for row in facts["by_popularity"]:
+    for row in parts:
         values = [f"{row[who][metric]:.4f}" for who in ("model", BASELINE.name)]
-        table.add_row(row["part"], f"{row['items']:,}", f"{row['users']:,}", *values)
+        table.add_row(row["part"], *(f"{row[name]:,}" for name in (*of_items, "users")), *values)
     console.print(table)
 
 

@@ -8,10 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from dpformer.cli.reading import Unfiltered, reading_of
+from dpformer.cli.rules import Exclude, Items, ItemWhere, MaxPer, parse_rules
 from dpformer.errors import DpformerError
 
 
 def recommend(
+    choices: dict[str, Any],
     run: Annotated[Path, typer.Argument(help="The run folder, or its model.safetensors alone.")],
     history: Annotated[str | None, typer.Option(help="Item ids with commas between, oldest first.")] = None,
     histories: Annotated[
@@ -26,12 +29,19 @@ def recommend(
     catalog: Annotated[
         Path | None, typer.Option(help="File of items with titles.  [default: those of training]")
     ] = None,
-    order: Annotated[str, typer.Option(help="Of a log: time, or file if its rows are in order.")] = "time",
+    unknown: Annotated[
+        str, typer.Option(help="Items that the model does not know: report (left out and counted), ignore, or error.")
+    ] = "report",
+    unfiltered: Unfiltered = False,
+    items: Items = None,
+    exclude: Exclude = None,
+    item_where: ItemWhere = None,
+    max_per: MaxPer = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, one a history.")] = False,
 ) -> None:
     """Recommend items for histories, none of which needs to be in the training data.
 
-    Items of a file that the model does not know are skipped and counted.
+    A log is read as `dpformer train` read its own; options of reading (--help-all) override that.
     """
     if k < 1:
         raise DpformerError(f"k is {k}; it must be 1 or more")
@@ -39,20 +49,23 @@ def recommend(
         raise DpformerError("give one of --history a,b,c and --histories FILE")
     if out is not None and (histories is None or as_json):
         raise DpformerError("--out is for --histories, and instead of --json")
-    ranker = _ranker(run, catalog)
-    if history is not None:
-        lines = iter([_answer(ranker, split_ids(history), k, not allow_seen)])
-    else:
-        assert histories is not None
-        from dpformer.serving.batch import Packed
+    asked = parse_rules(items, exclude, item_where, max_per)
+    given = reading_of(choices, unfiltered)
+    if history is not None and given:
+        raise DpformerError(f"--{next(iter(given)).replace('_', '-')} is for --histories: leave it out")
+    if out is not None:
+        from dpformer.serving.batch import format_of
 
-        found = _read(histories, order)
-        if out is not None:
-            _write(ranker, found, out, k, not allow_seen)
-            return
-        packed = Packed.of(found, ranker.release)
-        _tell_unknown(packed)
-        lines = _answers(ranker, found, packed, k, not allow_seen)
+        format_of(out)  # before anything is read
+    ranker = _ranker(run, catalog)
+    rules = None if asked is None else _bound(asked, ranker, run, catalog)
+    packed = _packed(ranker, run, history, histories, unknown, given)
+    if out is not None:
+        _write(ranker, packed, out, k, not allow_seen, rules)
+        return
+    lines = _answers(ranker, packed, k, not allow_seen, rules)
+    if history is not None:
+        lines = (_of_one(ranker, packed, line) for line in lines)
     if as_json:
         for line in lines:
             typer.echo(json.dumps(line, ensure_ascii=False))
@@ -71,25 +84,44 @@ def _ranker(run: Path, catalog: Path | None) -> Any:
     return Ranker(release if catalog is None else release.titled(read_catalog(catalog)))
 
 
-def _answer(ranker: Any, ids: list[str], k: int, filter_seen: bool) -> dict[str, Any]:
-    """To one history, every item of which must be known."""
-    import numpy as np
+def _bound(rules: Any, ranker: Any, run: Path, catalog: Path | None) -> Any:
+    from dpformer.serving.rules import rule_book
 
-    release = ranker.release
-    numbers = release.index(ids)
-    top = ranker.top(numbers, np.array([0, len(numbers)]), k, filter_seen=filter_seen)
-    named = [release.vocabulary[number] for number in numbers]
-    return {"history": named, "recommendations": release.entries(top.items[0], top.scores[0])}
+    return rule_book(ranker.release, run, catalog).bind(rules)
 
 
-def _answers(ranker: Any, found: Any, packed: Any, k: int, filter_seen: bool) -> Iterator[dict[str, Any]]:
-    for top, users in ranker.blocks(packed.items, packed.offsets, k, filter_seen=filter_seen):
+def _packed(
+    ranker: Any, run: Path, history: str | None, histories: Path | None, unknown: str, given: dict[str, Any]
+) -> Any:
+    """The histories in item numbers; what the model does not know is told."""
+    from dpformer.serving.histories import histories_of, read_histories
+    from dpformer.serving.packed import Packed
+
+    if history is not None:
+        found = histories_of([("", split_ids(history))])
+    else:
+        assert histories is not None
+        found = read_histories(histories, run, **given)
+    packed = Packed.of(found, ranker.release, unknown)
+    if packed.note:
+        typer.echo(f"dpformer: {packed.note}", err=True)
+    return packed
+
+
+def _answers(ranker: Any, packed: Any, k: int, filter_seen: bool, rules: Any) -> Iterator[dict[str, Any]]:
+    for top, users in ranker.blocks(packed.items, packed.offsets, k, filter_seen=filter_seen, rules=rules):
         for row, user in enumerate(range(users.start, users.stop)):
             best = ranker.release.entries(top.items[row], top.scores[row])
-            yield {"user_id": found.user_ids[user], "recommendations": best}
+            yield {"user_id": packed.user_ids[user], "recommendations": best}
 
 
-def _write(ranker: Any, found: Any, out: Path, k: int, filter_seen: bool) -> None:
+def _of_one(ranker: Any, packed: Any, line: dict[str, Any]) -> dict[str, Any]:
+    """The answer to --history, with the items that count instead of a user."""
+    named = [ranker.release.vocabulary[number] for number in packed.items.tolist()]
+    return {"history": named, "recommendations": line["recommendations"]}
+
+
+def _write(ranker: Any, packed: Any, out: Path, k: int, filter_seen: bool, rules: Any) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -97,18 +129,17 @@ def _write(ranker: Any, found: Any, out: Path, k: int, filter_seen: bool) -> Non
 
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("users", total=len(found))
-        packed = write_recommendations(
-            ranker, found, out, k=k, filter_seen=filter_seen, done=lambda users: progress.update(task, completed=users)
+        task = progress.add_task("users", total=len(packed))
+        write_recommendations(
+            ranker,
+            packed,
+            out,
+            k=k,
+            filter_seen=filter_seen,
+            rules=rules,
+            done=lambda users: progress.update(task, completed=users),
         )
-    _tell_unknown(packed)
     typer.echo(f"{out}: recommendations for {len(packed):,} users")
-
-
-def _tell_unknown(packed: Any) -> None:
-    if packed.unknown:
-        said = f"{packed.unknown:,} interactions with {packed.unknown_items:,} items the model does not know"
-        typer.echo(f"dpformer: skipped {said}", err=True)
 
 
 def _print(lines: list[dict[str, Any]], titles: bool) -> None:
@@ -135,43 +166,3 @@ def split_ids(text: str) -> list[str]:
     except (csv.Error, ValueError) as error:
         raise DpformerError(f"{text!r} is not a list of ids with commas between: {error}") from None
     return fields
-
-
-def _read(path: Path, order: str = "time") -> Any:
-    """Users and their histories, oldest first."""
-    from dpformer.data import Reading, read
-    from dpformer.serving.batch import histories_of
-
-    if path.suffix.lower() in (".json", ".jsonl", ".ndjson") and (found := _json_histories(path)):
-        return histories_of(found)
-    return read(path, reading=Reading(order=order))
-
-
-def _json_histories(path: Path) -> list[tuple[str, list[Any]]]:
-    """JSON lines of histories; none if the first line is an interaction."""
-    found: list[tuple[str, list[Any]]] = []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise DpformerError(f"{path} is not UTF-8: {error}") from None
-    except OSError as error:
-        raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        row = _json(line, path, number)
-        if not found and isinstance(row, dict) and "history" not in row:
-            return []
-        items = row.get("history") if isinstance(row, dict) else row
-        if not isinstance(items, list):
-            raise DpformerError(f'{path}, line {number} has no list of items under "history"')
-        name = row.get("user_id") if isinstance(row, dict) else None
-        found.append((str(number if name is None else name), items))
-    return found
-
-
-def _json(line: str, path: Path, number: int) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DpformerError(f"{path}, line {number} is not JSON: {error}") from None

@@ -33,11 +33,7 @@ def serve(
     from dpformer.serving.served import Served
 
     torch.set_num_threads(threads)
-    served = Served.open(run)
-    if catalog is not None:
-        from dpformer.data import read_catalog
-
-        served = Served(served.release.titled(read_catalog(catalog)), served.statement)
+    served = Served.open(run, catalog)
     with listening(host, port) as socket:
         address, number = socket.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address

@@ -40,6 +40,14 @@ def train(
         Path | None,
         typer.Option(help="Sign the statement with this private key (PEM, Ed25519).", rich_help_panel="Run"),
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the run's secret key in this new file, for verify --replay. It is as private as the data. "
+            "[default: the key is deleted]",
+            rich_help_panel="Run",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Run")] = False,
 ) -> None:
     """Train a model on private sequences and write a run folder.
@@ -48,7 +56,7 @@ def train(
     """
     given = {name: value for name, value in choices.items() if value is not None}
     moved = given.pop("file", None) if resume is not None else None
-    if resume is not None and (given or config or out or dry_run or ledger):
+    if resume is not None and (given or config or out or dry_run or ledger or key_file):
         raise DpformerError(
             "--resume goes on with a run as it was started: give no other options beside it, but for the file if it "
             "has moved"
@@ -61,7 +69,7 @@ def train(
     if resume is None:
         made = Config.make(config, **given)
         say_model(made, given)
-        run = run_or_exit(made, out, key=sign, ledger=ledger)
+        run = run_or_exit(made, out, key=sign, key_file=key_file, ledger=ledger)
     else:
         run = run_or_exit(resume, file=moved, key=sign)
     typer.echo(json.dumps(run.statement, indent=2, ensure_ascii=False) if as_json else _summary(run))
@@ -79,6 +87,7 @@ def run_or_exit(
     out: Path | None = None,
     file: Path | None = None,
     key: Path | None = None,
+    key_file: Path | None = None,
     ledger: Path | None = None,
 ) -> Any:
     """Trains by a config, or goes on with a run folder; stopped by Ctrl-C, it says so and exits with 130."""
@@ -102,7 +111,7 @@ def run_or_exit(
     try:
         if isinstance(what, Path):
             return training.resume(what, team, file=file, key=key)
-        return training.train(what, out or default_out(what), team, key=key, ledger=ledger)
+        return training.train(what, out or default_out(what), team, key=key, key_file=key_file, ledger=ledger)
     except training.Interrupted as stopped:
         typer.echo(f"dpformer: {stopped}", err=True)
     except KeyboardInterrupt:
@@ -167,15 +176,18 @@ def _print_plan(config: Config, items: int | None, as_json: bool) -> None:
 # The options are made from the choices, so that both have one definition.
 
 
-def with_choices(command: Callable[..., None], names: Iterable[str] | None = None) -> Callable[..., None]:
+def with_choices(
+    command: Callable[..., None], names: Iterable[str] | None = None, essential: Iterable[str] = ESSENTIAL
+) -> Callable[..., None]:
     """The command with one option for each choice of `Config`, or of some of them, given to it as one dict.
 
-    Essentials come first; the others are shown by --help-all.
+    Essential ones come first; the others are shown by --help-all.
     """
+    shown = ("file", *essential)
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "choices"]
     chosen = [name for name in Config.model_fields if name != "deployment"] if names is None else list(names)
-    first = [_parameter(name) for name in ("file", *ESSENTIAL) if name in chosen]
-    rest = [_parameter(name) for name in chosen if name not in ("file", *ESSENTIAL)]
+    first = [_parameter(name, essential=True) for name in shown if name in chosen]
+    rest = [_parameter(name, essential=False) for name in chosen if name not in shown]
 
     def run(help_all: bool = False, **values: Any) -> None:
         choices = {name: values.pop(name) for name in chosen}
@@ -188,7 +200,7 @@ def with_choices(command: Callable[..., None], names: Iterable[str] | None = Non
     return run
 
 
-def _parameter(name: str) -> inspect.Parameter:
+def _parameter(name: str, *, essential: bool) -> inspect.Parameter:
     field = Config.model_fields[name]
     if name == "file":
         argument = typer.Argument(help=field.description, show_default=False)
@@ -197,7 +209,6 @@ def _parameter(name: str) -> inspect.Parameter:
         )
     flag = FLAGS.get(name, [])
     shown = False if field.default is None or isinstance(field.default, bool) else str(field.default)
-    essential = name in ESSENTIAL
     panel = "Essentials" if essential else section_of(name)
     option = typer.Option(*flag, help=_help(name), show_default=shown, rich_help_panel=panel, hidden=not essential)
     kind: Any = _plain(field.annotation) | None

@@ -29,6 +29,12 @@ def tune(
         Path | None,
         typer.Option(help="Sign the statement with this private key (PEM, Ed25519).", rich_help_panel="Run"),
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the secret key of the winner in this new file, for verify --replay.", rich_help_panel="Run"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Run")] = False,
 ) -> None:
     """Tune settings within a privacy budget: --epsilon is of one run; the ε of the whole search is stated.
@@ -56,6 +62,7 @@ def tune(
         mean_runs=mean_runs,
         announce=lambda plan: None if as_json else _print(plan, False),
         key=sign,
+        key_file=key_file,
         ledger=ledger,
     )
     if as_json:

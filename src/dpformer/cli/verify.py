@@ -19,12 +19,22 @@ def verify(
         Path | None, typer.Option(help="The run's catalogue, for titles and attributes.  [default: as for data]")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="Public key (PEM, Ed25519) of whoever should have signed.")] = None,
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay", help="Repeat the run from its data and --key-file, and compare bit for bit. Takes as long."
+        ),
+    ] = False,
+    key_file: Annotated[
+        Path | None, typer.Option(help="For --replay: what dpformer train --key-file kept.", show_default=False)
+    ] = None,
     read_data: Annotated[bool, typer.Option(help="Prepare the data again and compare it, if it is there.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Verify a run: ε from its ledger again, settings against the config, the released file, hashes, noise.
+    """Verify a run: list every claim of its statement with what checked it, or that nothing did.
 
-    Exit code 0 if all that was checked holds, 1 if something does not, 2 for bad input, 3 if dpformer itself failed.
+    Exit code 0 if nothing contradicts the statement, 1 if something does, 2 for bad input, 3 if dpformer itself failed.
+    Only --replay shows that training, sampling and noise were what they are said to be.
     """
     from dpformer.cli.train import quiet_threads
 
@@ -32,11 +42,35 @@ def verify(
     from dpformer.statement.signature import public_key
     from dpformer.verification.verify import verify as check
 
+    if replay != (key_file is not None):
+        raise DpformerError("--replay and --key-file go together: give both, or neither")
     if key is not None:
         public_key(key)  # a wrong file is bad input, not a wrong signature
-    dataset = _dataset(run, data) if read_data else None
+    dataset = _dataset(run, data) if read_data or replay else None
     public = _catalog(run, catalog, follow=read_data) or _public(dataset)
-    conclude(check(run, dataset=dataset, catalog=public, key=key), _print, as_json)
+    again = None if key_file is None else _replay(run, data, catalog, dataset, key_file)
+    conclude(check(run, dataset=dataset, catalog=public, key=key, replay=again), _print, as_json)
+
+
+def _replay(run: Path, data: Path | None, catalog: Path | None, dataset: Any, key_file: Path) -> Any:
+    """The replay of a finished run, on data that is at hand."""
+    from dpformer.runs.folder import RunFolder
+    from dpformer.runs.run import finished, resume
+    from dpformer.runs.trust import followed
+    from dpformer.verification.replay import Replay
+
+    done = finished(run)
+    folder = RunFolder.open(run)
+    config = followed(folder, done.config, data)
+    if catalog is not None:
+        config = config.replace(catalog=catalog.resolve())
+    if dataset is None:
+        raise DpformerError(f"the data of {run} is not here, and a replay needs it: name it with --data")
+    for name in ("catalog", "tokenizer"):
+        if getattr(done.config, name) is not None and getattr(config, name) is None:
+            hint = "name it with --catalog" if name == "catalog" else "replay it where it was made"
+            raise DpformerError(f"a replay needs the {name} of {run}, which was not made by you here: {hint}")
+    return Replay(folder, config, done.statement, dataset.hash, key_file, resume)
 
 
 def _dataset(run: Path, data: Path | None) -> Any:
@@ -93,10 +127,16 @@ def _print(result: Any) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("", "what", "found", title="Verification", title_justify="left")
     words = {True: "ok", False: "WRONG", None: "not checked"}
+    table = Table("", "check", "found", title="Checks", title_justify="left")
     for finding in result.findings:
         table.add_row(words[finding.ok], visible(finding.name), visible(finding.detail))
+    console.print(table, markup=False)
+    table = Table("claim of the statement", "", title="Claims", title_justify="left")
+    for claim in result.claims:
+        table.add_row(visible(claim.sentence), visible(claim.how))
+    for assumption in result.assumed:
+        table.add_row(visible(assumption), "assumed: no check of a folder can show it")
     console.print(table, markup=False)
     console.print(f"The run states: {visible(result.headline)}", highlight=False, markup=False)
     console.print(result.verdict, highlight=False, markup=False, style="bold" if result.passed else "bold red")

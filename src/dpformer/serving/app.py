@@ -16,9 +16,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.concurrency import run_in_threadpool
 
 import dpformer
+from dpformer.errors import DpformerError
 from dpformer.serving import shapes
 from dpformer.serving.guard import Guard, Meters
 from dpformer.serving.reference import reference_page
+from dpformer.serving.rules import BoundRules, Rules
 from dpformer.serving.served import Limits, Served
 
 FOUND = {"page.css": "text/css", "page.js": "text/javascript"}
@@ -51,14 +53,22 @@ def _add_model(app: FastAPI, served: Served, meters: Meters) -> None:
 
     @app.post("/recommend", response_model=shapes.Recommendations, tags=["model"])
     async def recommend(asked: shapes.RecommendRequest) -> Response:
-        """The k best next items after a history, which may be empty and need not be of anybody in the data."""
-        answer = await run(served.recommend, asked.history, asked.k, filter_seen=asked.filter_seen, why=asked.why)
+        """The k best next items after a history, which may be empty and need not be of anybody in the data.
+
+        Rules (items, exclude, where, max_per) come before the choice of the k best.
+        """
+        _check_history(served, asked)
+        rules = _bound(served, asked)
+        answer = await run(
+            served.recommend, asked.history, asked.k, filter_seen=asked.filter_seen, why=asked.why, rules=rules
+        )
         meters.unknown.inc(answer["unknown"])
         return JSONResponse(answer)
 
     @app.post("/explain", response_model=shapes.Explanation, tags=["model"])
     async def explain(asked: shapes.ExplainRequest) -> Response:
         """How much each item of a history speaks for an item."""
+        _check_history(served, asked)
         answer = await run(served.explain, asked.history, _known(served, asked.item_id))
         meters.unknown.inc(answer["unknown"])
         return JSONResponse(answer)
@@ -114,6 +124,25 @@ def _add_pages(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return HTMLResponse(reference_page(app.openapi()))
+
+
+def _bound(served: Served, asked: shapes.RecommendRequest) -> BoundRules | None:
+    """The rules of a request in item numbers; None where there are none."""
+    where = {
+        column: condition.model_dump(exclude_none=True) if isinstance(condition, shapes.Bounds) else condition
+        for column, condition in asked.where.items()
+    }
+    try:
+        rules = Rules(asked.items, asked.exclude, where, asked.max_per)
+        return served.book.bind(rules) if rules else None
+    except DpformerError as error:
+        raise HTTPException(422, str(error)) from None
+
+
+def _check_history(served: Served, asked: shapes.RecommendRequest | shapes.ExplainRequest) -> None:
+    """Refuses ids that the model does not know, if whoever asks wants that; else the answer counts them."""
+    if asked.unknown == "error" and (unknown := served.numbers(asked.history)[1]):
+        raise HTTPException(422, f"the model does not know {unknown} of the {len(asked.history)} items of the history")
 
 
 def _known(served: Served, name: str | int) -> int:

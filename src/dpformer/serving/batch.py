@@ -5,19 +5,18 @@ One row a recommendation: user_id, rank, item_id, title where there are titles, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpformer.data.histories import Histories
-from dpformer.data.interactions import Codes, id_text
 from dpformer.errors import DpformerError
 from dpformer.files import replacing
 from dpformer.runs.model_file import Release
+from dpformer.serving.packed import Packed
 from dpformer.serving.ranking import Ranker, Top
+from dpformer.serving.rules import BoundRules
 
 FORMATS = {
     ".parquet": "FORMAT parquet, COMPRESSION zstd",
@@ -25,42 +24,6 @@ FORMATS = {
     ".tsv": "FORMAT csv, HEADER, DELIMITER '\t'",
     ".jsonl": "FORMAT json",
 }
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Histories in item numbers: user u's are items[offsets[u]:offsets[u + 1]]; what the model does not know is out."""
-
-    items: np.ndarray  # (n,) int64
-    offsets: np.ndarray  # (users + 1,) int64
-    unknown: int  # interactions left out
-    unknown_items: int  # different items among them
-
-    @classmethod
-    def of(cls, histories: Histories, release: Release) -> Packed:
-        numbers = {id_text(name): number for number, name in enumerate(release.vocabulary)}
-        of_code = np.fromiter((numbers.get(name, -1) for name in histories.item_ids), np.int64, len(histories.item_ids))
-        items = of_code[histories.codes]
-        known = items >= 0
-        before = np.concatenate([[0], np.cumsum(known)])  # known ones before each place
-        lost = np.unique(histories.codes[~known])
-        return cls(items[known], before[histories.offsets], int((~known).sum()), len(lost))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-
-def histories_of(pairs: Iterable[tuple[Any, Iterable[Any]]]) -> Histories:
-    """From (user id, item ids in the order of time), one a user."""
-    users, items, codes, stops = [], Codes(), [], [0]
-    for user, history in pairs:
-        try:
-            codes += [items[item] for item in history]
-        except (ValueError, TypeError) as error:  # TypeError: a list is no key
-            raise DpformerError(f"the history of {user!r} holds what is no item id: {error}") from None
-        users.append(str(user))
-        stops.append(len(codes))
-    return Histories(users, items.names, np.array(codes, dtype=np.int32), np.array(stops, dtype=np.int64))
 
 
 def format_of(path: Path) -> str:
@@ -72,26 +35,27 @@ def format_of(path: Path) -> str:
 
 def write_recommendations(
     ranker: Ranker,
-    histories: Histories,
+    packed: Packed,
     path: str | Path,
     *,
     k: int = 10,
     filter_seen: bool = True,
+    rules: BoundRules | None = None,
     done: Callable[[int], None] = lambda _: None,
-) -> Packed:
+) -> None:
     """Ranks for all users and writes the file, whole or not at all; `done` is told how many users are finished."""
     from dpformer.engines.duckdb_connection import connect, text
 
     path = Path(path)
-    form, release, packed = format_of(path), ranker.release, Packed.of(histories, ranker.release)
+    form, release = format_of(path), ranker.release
     with replacing(path) as part, connect(what=str(path), failed="cannot be written") as connection:
         connection.execute("CREATE TABLE found (user_number INTEGER, rank INTEGER, item INTEGER, score FLOAT)")
-        for top, users in ranker.blocks(packed.items, packed.offsets, k, filter_seen=filter_seen):
+        for top, users in ranker.blocks(packed.items, packed.offsets, k, filter_seen=filter_seen, rules=rules):
             connection.register("part", _rows(top, users))
             connection.execute("INSERT INTO found SELECT * FROM part")
             connection.unregister("part")
             done(users.stop)
-        connection.register("users", _named(histories.user_ids, "user_id"))
+        connection.register("users", _named(packed.user_ids, "user_id"))
         connection.register("items", _items(release))
         title = "" if release.titles is None else "title, "
         select = f"""SELECT user_id, rank, item_id, {title}score FROM found
@@ -100,7 +64,6 @@ def write_recommendations(
         if "csv" in form:
             connection.execute("SET threads = 1")
         connection.execute(f"COPY ({select}) TO {text(str(part))} ({form})")
-    return packed
 
 
 def _rows(top: Top, users: slice) -> dict[str, np.ndarray]:

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import narwhals as nw
-import numpy as np
 
 from dpformer.data.catalog import ID_NAMES
-from dpformer.data.interactions import Interactions
 from dpformer.errors import DpformerError
 
 KINDS: tuple[Any, ...] = (
@@ -31,7 +29,7 @@ class Frame:
             found = nw.from_native(native)
         except TypeError:
             raise DpformerError(
-                f"a {type(native).__name__} is no data: give a frame of pandas, Polars, PyArrow or DuckDB, or a path"
+                f"expected a frame of pandas, Polars, PyArrow or DuckDB, or a path, and got a {type(native).__name__}"
             ) from None
         self.lazy = str(found.implementation) if isinstance(found, nw.LazyFrame) else ""
         self.table = found.collect() if isinstance(found, nw.LazyFrame) else found
@@ -57,29 +55,14 @@ class Frame:
         return made.lazy() if self.lazy and hasattr(made, "lazy") else made
 
 
-def any_frame(columns: Mapping[str, Sequence[Any]]) -> Any:
-    """A frame of whatever library is here; without one, the columns themselves."""
+def any_frame(columns: Mapping[str, Sequence[Any]], kind: Any = None) -> Any:
+    """A frame of a library or, by default, of whatever library is here; without one, the columns themselves."""
+    if kind is not None:
+        return nw.from_dict(dict(columns), backend=kind).to_native()
     for kind in KINDS:
         if importlib.util.find_spec(kind) is not None:
             return nw.from_dict(dict(columns), backend=kind).to_native()
     return dict(columns)
-
-
-def write_log(log: Interactions, path: Path) -> None:
-    """Interactions as Parquet, with the usual names of columns, rows in their order."""
-    from dpformer.engines.duckdb_connection import connect, text
-
-    columns: dict[str, np.ndarray] = {
-        "user_id": np.array(list(log.user_ids), dtype=object)[log.users],
-        "item_id": np.array(list(log.item_ids), dtype=object)[log.items],
-    }
-    if log.timestamps is not None:
-        columns["timestamp"] = log.timestamps
-    if log.ratings is not None:
-        columns["rating"] = log.ratings
-    with connect(what="the frame") as connection:
-        connection.register("log", columns)
-        connection.execute(f"COPY (SELECT * FROM log) TO {text(str(path))} (FORMAT parquet)")
 
 
 def write_catalog(frame: Frame, path: Path) -> None:

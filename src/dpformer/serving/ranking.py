@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from dpformer.errors import DpformerError
 from dpformer.kinds.registry import kind_of
 from dpformer.runs.model_file import Release
+from dpformer.serving.rules import NO_RULES, BoundRules
 
 SCORES_AT_ONCE = 1 << 20  # (B, M) that stay in the cache
 
@@ -46,15 +46,29 @@ class Ranker:
         """Whether one answer takes well under a millisecond."""
         return self.scoring.quick
 
-    def top(self, items: np.ndarray, offsets: np.ndarray, k: int, *, filter_seen: bool = True) -> Top:
-        """The k best items of each history, without those in it unless `filter_seen` is off."""
-        parts = [part for part, _ in self.blocks(items, offsets, k, filter_seen=filter_seen)]
+    def top(
+        self,
+        items: np.ndarray,
+        offsets: np.ndarray,
+        k: int,
+        *,
+        filter_seen: bool = True,
+        rules: BoundRules | None = None,
+    ) -> Top:
+        """The k best items of each history that `rules` allow, without those in it unless `filter_seen` is off."""
+        parts = [part for part, _ in self.blocks(items, offsets, k, filter_seen=filter_seen, rules=rules)]
         if not parts:
             return Top(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
         return Top(np.concatenate([p.items for p in parts]), np.concatenate([p.scores for p in parts]))
 
     def blocks(
-        self, items: np.ndarray, offsets: np.ndarray, k: int, *, filter_seen: bool = True
+        self,
+        items: np.ndarray,
+        offsets: np.ndarray,
+        k: int,
+        *,
+        filter_seen: bool = True,
+        rules: BoundRules | None = None,
     ) -> Iterator[tuple[Top, slice]]:
         """`top` in blocks of histories, for progress and little memory: each with the histories it is of."""
         if k < 1:
@@ -64,7 +78,7 @@ class Ranker:
 
         def work(part: slice) -> Top:
             first, last = offsets[part.start], offsets[part.stop]
-            return self._block(items[first:last], offsets[part.start : part.stop + 1] - first, k, filter_seen)
+            return self._block(items[first:last], offsets[part.start : part.stop + 1] - first, k, filter_seen, rules)
 
         workers = len(os.sched_getaffinity(0)) if self.quick else 1
         if min(workers, len(parts)) <= 1:
@@ -73,12 +87,14 @@ class Ranker:
         with ThreadPoolExecutor(workers) as pool:
             yield from zip(pool.map(work, parts), parts, strict=True)
 
-    def _block(self, items: np.ndarray, offsets: np.ndarray, k: int, filter_seen: bool) -> Top:
+    def _block(
+        self, items: np.ndarray, offsets: np.ndarray, k: int, filter_seen: bool, rules: BoundRules | None
+    ) -> Top:
         scores = self.scoring.scores(items, offsets)
         if filter_seen:
             scores[np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)), items] = -np.inf
-        values, best = torch.from_numpy(scores).topk(min(k, self.num_items))
-        found, chosen = self.scoring.shown(values.numpy()), best.numpy()
+        best, values = (rules or NO_RULES).choose(scores, k)
+        found, chosen = self.scoring.shown(values), best
         chosen = np.where(np.isfinite(found), chosen, -1)
         if found.shape[1] == k:
             return Top(chosen, found)

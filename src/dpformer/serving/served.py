@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from dpformer.data import read_catalog
 from dpformer.data.interactions import id_text
 from dpformer.errors import DpformerError
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.model_file import Release, load_release, model_file
 from dpformer.serving.ranking import Ranker
+from dpformer.serving.rules import BoundRules, RuleBook, rule_book
 from dpformer.serving.search import Search
 from dpformer.statement.shape import check_shape
 
@@ -22,37 +24,47 @@ from dpformer.statement.shape import check_shape
 class Limits:
     """What one request may ask for."""
 
-    body_bytes: int = 65_536
+    body_bytes: int = 262_144
     body_seconds: float = 10.0
     history: int = 1_000
     id_characters: int = 256
     k: int = 100
     search_characters: int = 100
+    rule_items: int = 10_000
+    rule_columns: int = 20
     at_once: int = 256  # requests in the works, beyond which the answer is 503
 
 
 class Served:
     """A model with its statement, in the words of users: ids and titles in, ids and titles out."""
 
-    def __init__(self, release: Release, statement: dict[str, Any]) -> None:
+    def __init__(self, release: Release, statement: dict[str, Any], book: RuleBook | None = None) -> None:
         self.release, self.statement = release, statement
         self.ranker = Ranker(release)
+        self.book = book or RuleBook(release)
         names = [release.title(item) for item in range(len(release.vocabulary))]
         self.search = Search(names, release.frequencies)
         self._numbers = {id_text(name): number for number, name in enumerate(release.vocabulary)}
 
     @classmethod
-    def open(cls, path: str | Path) -> Served:
-        """A run folder, or model.safetensors alone; then the statement is what the file itself says."""
+    def open(cls, path: str | Path, catalog: str | Path | None = None) -> Served:
+        """Opens a run folder, or model.safetensors alone; then the statement is what the file itself says.
+
+        Titles and the columns for rules come from `catalog`; by default titles are those of training, and columns
+        those of the run's own catalogue if the folder is one's own.
+        """
         release = load_release(model_file(path))
+        book = rule_book(release, path, catalog)
+        if catalog is not None:
+            release = release.titled(read_catalog(catalog))
         folder = RunFolder(path)
         known = {name: release.metadata.get(name) for name in ("headline", "private", "epsilon", "delta")}
         if not Path(path).is_dir() or not folder.statement.is_file():
-            return cls(release, known)
+            return cls(release, known, book)
         statement = check_shape(folder.read_json(folder.statement), folder.statement)
         if any(statement[name] != value for name, value in known.items()):
             raise DpformerError(f"{folder.statement} is not the statement of {folder.model}: they differ in ε or δ")
-        return cls(release, statement)
+        return cls(release, statement, book)
 
     # Ids of users' own, item numbers inside.
 
@@ -71,10 +83,18 @@ class Served:
     def find(self, text: str, limit: int) -> list[dict[str, Any]]:
         return [self.entry(item) for item in self.search.find(text, limit)]
 
-    def recommend(self, names: Sequence[str | int], k: int, *, filter_seen: bool, why: bool) -> dict[str, Any]:
+    def recommend(
+        self,
+        names: Sequence[str | int],
+        k: int,
+        *,
+        filter_seen: bool,
+        why: bool,
+        rules: BoundRules | None = None,
+    ) -> dict[str, Any]:
         """The answer to a history; items the model does not know are left out and counted."""
         history, unknown = self.numbers(names)
-        top = self.ranker.top(history, np.array([0, len(history)]), k, filter_seen=filter_seen)
+        top = self.ranker.top(history, np.array([0, len(history)]), k, filter_seen=filter_seen, rules=rules)
         items, scores = top.items[0][top.items[0] >= 0], top.scores[0]
         found = [{**self.entry(item), "score": float(score)} for item, score in zip(items, scores, strict=False)]
         if why:

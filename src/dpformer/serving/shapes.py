@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,15 +16,43 @@ Ids = Annotated[
 K = Annotated[int, Field(ge=1, le=LIMITS.k, description="How many items.")]
 
 
+Rule = Annotated[list[Id | int], Field(max_length=LIMITS.rule_items)]
+Value = Id | int | float | bool
+
+
+class Bounds(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    min: Annotated[float | None, Field(description="Smallest number allowed.")] = None
+    max: Annotated[float | None, Field(description="Largest number allowed.")] = None
+
+
 class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+Unknown = Annotated[
+    Literal["report", "ignore", "error"],
+    Field(description="Items that the model does not know: left out, the answer counts them; or refused (error)."),
+]
+
+
 class RecommendRequest(_Request):
     history: Ids = []
+    unknown: Unknown = "report"
     k: K = 10
     filter_seen: Annotated[bool, Field(description="Leave out the items of the history.")] = True
     why: Annotated[bool, Field(description="Say of each item what the history did for it.")] = False
+    items: Annotated[Rule | None, Field(description="Recommend only these items.")] = None
+    exclude: Annotated[Rule, Field(description="Never recommend these items.")] = []
+    where: Annotated[
+        dict[Id, Value | Annotated[list[Value], Field(max_length=LIMITS.k)] | Bounds],
+        Field(max_length=LIMITS.rule_columns, description="Only items with these values of catalogue columns."),
+    ] = {}
+    max_per: Annotated[
+        dict[Id, Annotated[int, Field(ge=1)]],
+        Field(max_length=LIMITS.rule_columns, description="At most so many items of each value of a column."),
+    ] = {}
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"history": ["film-3", "film-9"], "k": 10}]}
@@ -33,6 +61,7 @@ class RecommendRequest(_Request):
 
 class ExplainRequest(_Request):
     history: Ids = []
+    unknown: Unknown = "report"
     item_id: Id | int
 
     model_config = ConfigDict(
@@ -60,7 +89,7 @@ class Recommendation(Item):
 
 class Recommendations(BaseModel):
     history: Annotated[int, Field(description="Items of the history that the model knows.")]
-    unknown: Annotated[int, Field(description="Items of the history that it does not know; they were skipped.")]
+    unknown: Annotated[int, Field(description="Items of the history that it does not know; they are left out.")]
     recommendations: list[Recommendation]
     method: str | None = None
 

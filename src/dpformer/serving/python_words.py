@@ -1,0 +1,68 @@
+"""Sentences of errors for whoever calls from Python: `skip_bad_rows=True`, not `--skip-bad-rows`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from dpformer.errors import DpformerError
+from dpformer.runs.config import Config
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(?: (?P<value>'[^']*'|\"[^\"]*\"|[\w,.]+))?")
+_SAID = {"allow_seen": "filter_seen=False", "unfiltered": 'reading={"unfiltered": True}'}
+# Options after which a sentence may name a value; after others, the next word is the sentence's own.
+_VALUED = {
+    "order": ("file", "time"),
+    "columns": ("user,item,timestamp", "user,items"),
+    "format": ("tsv",),
+    "encoding": ("utf-16",),
+    "unknown": ("report", "ignore", "error"),
+    "engine": ("duckdb", "spark"),
+    "model": ("counts", "transformer"),
+    "where": ("''",),
+}
+
+
+def python_words(sentence: str) -> str:
+    """The sentence with options of the command line as arguments."""
+
+    def argument(match: re.Match[str]) -> str:
+        name, value = match["name"].replace("-", "_"), match["value"]
+        rest = "" if value is None else f" {value}"
+        field = Config.model_fields.get(name) or Config.model_fields.get(name.removeprefix("no_"))
+        if name in _SAID:
+            return _SAID[name] + rest
+        if field is not None and isinstance(field.default, bool):
+            return f"{name.removeprefix('no_')}={not name.startswith('no_')}{rest}"
+        if value is not None and value in _VALUED.get(name, ()):
+            return f'{name}="{value.strip(chr(39))}"'
+        return f"{name}={rest}"
+
+    return _OPTION.sub(argument, sentence)
+
+
+def in_python(function: Callable[P, R]) -> Callable[P, R]:
+    """A method of the Python API: its errors name arguments, and call what it was given a frame."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except DpformerError as error:
+            error.args = (python_words(re.sub(r"\S*frame\.parquet", "the frame", str(error))),)
+            raise
+
+    return call
+
+
+def public(cls: Any) -> Any:
+    """A class all of whose public methods are `in_python`."""
+    for name, value in list(vars(cls).items()):
+        if callable(value) and not name.startswith("_"):
+            setattr(cls, name, in_python(value))
+    return cls
