@@ -25,39 +25,6 @@ class Finding:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Verification:
-    """All findings about a run."""
-
-    headline: str
-    findings: tuple[Finding, ...]
-
-    @property
-    def passed(self) -> bool:
-        return all(finding.ok is not False for finding in self.findings)
-
-    @property
-    def not_checked(self) -> list[str]:
-        return [finding.name for finding in self.findings if finding.ok is None]
-
-    @property
-    def verdict(self) -> str:
-        """One sentence; what was not checked is part of it."""
-        if not self.passed:
-            return "This run does NOT hold what it states."
-        left = self.not_checked
-        return "All that was checked holds." + (f" Not checked: {', '.join(left)}." if left else "")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "passed": self.passed,
-            "verdict": self.verdict,
-            "not_checked": self.not_checked,
-            "headline": self.headline,
-            "findings": [finding.to_dict() for finding in self.findings],
-        }
-
-
 def run_check(check: Callable[[], Finding]) -> Finding:
     """A check's finding; what a tampered file makes it trip over is a finding too."""
     try:

@@ -22,8 +22,10 @@ from dpformer.export.onnx import padded, session
 from dpformer.models import GRU, LSTM, SequenceModel, Transformer
 from dpformer.models.counts import TransitionCounts
 from dpformer.runs.model_file import Release
+from tests.tiny_runs import ranking_of, same_ranking
 
 M, LONGEST, DIM = 60, 9, 12
+OF_COUNTS = ("counts", "attributes")
 KINDS = ("transformer", "re-attention", "literal", "gru", "lstm", "not shared")
 
 
@@ -38,10 +40,28 @@ def counts() -> TransitionCounts:
     return model.eval()
 
 
+def described(items: int, transitions: int, attributes: int, links: int) -> TransitionCounts:
+    """Counts that back off to attributes: items without any, attributes of many items, an attribute twice in a row."""
+    model = TransitionCounts(items, transitions, attributes, links)
+    for name, size, rows, columns in (
+        ("", transitions, items - 10, items), ("attribute_", links, items - 5, attributes)
+    ):  # fmt: skip
+        origins = torch.randint(0, rows, (size,)).sort().values
+        getattr(model, f"{name}offsets").copy_(torch.searchsorted(origins, torch.arange(items + 1)))
+        getattr(model, f"{name}links" if name else "targets").copy_(torch.randint(0, columns, (size,)))
+    model.chances.copy_(torch.rand(transitions) / 10)
+    model.popularity.copy_(torch.rand(items) / items)
+    model.attribute_weights.copy_(torch.rand(attributes) + 0.1)
+    model.pull.copy_(torch.rand(items) + 0.1)
+    model.backoff.fill_(0.3)
+    return model.eval()
+
+
 def made(kind: str) -> Release:
     torch.manual_seed(0)
-    if kind == "counts":
-        return Release(counts(), [f"i{item}" for item in range(M)], None, {})
+    if kind in OF_COUNTS:
+        of_counts = described(M, 300, 8, 90) if kind == "attributes" else counts()
+        return Release(of_counts, [f"i{item}" for item in range(M)], None, {})
     common: dict[str, Any] = {"dim": DIM}
     model: SequenceModel
     if kind in ("gru", "lstm"):
@@ -66,7 +86,7 @@ def made(kind: str) -> Release:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Release, Any]]:
     """A release and ONNX Runtime with its file."""
     folder = tmp_path_factory.mktemp("onnx")
-    return {kind: (made(kind), session(_export(made(kind), folder / f"{kind}.onnx"))) for kind in (*KINDS, "counts")}
+    return {kind: (made(kind), session(_export(made(kind), folder / f"{kind}.onnx"))) for kind in (*KINDS, *OF_COUNTS)}
 
 
 def _export(release: Release, path: Path, **options: Any) -> Path:
@@ -75,7 +95,7 @@ def _export(release: Release, path: Path, **options: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", (*KINDS, "counts"))
+@pytest.mark.parametrize("kind", (*KINDS, *OF_COUNTS))
 @settings(max_examples=15)
 @given(histories=st.lists(st.lists(st.integers(0, M - 1), max_size=LONGEST + 4), min_size=1, max_size=5))
 def test_any_batch_and_length_gives_the_models_own_list(
@@ -196,3 +216,15 @@ def test_counts_of_which_nothing_is_left_are_exported(tmp_path: Path) -> None:
     model = TransitionCounts(M, 0)
     model.popularity.copy_(torch.rand(M))
     _export(Release(model.eval(), [f"i{item}" for item in range(M)], None, {}), tmp_path / "m.onnx")
+
+
+def test_a_large_catalogue_is_exported(tmp_path: Path) -> None:
+    """10⁵ items with attributes: the graph reads the rows of the history alone, and gives the model's own list."""
+    items = 100_000
+    release = Release(described(items, 500_000, 500, 200_000), [f"i{item}" for item in range(items)], None, {})
+    runtime = session(_export(release, tmp_path / "m.onnx"))
+    histories = [np.arange(0, 60), np.array([items - 1]), np.array([], dtype=np.int64), np.array([7, 7, 7])]
+    found, scores = runtime.run(["items", "scores"], {"history": padded(histories)})
+    for row, best in enumerate(release.recommend(histories, 7)):
+        ours = [(release.vocabulary[item], score) for item, score in zip(found[row], scores[row].tolist(), strict=True)]
+        same_ranking(ours, ranking_of(best))

@@ -109,7 +109,7 @@ def test_its_audit() -> None:
     result = audit(**claim, noise=Paired(1), canaries=1500, seed=0)
     assert result.passed, result.verdict
     assert 0.3 * result.epsilon_claimed < result.epsilon_lower < 1.4 * result.epsilon_claimed, "give or take chance"
-    assert result.to_dict()["mechanism"]["rest"] == 1
+    assert result.to_dict()["mechanisms"][0]["rest"] == 1
 
 
 def test_what_no_mechanism_may_do(monkeypatch: pytest.MonkeyPatch) -> None:

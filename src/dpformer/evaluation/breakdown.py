@@ -12,6 +12,7 @@ from dpformer.evaluation.evaluate import Evaluation
 from dpformer.evaluation.metrics import headline, tracked
 
 PARTS = ("head", "middle", "tail")
+KNOWN, NEW_ITEM, NEW_USER = "item in training", "new item", "new user"
 MANY_REPEATS = 0.5  # share of held-out items above which a log is more about repeats than about what is new
 
 
@@ -39,15 +40,38 @@ def by_popularity(found: Mapping[str, Evaluation], k: int) -> list[dict[str, Any
     of_any = next(iter(found.values()))
     parts, rows = popularity_parts(of_any.counts), []
     for number, name in enumerate(PARTS):
-        chosen = torch.from_numpy(np.flatnonzero(parts[of_any.targets] == number))
-        if not len(chosen):
-            continue
-        row: dict[str, Any] = {"part": name, "items": int((parts == number).sum()), "users": len(chosen)}
-        for who, evaluation in found.items():
-            ranks = evaluation.ranks[chosen]
-            row[who] = {metric.label(k): float(metric(ranks, k)) for metric in tracked()}
-        rows.append(row)
+        row = {"part": name, "items": int((parts == number).sum())}
+        rows += _row(row, found, parts[of_any.targets] == number, k)
     return rows
+
+
+def by_newness(warm: Mapping[str, Evaluation], cold: Mapping[str, Evaluation], k: int) -> list[dict[str, Any]]:
+    """Of a split by time: accuracy apart for items and users that training has, and for those that it has not.
+
+    Args:
+        warm: for users with a history before the cut, by name of the model.
+        cold: for users without one; empty if there are none.
+        k: length of the list.
+    """
+    of_any = next(iter(warm.values()))
+    known = of_any.counts[of_any.targets] > 0
+    rows = [*_row({"part": KNOWN}, warm, known, k), *_row({"part": NEW_ITEM}, warm, ~known, k)]
+    if cold:
+        everybody = np.ones(len(next(iter(cold.values())).users), dtype=bool)
+        rows += _row({"part": NEW_USER}, cold, everybody, k)
+    return rows
+
+
+def _row(row: dict[str, Any], found: Mapping[str, Evaluation], chosen: np.ndarray, k: int) -> list[dict[str, Any]]:
+    """What is recommended to some users, as a row of a table; none if there are no such users."""
+    if not chosen.any():
+        return []
+    of_users = {"users": int(chosen.sum())}
+    metrics = {
+        who: {metric.label(k): float(metric(evaluation.ranks[torch.from_numpy(chosen)], k)) for metric in tracked()}
+        for who, evaluation in found.items()
+    }
+    return [{**row, **of_users, **metrics}]
 
 
 def warnings(model: Evaluation, baseline: Evaluation, name: str, ks: Sequence[int]) -> list[str]:

@@ -226,15 +226,22 @@ def make_trainer(config: Config, plan: Plan, dataset: Dataset, model: Any, rando
     context = f"config {config.hash()} data {dataset.hash}"
     trainer = Trainer(
         users=dataset,
-        batches=plan.sampler(seed=config.seed),
+        batches=plan.sampler(**_secret(config, random, "sampling")),
         sum=GradientSum(model, plan.clip, tokens, config.bf16),
-        optimizer=plan.optimizer(adam, context=context, seed=config.seed),
+        optimizer=plan.optimizer(adam, context=context, **_secret(config, random, "noise")),
         schedule=partial(learning_rate, config, plan),
         dropout=dropout_key(random),
     )
     if plan.clip is not None:
         trainer.sum.prove(dataset.num_items)
     return trainer
+
+
+def _secret(config: Config, random: SecureRandom, purpose: str) -> dict[str, Any]:
+    """Derived from the key of the run, so that whoever has that key can repeat the run; or the seed of a test."""
+    if config.seed is not None:
+        return {"seed": config.seed}
+    return {"key": random.within(purpose).words(4, step=0).tobytes()}
 
 
 def learning_rate(config: Config, plan: Plan, step: int) -> float:

@@ -39,6 +39,7 @@ from dpformer.accounting.ledger import Ledger
 from dpformer.data.attributes import Attributes, Name
 from dpformer.models.backoff import PLAIN_THRESHOLD, fit_backoff
 from dpformer.models.explain import Explanation, explain
+from dpformer.models.exported_sums import product_with_columns, sum_of_rows
 from dpformer.models.history import LATEST, add_rows, latest_items, row_of, weights_of
 from dpformer.models.walks import with_walks
 from dpformer.queries.transitions.rounds import TransitionRelease, release_transitions
@@ -189,7 +190,7 @@ class TransitionCounts(nn.Module):
         return LATEST
 
     def next_scores(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """`scores` of plain tensors without branches, what an export records: every transition is looked at.
+        """`scores` of plain tensors without branches, what an export records.
 
         Args:
             items: (B, L) int64, right-padded with 0, L at most `max_length`.
@@ -198,13 +199,12 @@ class TransitionCounts(nn.Module):
         back = lengths[:, None] - 1 - torch.arange(items.shape[1], device=items.device)  # 0 for the latest
         weights = weights_of(back, back >= 0, self.num_attributes > 0)  # α
         nothing = torch.zeros_like(weights[:, :1]) * self.popularity  # (B, M)
-        history = nothing.scatter_add(1, items, weights)
-        claims = _moved(history, row_of(self.offsets), self.targets, self.chances, nothing)
+        claims = sum_of_rows(items, weights, self.offsets, self.targets, self.chances, nothing)
         if self.num_attributes:
-            origins, links = row_of(self.attribute_offsets), self.attribute_links
+            offsets, links = self.attribute_offsets, self.attribute_links
             none = torch.zeros_like(weights[:, :1]) * self.attribute_weights  # (B, G)
-            interest = _moved(history, origins, links, self._reach(), none)
-            claims = claims + self.backoff * _moved(interest, links, origins, self._pulled(), nothing)
+            interest = sum_of_rows(items, weights, offsets, links, self._reach(), none)
+            claims = claims + self.backoff * product_with_columns(interest, offsets, links, self._pulled())
         return (claims + HINT * self.popularity).log()
 
     def prior_logits(self, items: Tensor, lengths: Tensor) -> Tensor:
@@ -271,22 +271,14 @@ class TransitionCounts(nn.Module):
     def _reach(self) -> Tensor:
         """R_ag of each link (n,): the weight of an attribute among those of its item."""
         weights, origins = self.attribute_weights[self.attribute_links], row_of(self.attribute_offsets)
-        sums = self.popularity.new_zeros(self.num_items).index_add(0, origins, weights)
+        sums = self.popularity.new_zeros(self.num_items).scatter_add(0, origins, weights)
         return weights / sums[origins]
 
     def _pulled(self) -> Tensor:
         """P_gb of each link (n,): the pull of an item among those of an attribute."""
         pull = self.pull[row_of(self.attribute_offsets)]
-        sums = self.popularity.new_zeros(self.num_attributes).index_add(0, self.attribute_links, pull)
+        sums = self.popularity.new_zeros(self.num_attributes).scatter_add(0, self.attribute_links, pull)
         return pull / sums[self.attribute_links]
-
-
-def _moved(values: Tensor, origins: Tensor, targets: Tensor, chances: Tensor, nothing: Tensor) -> Tensor:
-    """values @ the sparse matrix with `chances` at (origins, targets), by operations that an export records."""
-    if not len(chances):  # an export would take nothing for whole numbers
-        return nothing
-    moved = values[:, origins] * chances  # (B, n)
-    return nothing.scatter_add(1, torch.zeros_like(moved, dtype=torch.int64) + targets, moved)
 
 
 def _chances(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpformer.data import Dataset
+from dpformer.errors import DpformerError
 from dpformer.runs.evaluation_cache import EvaluationCache
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.tasks import Measured, recommend, task_of
@@ -16,14 +18,24 @@ if TYPE_CHECKING:
     from dpformer.runs.run import Run
 
 
-def measure(run: Run, data: str | Path | None = None, *, split: str = "test", filter_seen: bool = True) -> Measured:
+def measure(
+    run: Run,
+    data: str | Path | None = None,
+    *,
+    split: str = "test",
+    filter_seen: bool = True,
+    reading: Mapping[str, Any] | None = None,
+) -> Measured:
     """The accuracy of the released model on the run's own held-out data, or on another file.
 
-    `filter_seen` as for `recommend`: what is measured is what it would give.
-
-    The run's own data is found only if the run is one's own; a stranger's folder names files that it should not.
+    Args:
+        run: whose model is measured.
+        data: another log; by default the run's own, which is found only if the run is one's own.
+        split: "test" or "validation".
+        filter_seen: as for `recommend`: what is measured is what it would give.
+        reading: how the log is read, where that differs from training (`Config.on_file`).
     """
-    config, other = _places(run, data)
+    config, other = _places(run, data, reading)
     folder = RunFolder(run.folder)
     kept = EvaluationCache(folder) if is_own(folder) else None  # a stranger's folder may hold any numbers
     return task_of(config).measure(config, run.release, other, split, filter_seen=filter_seen, kept=kept)
@@ -31,10 +43,20 @@ def measure(run: Run, data: str | Path | None = None, *, split: str = "test", fi
 
 def held_out_data(run: Run, data: str | Path | None = None) -> Dataset:
     """The data of a recommender prepared again, or another log with its vocabulary."""
-    config, other = _places(run, data)
+    config, other = _places(run, data, None)
     return recommend.held_out_data(config, run.release, other)
 
 
-def _places(run: Run, data: str | Path | None) -> tuple[Config, Path | None]:
+def _places(run: Run, data: str | Path | None, reading: Mapping[str, Any] | None) -> tuple[Config, Config | None]:
+    """The config of the run's own data and, if another log is meant, or the same read otherwise, the config of that."""
     folder, named = RunFolder(run.folder), None if data is None else Path(data)
-    return (run.config if is_own(folder) else followed(folder, run.config, named)), named
+    own = run.config.file
+    same = named is None or (own is not None and named.resolve() == own.resolve())
+    of_training = () if same else ("since", "until") if run.config.split_at is None else ("since",)
+    period = dict.fromkeys(of_training)  # when training was, says nothing about another log
+    config = followed(folder, run.config, named, **{**period, **(reading or {})})
+    if not is_own(folder):
+        return config, None
+    if config.file is None and reading:
+        raise DpformerError("the run has no file of its own: name the log that is to be read with these options")
+    return run.config, None if same and not reading else config

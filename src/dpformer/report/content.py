@@ -306,11 +306,3 @@ def _example(release: Release, name: str, history: np.ndarray) -> Example:
 def _maps(model: Any, history: np.ndarray) -> list[Figure]:
     pictures = kind_of(model).pictures(model, history)
     return [Figure(picture.title, heat_map(picture.matrix, label=picture.label)) for picture in pictures]
-
-
-def attack_bound(epsilon: float, delta: float) -> float:
-    """The most that any attack can be right in telling, of two equally likely cases, whether a user took part.
-
-    (ε, δ)-DP bounds it by (e^ε + δ) / (1 + e^ε) (Kairouz, Oh and Viswanath 2015).
-    """
-    return min(1.0, 1 / (1 + math.exp(-epsilon)) + delta / (1 + math.exp(min(epsilon, 700))))

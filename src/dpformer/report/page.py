@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -13,10 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 import dpformer
 from dpformer.evaluation.metrics import LIST_METRICS, released, shown
 from dpformer.files import write_text
-from dpformer.format_number import one_in, plain, round_up
+from dpformer.format_number import one_in, percent, plain, round_up
 from dpformer.kinds.popularity import BASELINE
 from dpformer.noise.mechanisms import noise_of
-from dpformer.report.content import Content, attack_bound, gather, words_of
+from dpformer.report.content import Content, gather, words_of
 from dpformer.runs.config import Config, Section, fields_of
 from dpformer.runs.run import finished
 
@@ -58,7 +57,7 @@ def render(content: Content) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(percent=_percent, delta=one_in, up=round_up, plain=plain, value=_value)
+    environment.filters.update(percent=percent, delta=one_in, up=round_up, plain=plain, value=_value)
     run, facts = content.run, content.run.statement
     style = files("dpformer.report").joinpath("page.css").read_text(encoding="utf-8")
     return environment.get_template("page.html").render(
@@ -74,7 +73,7 @@ def render(content: Content) -> str:
         of_lists=LIST_METRICS.values(),
         baseline=BASELINE.name,
         items=len(run.release.vocabulary),
-        attack=attack_bound(facts["epsilon"], facts["delta"]) if facts["private"] else None,
+        attack=facts.get("attack"),
         config=[(section, _choices(run.config, section)) for section in get_args(Section)],
         version=dpformer.__version__,
     )
@@ -88,12 +87,6 @@ def _choices(config: Config, section: Section) -> list[tuple[str, Any]]:
     """The choices of a section that are made; of a path only the name: where it is concerns nobody."""
     values = [(name, getattr(config, name)) for name in fields_of(section) if name not in config.kind.silent]
     return [(name, v.name if isinstance(v, Path) else v) for name, v in values if v is not None]
-
-
-def _percent(share: float) -> str:
-    """A probability, rounded up and never shown as certain when it is not."""
-    digits = next(d for d in range(1, 8) if share >= 1 or round(share, d + 2) < 1)
-    return f"{math.ceil(share * 10 ** (digits + 2) - 1e-9) / 10**digits:.{digits}f}%" if share < 1 else "100%"
 
 
 def _value(value: Any) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -25,7 +26,7 @@ from dpformer.kinds.transformer import TRANSFORMER, error_by_frequency
 from dpformer.statement.deployment import Deployment, sentence
 
 if TYPE_CHECKING:
-    from dpformer.data import Columns, Reading
+    from dpformer.data import Columns, Filters, Reading
     from dpformer.noise import Noise
 
 if sys.version_info >= (3, 11):
@@ -42,8 +43,13 @@ Section = Literal["Data", "Model", "Privacy", "Training"]
 OF_READING = (
     "format", "columns", "delimiter", "quotes", "encoding", "order", "skip_bad_rows", "table", "query", "memory",
 )  # fmt: skip
+OF_COLUMNS = ("user_column", "item_column", "timestamp_column", "rating_column")
+FILTERS = ("where", "since", "until", "min_rating", "min_user_actions")
+READING = (*OF_COLUMNS, *OF_READING, *FILTERS)  # options of every command that reads a log
+# What describes the format of one file, and says nothing about a file of another format.
+OF_FORMAT = ("format", "columns", "delimiter", "quotes", "encoding", "table", "query")
 _OF_LOGS = (
-    "item_column", "timestamp_column", "rating_column", "min_rating", "min_user_actions", "catalog", *OF_READING,
+    "item_column", "timestamp_column", "rating_column", *FILTERS, "split", "catalog", *OF_READING,
     "attributes", "drop_unknown_items", "assume_items_public", "private_metrics", "warm_start", "validation", "cache",
     "row_exponent",
 )  # fmt: skip
@@ -131,6 +137,16 @@ class Config(BaseModel):
         "Data", None, "What adds up counts (by size; the same sums); spark reads the log too: --table db.events."
     )
     memory: str | None = _choice("Data", None, "Limit of the engine that reads, such as 4GB (half of the machine's).")
+    where: str | None = _choice(
+        "Data", None, "Keep the rows for which a condition on their own columns is true: \"event = 'purchase'\"."
+    )
+    since: str | None = _choice("Data", None, "Keep interactions from this date (or number) on.")
+    until: str | None = _choice(
+        "Data", None, "Keep interactions before this date (or number); with split time, test on those after it."
+    )
+    split: Literal["last", "time"] = _choice(
+        "Data", "last", "Test on the last item of each user, or (time) on the first item after --until."
+    )
     min_rating: float | None = _choice("Data", None, "Leave out lower ratings.")
     min_user_actions: Limit = _choice("Data", 0, "Leave out the interactions of users with fewer.")
     users: Annotated[int, Field(ge=2)] | None = _choice(
@@ -226,6 +242,18 @@ class Config(BaseModel):
 
         return Reading(**{name: getattr(self, name) for name in OF_READING})
 
+    def filters(self) -> Filters:
+        """What is left out of the log."""
+        from dpformer.data.filters import Filters  # numpy
+
+        values = {name: getattr(self, name) for name in FILTERS}
+        return Filters(**{**values, "until": None} if self.split == "time" else values)
+
+    @property
+    def split_at(self) -> str | None:
+        """The cut of a split by time."""
+        return self.until if self.split == "time" else None
+
     def log_columns(self) -> Columns:
         """Names of the log's columns."""
         from dpformer.data.columns import Columns  # numpy
@@ -254,10 +282,30 @@ class Config(BaseModel):
         """The kind of model; `auto` counts as one of its candidates until it is decided."""
         return auto.UNDECIDED if self.model == auto.AUTO else KINDS[self.model]
 
-    def on_file(self, file: Path | None) -> Config:
-        """The same choices for another log, which is on this machine."""
-        elsewhere = {"engine": None, "table": None, "query": None} if self.engine == "spark" else {}
-        return self.replace(file=file, **elsewhere)
+    def on_file(self, file: Path | None, *, unfiltered: bool = False, **given: Any) -> Config:
+        """The same choices for another log on this machine, apart from those that are given here.
+
+        What describes the format of a file (delimiter, table, …) applies only to a log of the same format.
+
+        Args:
+            file: the other log.
+            unfiltered: without the filters of this config.
+            given: other options of `READING`.
+        """
+        if unknown := [name for name in given if name not in READING]:
+            near = nearest(unknown[0], READING)
+            raise DpformerError(f"unknown option {unknown[0]!r} for reading a log; the nearest is {near!r}")
+        dropped = [*(OF_FORMAT if self._of_other_format(file) else ()), *(FILTERS if unfiltered else ())]
+        reset = {name: Config.model_fields[name].default for name in dropped}
+        engine = None if self.engine == "spark" else self.engine
+        return self.replace(**{**reset, "engine": engine, **given, "file": file})
+
+    def _of_other_format(self, file: Path | None) -> bool:
+        from dpformer.data.readers.formats import same_format  # DuckDB
+
+        if self.task != "recommend" or file is None:
+            return False
+        return self.engine == "spark" or not same_format(file, self.file, self.format)
 
     @property
     def synthetic(self) -> bool:
@@ -290,7 +338,7 @@ class Config(BaseModel):
             return given
         if name == auto.AUTO:
             return {**given, "model": auto.by_choices(given)}
-        choices = named_by(Path(name))
+        choices = named_by(Path(str(name)))
         if choices is None:
             known = ", ".join([auto.AUTO, *KINDS])
             raise ValueError(f"model is {str(name)!r}; it must be one of {known}, or a folder")
@@ -304,6 +352,10 @@ class Config(BaseModel):
         self._check_engine()
         if self.format is not None:
             self.reading()  # the table of formats knows which there are
+        if self.where or self.since or self.until:
+            self.filters()
+        if self.split == "time":
+            self._check_split()
         if self.dim % self.heads:
             raise ValueError(f"heads is {self.heads}; it must divide dim, which is {self.dim}")
         if self.catalog is not None and self.assume_items_public and self.recipe == "default":
@@ -340,6 +392,17 @@ class Config(BaseModel):
         )
         return f"{asker} needs item frequencies: give frequency_share above 0, or {fix}"
 
+    def _check_split(self) -> None:
+        if not self.until:
+            raise ValueError("split is time: give the moment before which is training with --until, such as 2024-06-01")
+        if self.validation:
+            raise ValueError("split is time, which holds no validation items: leave validation out")
+        if self.order == "file":
+            raise ValueError("split is time, and order is file: give a column of times")
+        from dpformer.data.time_window import Bound
+
+        Bound.parse(self.until, "until")
+
     def _check_engine(self) -> None:
         if self.engine != "spark":
             return
@@ -348,6 +411,8 @@ class Config(BaseModel):
         if self.private_metrics or self.cache is not None:
             name = "private_metrics" if self.private_metrics else "cache"
             raise ValueError(f"{name} needs histories on this machine, and engine spark leaves them where they are")
+        if self.split == "time":
+            raise ValueError("split is time, which is not for engine spark: filter by time in --query")
         if self.file is None and self.table is None and self.query is None:
             raise ValueError("engine is spark: give --table db.events, --query, or Parquet files")
 
@@ -459,15 +524,22 @@ def _read(path: Path) -> dict[str, Any]:
 def _refuse_unknown(given: dict[str, Any], path: Path | None) -> None:
     for name in given:
         if name not in Config.model_fields:
-            near = difflib.get_close_matches(name, Config.model_fields, n=1, cutoff=0)
             place = f" in {path}" if path is not None else ""
-            raise DpformerError(f"unknown key {name!r}{place}; the nearest valid key is {near[0]!r}")
+            near = nearest(name, Config.model_fields)
+            raise DpformerError(f"unknown key {name!r}{place}; the nearest valid key is {near!r}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The name that was probably meant: the first that begins so, or else the most similar one."""
+    names = list(known)
+    beginning = [other for other in names if other.startswith(name)]
+    return [*beginning, *difflib.get_close_matches(name, names, n=1, cutoff=0)][0]
 
 
 def _refuse_ignored(given: dict[str, Any]) -> None:
     """An option that would do nothing is a mistake."""
     name = given.get("model", auto.AUTO)
-    named = None if name == auto.AUTO or str(name) in KINDS else named_by(Path(name))
+    named = None if name == auto.AUTO or str(name) in KINDS else named_by(Path(str(name)))
     kind = KINDS.get(str(name) if named is None else named["model"])
     ignored = [] if kind is None else [option for option in kind.silent if option in given]
     if kind is not None and ignored:

@@ -1,26 +1,39 @@
-"""The key of a run, saved before anything is released: a run that dies and is resumed draws the same numbers again.
+"""The secret key of a run: saved before anything is released, committed to in the statement, and perhaps kept.
 
-Without it a second start would release the same data a second time with other noise, and whoever saw both would know
-more than ε says. Whoever has the key can take the noise off: the file is the owner's alone, and deleted at the end.
+All random numbers of a run are derived from one key of the operating system: noise, sampling, initial weights, dropout.
+
+- *Saved* in the run folder before anything is released, so that a run that dies and is resumed draws the same numbers
+  again. A second start under another key would release the same data a second time with other noise, and whoever saw
+  both would know more than ε says. The file is deleted when the run is done.
+- *Committed to*: the statement holds a hash of the key, which tells nothing about it (it has 256 random bits) and which
+  no other key has. Whoever is shown key and data later can repeat the run bit for bit (`dpformer verify --replay`).
+- *Kept*, if the owner asks for it (`dpformer train --key-file FILE`), outside the run folder. Whoever has
+  it may be able to take the noise off: the file is as private as the data.
 """
 
 from __future__ import annotations
 
+import hashlib
+import platform
+from pathlib import Path
 from typing import Any
 
 from dpformer.errors import DpformerError
-from dpformer.files import replacing
+from dpformer.files import regular, strict_json, write_text
 from dpformer.noise import SecureRandom
+from dpformer.noise.randomness import KEY_BYTES
 from dpformer.runs.checkpoint import check_identity, identity_of
 from dpformer.runs.folder import RunFolder
 
+FORMAT = 1
+DOMAIN = b"dpformer run key commitment\n"
+KEPT = {"format", "key", "private", "processes", "processor"}
+
 
 def save_keys(folder: RunFolder, random: SecureRandom, *, config: str, data: str) -> None:
-    """Writes the key, with the hashes of the config and the data that it is for."""
+    """Writes the key to the run folder, with the hashes of the config and the data that it is for."""
     content = {**identity_of(config, data), "random": random.state_dict()}
-    with replacing(folder.keys) as part:
-        part.touch(mode=0o600)
-        part.write_text(folder.as_json(content), encoding="utf-8")
+    write_text(folder.keys, folder.as_json(content), private=True)
 
 
 def load_keys(folder: RunFolder, *, config: str) -> dict[str, Any] | None:
@@ -30,12 +43,63 @@ def load_keys(folder: RunFolder, *, config: str) -> dict[str, Any] | None:
     found = folder.read_json(folder.keys)
     check_identity(folder.keys, found, identity_of(config, found.get("data")))
     random, data = found.get("random"), found.get("data")
-    key = random.get("key") if isinstance(random, dict) else None
-    if (
-        not isinstance(data, str)
-        or not isinstance(key, str)
-        or len(key) != 64
-        or not set(key) <= set("0123456789abcdef")
-    ):
+    if not isinstance(data, str) or not isinstance(random, dict) or not _is_key(random.get("key")):
         raise DpformerError(f"{folder.keys} does not hold the key of a run: start again with another --out")
     return found
+
+
+def commitment(random: SecureRandom) -> str:
+    """The hash of the key that the statement holds."""
+    return commitment_of(bytes.fromhex(str(random.state_dict()["key"])))
+
+
+def commitment_of(key: bytes) -> str:
+    return hashlib.sha256(DOMAIN + key).hexdigest()
+
+
+# The key that the owner keeps.
+
+
+def keep_key(path: Path, random: SecureRandom, *, processes: int = 1) -> None:
+    """Writes the key to a file of the owner's, with what else bit-for-bit repetition depends on."""
+    facts = {"format": FORMAT, **random.state_dict(), "processes": processes, "processor": processor()}
+    write_text(path, RunFolder.as_json(facts), private=True)
+
+
+def refuse_kept(path: Path | None) -> None:
+    """A key that is there is never replaced: the run that it belongs to could not be replayed any more."""
+    if path is not None and path.exists():
+        raise DpformerError(f"{path} is already there, and a key is never replaced: name another file with --key-file")
+
+
+def read_kept_key(path: Path) -> dict[str, Any]:
+    """What `keep_key` wrote, with the key as `random`."""
+    try:
+        if problem := regular(path):
+            raise ValueError(problem)
+        found = strict_json(path.read_bytes())
+        if (
+            not isinstance(found, dict)
+            or found.keys() != KEPT
+            or found["format"] != FORMAT
+            or not _is_key(found["key"])
+        ):
+            raise ValueError("it holds no key")
+        if type(found["private"]) is not bool or type(found["processes"]) is not int:
+            raise ValueError("its fields have other types")
+    except (OSError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DpformerError(f"{path} is not a key file of dpformer train --key-file: {reason}") from None
+    state = {name: found[name] for name in ("key", "private")}
+    return {**found, "random": SecureRandom("run").with_state(state)}
+
+
+def processor() -> str:
+    """What rounding depends on: the architecture, and the instructions that torch uses."""
+    import torch
+
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _is_key(text: object) -> bool:
+    return isinstance(text, str) and len(text) == 2 * KEY_BYTES and set(text) <= set("0123456789abcdef")

@@ -26,6 +26,7 @@ from dpformer.accounting.accountant import epsilon_of
 from dpformer.accounting.events import Event
 from dpformer.accounting.searches import Search, epsilon_with_searches
 from dpformer.data.dataset import Dataset
+from dpformer.data.time_split import TimeSplitDataset
 from dpformer.errors import DpformerError
 from dpformer.files import MOST_LEDGER, read_text, strict_json, write_text
 from dpformer.format_number import plain, round_up
@@ -188,7 +189,8 @@ def notes(out: str | Path, dataset: Dataset, delta: float | None, ledger: bool) 
     seen = {path.parents[1]: _hash(path.parents[1]) for path in Path(out).parent.glob("*/checkpoint/data.json")}
     hashes = {dataset.hash}
     if seen or _fitted_here:  # whatever is held out: the users are the same
-        hashes.add(replace(dataset, validation=not dataset.validation).hash)
+        whole = dataset.leave_last_out() if isinstance(dataset, TimeSplitDataset) else dataset
+        hashes |= {replace(whole, validation=held_out).hash for held_out in (False, True)}
     same = [str(path) for path, found in sorted(seen.items()) if found in hashes]
     if hashes & _fitted_here and not same:
         same = ["an earlier run of this process"]

@@ -13,6 +13,7 @@ import torch
 
 from dpformer.accounting import Ledger
 from dpformer.data import Dataset, Vocabulary
+from dpformer.data.owner_notes import hints, kept_items
 from dpformer.errors import DpformerError
 from dpformer.kinds import auto
 from dpformer.noise import SecureRandom
@@ -20,7 +21,7 @@ from dpformer.progress import Phases, say
 from dpformer.runs.checkpoint import check_data, load_checkpoint
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
-from dpformer.runs.keys import load_keys, save_keys
+from dpformer.runs.keys import keep_key, load_keys, refuse_kept, save_keys
 from dpformer.runs.ledger_file import kept, notes, reserve, taken_back
 from dpformer.runs.model_file import Release, load_release
 from dpformer.runs.planning import check_budget, make_plan
@@ -59,17 +60,24 @@ def train(
     team: Team | None = None,
     *,
     key: Path | None = None,
+    key_file: Path | None = None,
     ledger: Path | Ledger | None = None,
     source: dict[str, str] | None = None,
 ) -> Run:
     """Trains a model and writes the run folder `out`, which must not be there yet.
 
-    With a `team` of processes, this one leads it; the others are to call `team.follow()`. With a private `key` (PEM,
-    Ed25519) the statement is signed. A `ledger` file keeps one budget over many runs (`ledger_file`): this one
-    is written down there before anything is released, or refused. A `Ledger` only counts. `source` is
-    what whoever gave the data calls it, instead of the file it was put into (`order_line`).
+    Args:
+        config: all choices.
+        out: the run folder.
+        team: processes, which this one leads; the others are to call `team.follow()`.
+        key: private key (PEM, Ed25519) with which the statement is signed.
+        key_file: keeps the secret key of the run there, so that it can be replayed (`runs.keys`).
+        ledger: a file keeps one budget over many runs (`ledger_file`): this one is written down there before anything
+            is released, or refused. A `Ledger` only counts.
+        source: what whoever gave the data calls it, instead of the file it was put into (`order_line`).
     """
     RunFolder(out).refuse_existing()
+    refuse_kept(key_file)
     check_budget(config)
     signer = None if key is None else private_key(key)
     random = SecureRandom("run", seed=config.seed)
@@ -77,8 +85,8 @@ def train(
     with _threads(config.threads) as threads:
         with phases("reading"):
             dataset = load_dataset(config)
-        if not config.synthetic and (line := order_line({**dataset.description, **(source or {})})):
-            say(line)
+        if not config.synthetic:
+            _say_of_data(config, dataset, source)
         config, dataset, reason = _decided(config, dataset)
         config = with_attributes(config, dataset.vocabulary).resolve(users=dataset.num_users, threads=threads)
         plan = make_plan(config, dataset.num_users)
@@ -94,15 +102,28 @@ def train(
             if reserved is not None:
                 folder.write_json(folder.budget, reserved.facts())
             save_keys(folder, random, config=config.hash(), data=dataset.hash)  # before anything is released
+            if key_file is not None:
+                keep_key(key_file, random, processes=1 if team is None else team.size)
             session = Session(folder, config, plan, dataset, random, team=team)
             with phases("release"):
                 session.ask()
+            if session.released.item_list is not None:
+                say(kept_items(dataset, session.released.item_list))
             with phases("training" if config.kind.trains else "model"):
                 facts = session.fit_and_release()
             if signer is not None:
                 sign(folder, signer)
             say(str(phases))
             return Run(folder.path, config, facts)
+
+
+def _say_of_data(config: Config, dataset: Dataset, source: dict[str, str] | None) -> None:
+    """How a log was read and what is odd about it, for whoever trains on it."""
+    if line := order_line({**dataset.description, **(source or {})}):
+        say(line)
+    if isinstance(dataset, Dataset) and config.task == "recommend":  # on this machine
+        for hint in hints(dataset, config.user_column, config.item_column):
+            say(hint)
 
 
 def _decided(config: Config, dataset: Dataset) -> tuple[Config, Dataset, str]:

@@ -29,6 +29,7 @@ from dpformer.queries.released import Released, planned, release_before_training
 from dpformer.runs.checkpoint import save_checkpoint
 from dpformer.runs.config import Config
 from dpformer.runs.folder import Metrics, RunFolder
+from dpformer.runs.keys import commitment
 from dpformer.runs.loop import train_to_the_end
 from dpformer.runs.model_file import save_release, sha256_of
 from dpformer.runs.releases_file import save_releases
@@ -231,6 +232,7 @@ class Session:
             hashes={"config": self.config.hash(), DATA_HASH: data},
             given=self.config.items_given,
             model=self.config.model,
+            commitment=commitment(self.random),
             budget=self.folder.read_json(self.folder.budget) if self.folder.budget.exists() else None,
         )
 

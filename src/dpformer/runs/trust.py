@@ -18,6 +18,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from dpformer.errors import DpformerError
 from dpformer.files import read_text, write_text
@@ -50,23 +51,24 @@ def is_own(folder: RunFolder) -> bool:
         return hmac.compare_digest(file.read(100).strip(), code.encode())
 
 
-def followed(folder: RunFolder, config: Config, data: Path | None = None) -> Config:
+def followed(folder: RunFolder, config: Config, data: Path | None = None, **reading: Any) -> Config:
     """The config with paths that may be followed: those of one's own run, and what whoever asks has named.
 
     Args:
         folder: the run.
         config: of the run.
         data: the log to read; by default the run's own, if the run is one's own.
+        reading: how to read it, where that differs from training (`Config.on_file`).
     """
     if is_own(folder):
-        return config if data is None else config.on_file(data)
+        return config if data is None and not reading else config.on_file(data or config.file, **reading)
     if data is None and not config.synthetic:
         name = config.file.name if config.file is not None else config.table or "a query"
         raise NotOwn(
             f"{folder.path} was not made by you on this machine, or its config.toml was changed since, so the file "
             f"that it names is not read: name its data (DATA after the run, or --data; there it is called {name!r})"
         )
-    return config.on_file(data).replace(catalog=None, tokenizer=None, cache=None)
+    return config.on_file(data, **reading).replace(catalog=None, tokenizer=None, cache=None)
 
 
 class NotOwn(DpformerError):

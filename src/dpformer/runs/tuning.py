@@ -24,16 +24,19 @@ from typing import Any
 
 import numpy as np
 
+from dpformer.accounting.attack_rates import attack_rates_of_search
 from dpformer.accounting.events import Event, Gaussian
-from dpformer.accounting.searches import repeated_epsilon
+from dpformer.accounting.searches import Search, repeated_epsilon
 from dpformer.errors import DpformerError
+from dpformer.files import read_text, write_text
 from dpformer.format_number import plain, round_up
 from dpformer.kinds.registry import trained_names
 from dpformer.noise.randomness import SecureRandom
 from dpformer.progress import say
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
-from dpformer.runs.ledger_file import Budget, kept, notes, reserve, taken_back
+from dpformer.runs.keys import refuse_kept
+from dpformer.runs.ledger_file import kept, notes, reserve, taken_back
 from dpformer.runs.model_file import load_release, save_release, sha256_of
 from dpformer.runs.planning import check_budget, make_plan
 from dpformer.statement import sp800_226
@@ -114,6 +117,7 @@ def tune(
     trial: Trial | None = None,
     announce: Callable[[Tuning], None] = lambda _: None,
     key: Path | None = None,
+    key_file: Path | None = None,
     ledger: Path | None = None,
 ) -> dict[str, Any]:
     """Tunes and keeps the winner in the run folder `out`; returns its statement, which states the ε of the search.
@@ -126,10 +130,12 @@ def tune(
         trial: trains and scores one candidate; by default `train_and_score`.
         announce: is told the plan before any data is touched for it.
         key: private key (PEM, Ed25519) that signs the statement of the winner, once it states the whole search.
+        key_file: keeps the secret key of the winner there, so that its run can be replayed.
         ledger: file with one budget over many runs: the whole search is written down there first, or refused.
     """
     folder = RunFolder(out)
     folder.refuse_existing()
+    refuse_kept(key_file)
     signer = None if key is None else private_key(key)
     config = config.replace(validation=True)
     _refuse(config, choices, mean_runs)
@@ -147,9 +153,11 @@ def tune(
     try:
         with kept(ledger, out, search=True):
             best = _search(config, tuning, workshop, random, trial or train_and_score)
-            facts = _restate(best, tuning, reserved)
+            facts = restate(best, tuning.to_dict(), None if reserved is None else reserved.facts())
             if signer is not None:
                 sign(RunFolder(best), signer)
+            if key_file is not None:
+                write_text(key_file, read_text(_key_beside(best)), private=True)
             best.rename(folder.path)
     finally:
         shutil.rmtree(workshop, ignore_errors=True)  # losers, and everything about them
@@ -183,15 +191,22 @@ def train_and_score(config: Config, out: Path) -> float:
     from dpformer.runs.tasks import load_dataset
 
     with redirect_stderr(io.StringIO()):
-        run = train(config, out)
+        run = train(config, out, key_file=_key_beside(out))
         ranks = served_ranks(run.release.model, load_dataset(run.config), "validation")
     return release_metrics(ranks, SCORE_NOISE, label="score").values[headline().label()]
+
+
+def _key_beside(run: Path) -> Path:
+    """Where the key of a repetition is kept until the search is over."""
+    return run.with_name(f"{run.name}.key")
 
 
 def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
     """The statement of a winner: ε is that of the whole search, and says so."""
     changed = {**facts, "epsilon": tuning["epsilon"], "epsilon_one_run": facts["epsilon"], "tuning": tuning}
     changed["accountant"] = "Rényi differential privacy (dp-accounting), repeated a random number of times and selected"
+    search = Search(tuple(Event.from_dict(event) for event in tuning["events"]), tuning["mean_runs"])
+    changed["attack"] = attack_rates_of_search(search, tuning["delta"]).to_dict()
     changed[sp800_226.NAME] = sp800_226.nist_fields(changed)
     sentence = (
         f"Settings were tuned on the same data: {plain(tuning['mean_runs'])} runs on average, their number drawn at "
@@ -201,11 +216,11 @@ def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
     return {**changed, "headline": headline(changed), "words": [*words(changed), sentence]}
 
 
-def _restate(run: Path, tuning: Tuning, budget: Budget | None) -> dict[str, Any]:
+def restate(run: Path, tuning: dict[str, Any], budget: dict[str, Any] | None) -> dict[str, Any]:
     """Writes the statement of the winner, and its metadata, with the ε of the search."""
     folder = RunFolder(run)
     said = folder.read_json(folder.statement)
-    facts = restated(said if budget is None else {**said, "budget": budget.facts()}, tuning.to_dict())
+    facts = restated(said if budget is None else {**said, "budget": budget}, tuning)
     release = load_release(folder.model)
     metadata = {**release.metadata, **{name: facts[name] for name in ("headline", "epsilon")}}
     save_release(

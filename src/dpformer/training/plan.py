@@ -42,9 +42,9 @@ class Plan:
 
     # The parts.
 
-    def sampler(self, *, seed: int | None = None) -> PoissonBatches:
+    def sampler(self, *, seed: int | None = None, key: bytes | None = None) -> PoissonBatches:
         """The batches."""
-        return PoissonBatches(self.users, self.sample_rate, self.steps, noise=self.noise, seed=seed)
+        return PoissonBatches(self.users, self.sample_rate, self.steps, noise=self.noise, seed=seed, key=key)
 
     @property
     def clip(self) -> ClipFunction | None:
@@ -54,7 +54,7 @@ class Plan:
         return (normalize if self.clipping == "normalize" else clip)(self.clip_norm)
 
     def optimizer(
-        self, inner: torch.optim.Optimizer, *, context: str = "", seed: int | None = None
+        self, inner: torch.optim.Optimizer, *, context: str = "", seed: int | None = None, key: bytes | None = None
     ) -> PrivateOptimizer:
         """An optimizer whose steps are noisy; `context` names what a resumed run must agree on."""
         return PrivateOptimizer(
@@ -65,6 +65,7 @@ class Plan:
             noise=self.noise,
             context=context,
             seed=seed,
+            key=key,
         )
 
     # What it costs.

@@ -12,8 +12,6 @@ from dpformer.runs.tasks.recommend import Recommend
 from dpformer.runs.tasks.text import Text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dpformer.accounting.units import UnitOfPrivacy
     from dpformer.data import Dataset, Vocabulary
     from dpformer.runs.config import Config
@@ -57,13 +55,13 @@ class Task(Protocol):
         self,
         config: Config,
         release: Release,
-        data: Path | None = None,
+        other: Config | None = None,
         split: str = "test",
         *,
         filter_seen: bool = True,
         kept: EvaluationCache | None = None,
     ) -> Measured:
-        """The accuracy of a released model on held-out data: the run's own, or that of another file.
+        """The accuracy of a released model on held-out data: the run's own, or that of a log read by another config.
 
         What was measured before is taken from `kept`, where there is such a thing, and else put there.
         """

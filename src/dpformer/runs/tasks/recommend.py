@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from dpformer.accounting.units import USER, UnitOfPrivacy
-from dpformer.data import Dataset, Filters, Vocabulary, prepare, read_catalog, synthetic
+from dpformer.data import Dataset, Vocabulary, prepare, read_catalog, synthetic
+from dpformer.data.time_split import COLD, TimeSplitDataset
 from dpformer.errors import DpformerError
 from dpformer.kinds.popularity import BASELINE
 from dpformer.statement.data import data_statement
@@ -36,20 +36,25 @@ class RankingAccuracy:
     model: Evaluation
     baseline: Evaluation
     dataset: Dataset
+    cold: Mapping[str, Evaluation] = field(default_factory=dict)  # of users without a history, by name
     kind = "ranking"
 
     def to_dict(
         self, ks: Sequence[int] = (10,), *, samples: int = 1000, names: Sequence[str] | None = None
     ) -> dict[str, Any]:
         """What was measured how, and the metrics of both, as JSON."""
-        from dpformer.evaluation.breakdown import by_popularity, warnings
+        from dpformer.evaluation.breakdown import by_newness, by_popularity, warnings
 
         facts = self.model.to_dict(ks, samples=samples, names=names)
         of_baseline = self.baseline.metrics(ks, samples=samples, names=names)
         left_out = self.dataset.description.get("vocabulary", {}).get("interactions_dropped", 0)
+        both = {MODEL: self.model, BASELINE.name: self.baseline}
+        if isinstance(self.dataset, TimeSplitDataset):
+            until = self.dataset.description["split"]["until"]
+            facts["by_time"] = {"until": until, "parts": by_newness(both, self.cold, min(ks))}
         return {
             **facts,
-            "by_popularity": by_popularity({MODEL: self.model, BASELINE.name: self.baseline}, min(ks)),
+            "by_popularity": by_popularity(both, min(ks)),
             "warnings": warnings(self.model, self.baseline, BASELINE.name, ks),
             "interactions_left_out": left_out,
             "covered": False,
@@ -79,10 +84,11 @@ class Recommend:
             reading=config.reading(),
             vocabulary=vocabulary or catalog,
             drop_unknown_items=config.drop_unknown_items or vocabulary is not None,
-            filters=Filters(config.min_rating, config.min_user_actions),
+            filters=config.filters(),
             max_length=max_length,
             validation=config.validation,
             users=config.users,
+            split_at=config.split_at,
             cache=config.cache,
         )
         return dataset if catalog is None or vocabulary is not None else dataset.with_attributes(catalog)
@@ -97,7 +103,7 @@ class Recommend:
             reading=config.reading(),
             vocabulary=catalog,
             drop_unknown_items=config.drop_unknown_items,
-            filters=Filters(config.min_rating, config.min_user_actions),
+            filters=config.filters(),
             max_length=config.max_length,
             validation=config.validation,
             users=config.users,
@@ -150,7 +156,7 @@ class Recommend:
         self,
         config: Config,
         release: Release,
-        data: Path | None = None,
+        other: Config | None = None,
         split: str = "test",
         *,
         filter_seen: bool = True,
@@ -159,33 +165,42 @@ class Recommend:
         from dpformer.evaluation import Evaluation, evaluate
         from dpformer.kinds.ranking import ranker
 
-        dataset, vocabulary = held_out_data(config, release, other=data), vocabulary_of(release)
+        dataset, vocabulary = held_out_data(config, release, other), vocabulary_of(release)
         if split == "validation" and not dataset.validation:
             raise DpformerError("the run held out no validation items; train it with --validation, or use --split test")
+
+        def measured(split: str) -> dict[str, Evaluation]:
+            rankers = {MODEL: ranker(release.model, dataset, vocabulary), BASELINE.name: BASELINE.ranker(dataset)}
+            return {
+                name: evaluate(score, dataset, split=split, filter_seen=filter_seen) for name, score in rankers.items()
+            }
+
+        by_time = isinstance(dataset, TimeSplitDataset)
+        cold = measured(COLD) if by_time and len(dataset.held_out(COLD)[0]) else {}
         key = (dataset.hash, split, "seen left out" if filter_seen else "all ranked")
         if kept is not None and (before := kept.get(*key)) is not None:
             names = (MODEL, BASELINE.name)
             of_model, of_baseline = (Evaluation.of(dataset, split, filter_seen, before, name) for name in names)
-            return RankingAccuracy(of_model, of_baseline, dataset)
-        options: dict[str, Any] = {"split": split, "filter_seen": filter_seen}
-        of_model = evaluate(ranker(release.model, dataset, vocabulary), dataset, **options)
-        found = RankingAccuracy(of_model, evaluate(BASELINE.ranker(dataset), dataset, **options), dataset)
+            return RankingAccuracy(of_model, of_baseline, dataset, cold)
+        of_model, of_baseline = measured(split).values()
+        found = RankingAccuracy(of_model, of_baseline, dataset, cold)
         if kept is not None:
             kept.put({**found.model.measured(MODEL), **found.baseline.measured(BASELINE.name)}, *key)
         return found
 
 
-def held_out_data(config: Config, release: Release, other: Path | None = None) -> Dataset:
-    """The data of a run prepared again, with all its items, or another log with those of the model.
+def held_out_data(config: Config, release: Release, other: Config | None = None) -> Dataset:
+    """The data of a run prepared again, with all its items, or a log of another config with those of the model.
 
     Where the list of items was released from the data, the data has more: they were not released, and a held-out one
     counts as missed. Else, of another log, items outside the model's are left out before the split.
     """
     read = Recommend().read
-    if other is not None and (config.file is None or other.resolve() != config.file.resolve()):
+    if other is not None:
         # Which items are common there has no say: the model has the items it has.
-        elsewhere = config.on_file(other).replace(catalog=None, users=None)
-        return read(elsewhere, None if config.items_policy == "dp" else vocabulary_of(release))
+        return read(
+            other.replace(catalog=None, users=None), None if config.items_policy == "dp" else vocabulary_of(release)
+        )
     dataset, known = Recommend().read_again(config, release), vocabulary_of(release)
     among = set(known.ids)
     due = [name for name in dataset.vocabulary.ids if config.items_policy != "dp" or name in among]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpformer.accounting.units import UNITS, UnitOfPrivacy
@@ -90,7 +89,7 @@ class Text:
         self,
         config: Config,
         release: Release,
-        data: Path | None = None,
+        other: Config | None = None,
         split: str = "test",
         *,
         filter_seen: bool = True,
@@ -100,7 +99,7 @@ class Text:
             raise DpformerError(f"split is {split!r}; text has no validation items: leave it out")
         if not filter_seen:
             raise DpformerError("--allow-seen is for recommendations, and this is a language model: leave it out")
-        dataset = self.read_again(config if data is None else config.replace(file=data), release)
+        dataset = self.read_again(other or config, release)
         return TextAccuracy(_loss(release.model, dataset))
 
 
