@@ -45,8 +45,8 @@ def pytest_runtest_setup() -> None:
 
 # Libraries, servers and programs that CI installs, as the reason of a skip names them.
 INSTALLED_IN_CI = (
-    "pandas", "polars", "pyarrow", "IPython", "nbclient", "ipykernel", "pyspark", "Java", "deltalake", "pyiceberg",
-    "moto", "obstore", "adbc_driver", "PostgreSQL", "pymysql", "MariaDB", "jsonschema", "Chromium", "playwright",
+    "pandas", "polars", "pyarrow", "IPython", "nbclient", "ipykernel", "pyspark", "Java", "jsonschema", "Chromium",
+    "playwright",
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def test_which_skips_count(reason: str, counts: bool) -> None:
 def test_a_missing_library_fails_ci_and_nothing_else(tmp_path: Path, ci: str, processes: str, code: int) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
     (tmp_path / "test_it.py").write_text(
-        "import pytest\ndef test_it(): pytest.skip('no PostgreSQL')\ndef test_other(): pass\n"
+        "import pytest\ndef test_it(): pytest.skip('no Chromium')\ndef test_other(): pass\n"
     )
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", processes, "-p", "no:cacheprovider", str(tmp_path)],
@@ -40,5 +40,5 @@ def test_a_missing_library_fails_ci_and_nothing_else(tmp_path: Path, ci: str, pr
         env={**os.environ, "CI": ci, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
     )
     assert found.returncode == code, found.stdout + found.stderr
-    assert "skipped 1: no PostgreSQL" in found.stdout
+    assert "skipped 1: no Chromium" in found.stdout
     assert ("CI must install" in found.stdout) == bool(code)
