@@ -9,6 +9,7 @@ import pytest
 from tests.training.memo import accountant_remembers  # noqa: F401
 
 README = Path(__file__).parent.parent / "README.md"
+CHANGELOG = README.with_name("CHANGELOG.md")
 
 
 def blocks(language: str) -> list[str]:
@@ -50,6 +51,20 @@ def test_from_a_data_frame_in_five_lines(library: str, tmp_path: Path, monkeypat
     assert "User-level differential privacy" in repr(eval(lines[4], names))
 
 
-def test_the_two_commands_come_first() -> None:
-    opening = "\n".join(README.read_text(encoding="utf-8").splitlines()[:40])
+def test_it_is_short_and_begins_with_the_two_commands() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.split()) <= 700
+    opening = "\n".join(text.splitlines()[:20])
     assert "scripts/demo" in opening and "scripts/test" in opening
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (README, README.with_name("CONTRIBUTING.md"), README.with_name("SECURITY.md"), CHANGELOG):
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+            assert "://" in link or (README.parent / link).exists(), (page.name, link)
+
+
+def test_the_changelog_is_one_line_per_change() -> None:
+    lines = CHANGELOG.read_text(encoding="utf-8").partition("### Added")[2].splitlines()
+    assert lines and all(line.startswith(("- ", "#")) or not line for line in lines)
+    assert max(map(len, lines)) <= 160

@@ -8,8 +8,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dpformer.errors import DpformerError
 
@@ -38,6 +39,17 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def lock_file(file: IO[Any], *, wait: bool) -> None:
+    """Locks an open file for this process until it is closed; OSError if another holds it and `wait` is False."""
+    try:
+        fcntl = import_module("fcntl")
+    except ImportError:  # Windows
+        msvcrt = import_module("msvcrt")
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:

@@ -7,7 +7,6 @@ command line opens, and only of work that takes longer than a moment. Everything
 from __future__ import annotations
 
 import math
-import resource
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 MOMENT = 3.0  # seconds before anything is shown
@@ -159,6 +159,10 @@ class Phases:
 
 
 def peak_memory() -> int:
-    """The most memory this process has held, in bytes."""
+    """The most memory this process has held, in bytes; 0 where the system does not say (Windows)."""
+    try:
+        resource = import_module("resource")
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import sys
+from importlib import import_module
 
 from dpformer.errors import DpformerError
 
@@ -13,6 +13,10 @@ HARMLESS = {"--help", "--help-all", "--version"}  # load no library
 
 def check_address_space() -> None:
     """Refuses a limit that the libraries do not fit into, unless only help is asked for."""
+    try:
+        resource = import_module("resource")
+    except ImportError:  # Windows has no such limit
+        return
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY or limit >= LEAST or len(sys.argv) < 2 or HARMLESS & set(sys.argv):
         return

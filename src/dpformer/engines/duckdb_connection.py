@@ -67,7 +67,9 @@ def confine(connection: Connection, files: list[Path]) -> None:
 
 
 def default_memory() -> str:
-    """Half of the machine's memory, at most 8 GB."""
+    """Half of the machine's memory, at most 8 GB; 4 GB where the system does not say (Windows)."""
+    if not hasattr(os, "sysconf"):
+        return f"{4 * 10**9 // 2**20}MiB"
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{min(there // 2, 8 * 10**9) // 2**20}MiB"
 

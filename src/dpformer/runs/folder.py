@@ -4,7 +4,6 @@ whole."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpformer.errors import DpformerError
-from dpformer.files import read_text, replacing, strict_json, write_text
+from dpformer.files import lock_file, read_text, replacing, strict_json, write_text
 
 
 class Content(NamedTuple):
@@ -116,7 +115,7 @@ class RunFolder:
             raise DpformerError(f"{self.path} cannot be written to: {error.strerror}") from None
         with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(file, wait=False)
             except OSError:
                 raise DpformerError(f"another process is at work in {self.path}; wait for it, or stop it") from None
             for part in (*self.path.glob(".*.part"), *self.private.glob(".*.part")):

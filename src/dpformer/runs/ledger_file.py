@@ -12,7 +12,6 @@ together, at the ledger's own δ; a run that would go beyond ε is refused, and 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from dpformer.accounting.searches import Search, epsilon_with_searches
 from dpformer.data.dataset import Dataset
 from dpformer.data.time_split import TimeSplitDataset
 from dpformer.errors import DpformerError
-from dpformer.files import MOST_LEDGER, read_text, strict_json, write_text
+from dpformer.files import MOST_LEDGER, lock_file, read_text, strict_json, write_text
 from dpformer.format_number import plain, round_up
 from dpformer.progress import say
 from dpformer.statement.sp800_226 import spent_of
@@ -235,7 +234,7 @@ def _locked(path: Path) -> Iterator[None]:
     except OSError as error:
         raise DpformerError(f"{path} cannot be written: {error.strerror}") from None
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock_file(file, wait=True)
         yield
 
 

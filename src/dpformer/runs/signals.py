@@ -10,7 +10,7 @@ from typing import Any
 
 from dpformer.errors import DpformerError
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Interrupted(DpformerError):
