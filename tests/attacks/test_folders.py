@@ -240,29 +240,3 @@ def test_halved_noise_in_a_checkpoint_is_refused(tmp_path: Path, where: str) -> 
     assert invoke("verify", tmp_path / "run").exit_code == 1
     refused("train", "--resume", tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()
-
-
-# Signatures.
-
-
-def test_a_signature_binds_the_statement(own: Path, tmp_path: Path) -> None:
-    from cryptography.hazmat.primitives import serialization as s
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from dpformer.statement.signature import private_key, sign
-
-    for name in ("a", "b"):
-        key = Ed25519PrivateKey.generate()
-        pem = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
-        (tmp_path / f"{name}.pem").write_bytes(pem)
-        public = key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
-        (tmp_path / f"{name}.pub").write_bytes(public)
-    assert "signature" in {f.name for f in verify(own, key=tmp_path / "a.pub").findings if f.ok is False}
-    sign(RunFolder(own), private_key(tmp_path / "a.pem"))
-    found = {f.name: f.ok for f in verify(own, key=tmp_path / "a.pub").findings}
-    assert found["signature"] is True and all(ok is not False for ok in found.values())
-    assert "signature" in {f.name for f in verify(own, key=tmp_path / "b.pub").findings if f.ok is False}
-    (own / "privacy.json").write_text((own / "privacy.json").read_text() + " ")
-    assert "signature" in {f.name for f in verify(own, key=tmp_path / "a.pub").findings if f.ok is False}
-    assert "is no public key" in refused("verify", own, "--key", tmp_path / "a.pem")
-    assert "is no private key" in refused("train", "--sign", tmp_path / "a.pub", "--out", tmp_path / "signed")

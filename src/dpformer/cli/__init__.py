@@ -23,6 +23,7 @@ from dpformer.cli.moments import moments
 from dpformer.cli.recommend import recommend
 from dpformer.cli.report import report
 from dpformer.cli.serve import serve
+from dpformer.cli.sign import sign
 from dpformer.cli.terminal import plain_output
 from dpformer.cli.train import train, with_choices
 from dpformer.cli.tune import tune
@@ -69,6 +70,7 @@ app.command()(ledger)
 app.command()(moments)
 app.command()(audit)
 app.command()(verify)
+app.command()(sign)
 app.command()(with_choices(tune))
 app.command()(demo)
 

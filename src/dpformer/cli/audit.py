@@ -62,9 +62,13 @@ def _keep(run: Path, result: Any) -> None:
     import json
 
     from dpformer.files import write_text
+    from dpformer.runs.folder import RunFolder
     from dpformer.statement.cards.source import AUDIT
+    from dpformer.statement.signature import outdated
 
     write_text(run / AUDIT, json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    if note := outdated(RunFolder(run)):
+        typer.echo(note, err=True)
 
 
 def settings_of(run: Path) -> dict[str, Any]:

@@ -27,13 +27,17 @@ def card(
     date, data_period, ids_are_persons, access, justification and others in the section \\[deployment] of a TOML file.
     """
     from dpformer.files import write_text
+    from dpformer.runs.folder import RunFolder
     from dpformer.runs.ledger_file import budget_left
     from dpformer.runs.run import finished
     from dpformer.statement.cards import CardSource, model_card, registry_entry
     from dpformer.statement.deployment import Deployment
+    from dpformer.statement.signature import outdated
 
     said = None if deployment is None else Deployment.read(deployment)
     source = CardSource.of(finished(run), said, "" if ledger is None else budget_left(ledger, run))
     path = out or run / ("opendp.yaml" if opendp else "README.md")
     write_text(path, registry_entry(source) if opendp else model_card(source))
     typer.echo(str(path))
+    if out is None and (note := outdated(RunFolder(run))):
+        typer.echo(note, err=True)

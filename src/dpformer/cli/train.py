@@ -38,7 +38,7 @@ def train(
     ] = None,
     sign: Annotated[
         Path | None,
-        typer.Option(help="Sign the statement with this private key (PEM, Ed25519).", rich_help_panel="Run"),
+        typer.Option(help="Sign all published files with this private key (PEM, Ed25519).", rich_help_panel="Run"),
     ] = None,
     key_file: Annotated[
         Path | None,

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from dpformer.errors import DpformerError
 from dpformer.files import lock_file, read_text, replacing, strict_json, write_text
 
+LOCK = ".lock"
+
 
 class Content(NamedTuple):
     """Something in a run folder. What may not be published is readable by its owner alone."""
@@ -28,12 +30,13 @@ class Content(NamedTuple):
 CONTENTS = (
     Content("model.safetensors", True, "the model: weights, vocabulary, noisy frequencies, the headline"),
     Content("privacy.json", True, "the statement, written last: with it the run is done"),
-    Content("privacy.json.sig", True, "a signature under the statement (`--sign`)"),
     Content("config.toml", True, "every choice; nothing measured, but names of files and columns"),
     Content("releases.safetensors", True, "noisy numbers as they were released, of which the model is made"),
     Content("audit.json", True, "the outcome of `dpformer audit`, on made-up users"),
     Content("README.md", True, "the model card (`dpformer card`)"),
     Content("opendp.yaml", True, "the entry for OpenDP's registry (`dpformer card --opendp`)"),
+    Content("SHA256SUMS", True, "the hashes of all published files, if they are signed"),
+    Content("SHA256SUMS.sig", True, "the signature (`--sign`, `dpformer sign`)"),
     Content("metrics.jsonl", False, "a line a step, and evaluations: exact statistics of the data"),
     Content("report.html", False, "curves of metrics.jsonl, exact accuracy; with --public it is public"),
     Content(
@@ -45,6 +48,8 @@ CONTENTS = (
 class RunFolder:
     """Paths and whole writes. Opening it changes nothing; `lock` it before writing."""
 
+    PRIVATE = frozenset({"metrics.jsonl", "checkpoint"})  # never to be published
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = self.path / "config.toml"
@@ -52,7 +57,8 @@ class RunFolder:
         self.statement = self.path / "privacy.json"
         self.model = self.path / "model.safetensors"
         self.releases = self.path / "releases.safetensors"
-        self.signature = self.path / "privacy.json.sig"
+        self.sums = self.path / "SHA256SUMS"
+        self.signature = self.path / "SHA256SUMS.sig"
         self.private = self.path / "checkpoint"
         self.checkpoint = self.private / "state.safetensors"
         self.keys = self.private / "keys.json"
@@ -106,11 +112,22 @@ class RunFolder:
         """The statement is written last."""
         return self.statement.is_file() and self.model.is_file()
 
+    def published(self) -> list[str]:
+        """Names of the files here that may be published, but for the signature."""
+        signing = {self.sums.name, self.signature.name}
+        names = [content.name for content in CONTENTS if content.public and content.name not in signing]
+        return [name for name in names if _exists(self.path / name)]
+
+    def unknown(self) -> list[str]:
+        """Names of what is here and no part of a run."""
+        known = {content.name for content in CONTENTS}
+        return sorted(path.name for path in self.path.iterdir() if path.name not in known and path.name != LOCK)
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keeps other processes out; the system lets go of it when this one ends, however it ends."""
         try:
-            file = (self.path / ".lock").open("w")
+            file = (self.path / LOCK).open("w")
         except OSError as error:
             raise DpformerError(f"{self.path} cannot be written to: {error.strerror}") from None
         with file:

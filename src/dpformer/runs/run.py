@@ -70,7 +70,7 @@ def train(
         config: all choices.
         out: the run folder.
         team: processes, which this one leads; the others are to call `team.follow()`.
-        key: private key (PEM, Ed25519) with which the statement is signed.
+        key: private key (PEM, Ed25519) that signs the published files.
         key_file: keeps the secret key of the run there, so that it can be replayed (`runs.keys`).
         ledger: a file keeps one budget over many runs (`ledger_file`): this one is written down there before anything
             is released, or refused. A `Ledger` only counts.

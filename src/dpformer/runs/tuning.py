@@ -129,7 +129,7 @@ def tune(
         mean_runs: how many runs on average.
         trial: trains and scores one candidate; by default `train_and_score`.
         announce: is told the plan before any data is touched for it.
-        key: private key (PEM, Ed25519) that signs the statement of the winner, once it states the whole search.
+        key: private key (PEM, Ed25519) that signs the published files of the winner.
         key_file: keeps the secret key of the winner there, so that its run can be replayed.
         ledger: file with one budget over many runs: the whole search is written down there first, or refused.
     """

@@ -1,7 +1,14 @@
-"""A signature under the statement: Ed25519, over `privacy.json` byte by byte, in `privacy.json.sig`.
+"""A signature under a published run: Ed25519, over the SHA-256 of *every* published file.
 
-The statement holds the hashes of model and config, so the signature binds all three. It says who vouches for the run,
-not that the run is right; for that there is `verify`. Keys are PEM files, as openssl makes them:
+`SHA256SUMS` lists the published files with their hashes, as `sha256sum` does, and `SHA256SUMS.sig` signs that list. So
+a single changed byte shows: of the weights, of a sentence in the card, of the name in config.toml's [deployment]. It
+says who vouches for these bytes, not that the run is right; for that there is `verify`. Nothing of dpformer is needed
+to check it:
+
+    sha256sum --check SHA256SUMS
+    openssl pkeyutl -verify -pubin -inkey public.pem -rawin -in SHA256SUMS -sigfile SHA256SUMS.sig
+
+Keys are PEM files, as openssl makes them:
 
     openssl genpkey -algorithm ed25519 -out key.pem
     openssl pkey -in key.pem -pubout -out public.pem
@@ -9,18 +16,24 @@ not that the run is right; for that there is `verify`. Keys are PEM files, as op
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpformer.errors import DpformerError
-from dpformer.files import write_text
+from dpformer.files import regular, replacing, write_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
     from dpformer.runs.folder import RunFolder
 
-CONTEXT = b"dpformer privacy statement\n"  # so that it is a signature of nothing else
+TITLE = "# The published files of a run of dpformer\n"  # so that it is a signature of nothing else
+LARGEST = 2**40  # bytes of a published file
+_NAME = re.compile(r"[\w-][\w.-]*", re.ASCII)
+_LINE = re.compile(rf"([0-9a-f]{{64}})  ({_NAME.pattern})", re.ASCII)
 HOW = "make one with: openssl genpkey -algorithm ed25519 -out key.pem"
 
 
@@ -52,22 +65,83 @@ def public_key(path: Path) -> Ed25519PublicKey:
     return key
 
 
-def sign(folder: RunFolder, key: Ed25519PrivateKey) -> None:
-    """Signs the statement of a finished run."""
-    write_text(folder.signature, key.sign(CONTEXT + folder.statement.read_bytes()).hex() + "\n")
+def sign(folder: RunFolder, key: Ed25519PrivateKey, also: Sequence[str] = ()) -> list[str]:
+    """Signs the published files of a finished run, and gives their names.
+
+    Args:
+        folder: the run.
+        key: the private key.
+        also: names of further files in the folder that are to be published, such as a report made with --public.
+    """
+    if private := sorted(set(also) & folder.PRIVATE):
+        raise DpformerError(f"{private[0]} holds what the guarantee does not cover: it is not to be published")
+    listed = sorted({*folder.published(), *also})
+    for name in listed:
+        if problem := f"{name!r} is no name of a file in it" * (not _NAME.fullmatch(name)) or regular(
+            folder.path / name, LARGEST
+        ):
+            raise DpformerError(f"{folder.path} cannot be signed: {problem}")
+    text = TITLE + "".join(f"{_sha256(folder.path / name)}  {name}\n" for name in listed)
+    folder.signature.unlink(missing_ok=True)  # never an old signature beside a new list
+    write_text(folder.sums, text)
+    with replacing(folder.signature) as part:
+        part.write_bytes(key.sign(text.encode()))
+    return listed
 
 
-def check_signature(folder: RunFolder, key: Path) -> bool:
-    """Whether the signature is one of the owner of this key, under this very statement."""
+def check_signature(folder: RunFolder, key: Path) -> str:
+    """What is wrong with the signature of the owner of this key; nothing if it covers every published byte.
+
+    What is private in the folder (metrics, checkpoint) is not published, and so not signed.
+    """
     from cryptography.exceptions import InvalidSignature
 
-    found = public_key(key)
+    known = public_key(key)
+    for path in (folder.sums, folder.signature):
+        if problem := regular(path):
+            return problem
+    text = folder.sums.read_bytes()
     try:
-        signature = bytes.fromhex(folder.signature.read_text(encoding="ascii").strip())
-        found.verify(signature, CONTEXT + folder.statement.read_bytes())
-    except (InvalidSignature, ValueError, OSError):
-        return False
-    return True
+        known.verify(folder.signature.read_bytes(), text)
+        listed = _listed(text.decode("ascii"))
+    except InvalidSignature:
+        return "not of the owner of this key"
+    except ValueError as error:
+        return f"{folder.sums.name} is not a list of published files: {error}"
+    for name, expected in listed.items():
+        if problem := regular(folder.path / name, LARGEST):
+            return f"{problem}, and it is signed"
+        if _sha256(folder.path / name) != expected:
+            return f"{name} is not the file that was signed"
+    if unsigned := sorted({*folder.published(), *folder.unknown()} - listed.keys()):
+        return f"{unsigned[0]} is not signed: its owner can sign again with dpformer sign"
+    return ""
+
+
+def outdated(folder: RunFolder) -> str:
+    """A note for whoever wrote to a folder that was signed before; nothing if it was not."""
+    there = folder.signature.exists()
+    return f"note: {folder.path} was signed before this: sign again with dpformer sign" if there else ""
+
+
+def _listed(text: str) -> dict[str, str]:
+    """Name → SHA-256."""
+    title, *lines = text.splitlines()
+    found = [_LINE.fullmatch(line) for line in lines]
+    if f"{title}\n" != TITLE or not all(found):
+        raise ValueError("it is no list of SHA-256 and names")
+    listed = {match[2]: match[1] for match in found if match is not None}
+    if len(listed) < len(lines):
+        raise ValueError("a file stands in it twice")
+    return listed
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _read(path: Path) -> bytes:

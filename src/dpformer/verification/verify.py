@@ -133,6 +133,7 @@ class _Checker:
             yield STATEMENT, check
         for check in self.file.checks():
             yield FILES, check
+        yield FILES, self._other_files
         yield DATA, self._data_hash
         yield from self.data.checks()
         yield MODEL, self._steps_taken
@@ -168,6 +169,12 @@ class _Checker:
             return Finding("steps taken", True, f"{taken:,}, none of them private")
         return Finding("steps taken", taken == claimed, f"{taken:,} in metrics.jsonl, {claimed:,} accounted for")
 
+    def _other_files(self) -> Finding:
+        unknown = self.folder.unknown()
+        if unknown:
+            return Finding("other files", None, f"{short(unknown[0])} is no file of a run: nothing is said about it")
+        return Finding("other files", True, "none")
+
     def _secrets(self) -> Finding:
         if self.folder.checkpoint.exists():
             return Finding("secrets", False, "checkpoint/ still holds the keys of a run that is done: delete it")
@@ -197,14 +204,12 @@ class _Checker:
 
     def _signature(self) -> Finding:
         """Only with a key can a signature be checked: who it is of, the folder itself cannot tell."""
-        signed = self.folder.signature.exists()
         if self.key is None:
+            signed = self.folder.signature.exists()
             said = "there is one: give --key to check it" if signed else "none; anybody could have written this folder"
             return Finding("signature", None, said)
-        if problem := regular(self.folder.signature):
-            return Finding("signature", False, problem)
-        good = check_signature(self.folder, self.key)
-        return Finding("signature", good, "of the owner of the key" if good else "not of the owner of this key")
+        wrong = check_signature(self.folder, self.key)
+        return Finding("signature", not wrong, wrong or "of the owner of the key, under every published file")
 
 
 def _verify_unfinished(folder: RunFolder) -> Verification:
