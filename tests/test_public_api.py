@@ -40,9 +40,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(dp, "nothing_of_this_name")
 
 
-@pytest.mark.parametrize(
-    "package", ["queries", "report", "runs", "serving", "training", "verification", "verification.audit"]
-)
+@pytest.mark.parametrize("package", ["queries", "report", "runs", "serving", "training", "verification.audit"])
 def test_names_imported_on_first_use_are_there(package: str) -> None:
     module = import_module(f"dpformer.{package}")
     assert sorted(module.__all__) == sorted(module._HOME)
