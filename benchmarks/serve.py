@@ -30,25 +30,24 @@ LENGTH, K = 20, 10
 
 def serve_model(run: str, core: int, ready: Any) -> None:
     import torch
-    import uvicorn
 
-    from dpformer.cli.serve import listening, settings
-    from dpformer.serving import Served, create_app
+    from dpformer.serving import Limits, Served, create_app
+    from dpformer.serving.http import Server, listening
 
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     with listening("127.0.0.1", 0) as socket:
         ready.send((socket.getsockname()[1], os.getpid()))
-        uvicorn.Server(uvicorn.Config(create_app(Served.open(run)), **settings())).run([socket])
+        Server(create_app(Served.open(run)), Limits()).run([socket])
 
 
 def serve_popularity(run: str, core: int, ready: Any) -> None:
     """The least that such a service can be: the same framework, the same checks, one list for everybody."""
-    import uvicorn
     from fastapi import FastAPI
 
-    from dpformer.cli.serve import listening, settings
     from dpformer.runs import load_release
+    from dpformer.serving import Limits
+    from dpformer.serving.http import Server, listening
 
     os.sched_setaffinity(0, {core})
     release = load_release(Path(run) / "model.safetensors")
@@ -62,13 +61,14 @@ def serve_popularity(run: str, core: int, ready: Any) -> None:
     app.post("/recommend")(recommend)
     with listening("127.0.0.1", 0) as socket:
         ready.send((socket.getsockname()[1], os.getpid()))
-        uvicorn.Server(uvicorn.Config(app, **settings())).run([socket])
+        Server(app, Limits()).run([socket])
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> None:
     head = (
-        f"POST /recommend HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"POST /recommend HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     )
+    head += "\r\n\r\n"
     writer.write(head.encode() + body)
     headers = await reader.readuntil(b"\r\n\r\n")
     assert headers.startswith(b"HTTP/1.1 200"), headers

@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from dpformer.serving.served import Limits, Served
+from dpformer.serving.access import Access
+from dpformer.serving.limits import Limits
+from dpformer.serving.served import Served
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,19 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/"
 
-    def ask(self, method: str, path: str, body: Any = None, *, raw: bytes | None = None) -> Answer:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        raw: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         content = raw if raw is not None else None if body is None else json.dumps(body).encode()
         try:
-            connection.request(method, path, content, {"content-type": "application/json"})
+            connection.request(method, path, content, {"content-type": "application/json", **(headers or {})})
             answer = connection.getresponse()
             return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
         finally:
@@ -53,14 +64,16 @@ class Server:
 
 
 @contextmanager
-def serving(served: Served, limits: Limits | None = None) -> Iterator[Server]:
-    import uvicorn
-
-    from dpformer.cli.serve import listening, settings
+def serving(
+    served: Served, limits: Limits | None = None, access: Access | None = None, log: Path | None = None
+) -> Iterator[Server]:
+    from dpformer.serving import http as serving_http
+    from dpformer.serving.access_log import AccessLog
     from dpformer.serving.app import create_app
 
-    with listening("127.0.0.1", 0) as socket:
-        server = uvicorn.Server(uvicorn.Config(create_app(served, limits), **settings()))
+    with serving_http.listening("127.0.0.1", 0) as socket:
+        app = create_app(served, limits, access, None if log is None else AccessLog(log))
+        server = serving_http.Server(app, replace(limits or Limits(), drain_seconds=0))
         thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
         thread.start()
         while not server.started:

@@ -14,7 +14,9 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 
 from dpformer.errors import DpformerError
-from dpformer.serving.served import Limits, Served
+from dpformer.runs.model_file import sha256_of
+from dpformer.serving.limits import Limits
+from dpformer.serving.served import Served
 from tests.serving.server import Server, serving
 from tests.tiny_runs import copied, ranking_of, refused, same_ranking, tiny_run
 from tests.training.memo import accountant_remembers  # noqa: F401
@@ -94,7 +96,7 @@ def test_bodies_are_small_and_quick(server: Server, run: Path) -> None:
         import socket
 
         with socket.create_connection(("127.0.0.1", slow.port), timeout=30) as client:
-            client.sendall(b"POST /recommend HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")
+            client.sendall(b"POST /recommend HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{")
             assert b"408" in client.recv(100)
     with serving(Served.open(run), replace(Limits(), at_once=0)) as full:
         assert full.ask("GET", "/health").status == 503
@@ -116,6 +118,30 @@ def test_pages_load_nothing_from_elsewhere(server: Server) -> None:
     docs = server.ask("GET", "/docs").body.decode()
     for route in server.get("/openapi.json")["paths"]:
         assert route in docs
+
+
+def test_examples_are_of_this_model(server: Server) -> None:
+    """What the documentation shows works as it stands."""
+    popular = [item["item_id"] for item in server.get("/items?limit=3")["items"]]
+    schema = server.get("/openapi.json")
+    for route in ("Recommend", "Explain"):
+        (example,) = schema["components"]["schemas"][f"{route}Request"]["examples"]
+        answer = server.post(f"/{route.lower()}", **example)
+        assert example["history"] == popular[1:] and answer["unknown"] == 0
+    docs = server.ask("GET", "/docs").body.decode()
+    (address,) = re.findall(r"curl &#39;HOST(/similar/.*?)&#39;|curl 'HOST(/similar/.*?)'", docs)
+    assert server.get("".join(address))["items"] is not None and popular[0] in "".join(address)
+
+
+def test_probes(server: Server, run: Path) -> None:
+    assert server.get("/healthz") == {"status": "ok"}
+    assert server.get("/ready")["ready"] is True
+    assert server.get("/ready")["model"] == sha256_of(run / "model.safetensors")
+
+
+def test_items_are_found_by_id_and_by_title(server: Server) -> None:
+    assert server.get("/items?q=i7")["items"][0] == {"item_id": "i7", "title": "Title 7"}
+    assert server.get("/items?q=title+7")["items"][0] == {"item_id": "i7", "title": "Title 7"}
 
 
 def test_metrics_count_routes_and_nothing_of_what_was_asked(server: Server) -> None:
@@ -168,6 +194,7 @@ def test_a_file_alone_and_a_statement_of_another_model(run: Path, tmp_path: Path
     (other / "privacy.json").write_text(json.dumps({**facts, "epsilon": 0.1}))
     with pytest.raises(DpformerError, match="is not the statement of"):
         Served.open(other)
+    assert "is not the statement of" in refused("serve", other, "--port", 0)
 
 
 def test_the_command_refuses_in_one_sentence(tmp_path: Path, run: Path, server: Server) -> None:

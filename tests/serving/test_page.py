@@ -1,6 +1,7 @@
 """The page in a real browser: search, history, recommendations, reasons; keyboard, phone, dark mode."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("prometheus_client")
 
 from dpformer.models.counts import TransitionCounts
 from dpformer.runs.model_file import Release
+from dpformer.serving.access import Access
 from dpformer.serving.served import Served
 from tests.browser import chromium
 from tests.models.test_backoff import facts, released
@@ -214,3 +216,19 @@ def test_the_attribute_behind_a_recommendation_is_named(browser: Any) -> None:
         assert f"after Title 12 ({name})" in row.locator(".because").inner_text()
         row.locator(".why").click()
         assert row.locator(".reasons .attribute").first.inner_text() == f"both {name}"
+
+
+def test_a_token_is_asked_for(browser: Any, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token-of-this-test")
+    served = Served.open(tiny_run(tmp_path_factory, **COUNTS))
+    with serving(served, access=Access.of(token_file=tokens)) as server:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(server.url)
+        page.wait_for_selector("#locked:not([hidden])")
+        page.fill("#token", "a-token-of-this-test")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#next[aria-busy=false] .take")
+        assert page.locator("#locked").is_hidden()
+        context.close()

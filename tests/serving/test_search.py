@@ -18,3 +18,10 @@ def test_every_word_begins_a_word_and_the_popular_come_first() -> None:
     assert search.find("amel", 10) == [2] and search.find("lien", 10) == [] and search.find("alien", 1) == [1]
     assert search.find("", 2) == [3, 1] and search.find("100", 9) == [5]
     assert Search(NAMES, None).find("", 3) == [0, 1, 2]
+
+
+def test_ids_are_found_where_there_are_titles() -> None:
+    search = Search(NAMES, np.arange(6.0), ["SKU-1", "SKU-12", "SKU-2", "alien", "x", "SKU 1"])
+    assert search.find("SKU-1", 10) == [0, 5, 1]  # this very id first
+    assert search.find("alien", 10) == [3, 1, 0] and search.find("sku 12 aliens", 10) == [1]
+    assert search.find("amel 2", 10) == [2]

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING
 from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from dpformer.serving.access import Access
     from dpformer.serving.app import create_app
+    from dpformer.serving.limits import Limits
     from dpformer.serving.ranking import Ranker
-    from dpformer.serving.served import Limits, Served
+    from dpformer.serving.served import Served
 
-_HOME = {"Limits": "served", "Ranker": "ranking", "Served": "served", "create_app": "app"}
+_HOME = {
+    "Access": "access",
+    "Limits": "limits",
+    "Ranker": "ranking",
+    "Served": "served",
+    "create_app": "app",
+}
 
-__all__ = ["Limits", "Ranker", "Served", "create_app"]
+__all__ = ["Access", "Limits", "Ranker", "Served", "create_app"]
 
 __getattr__ = lazy_names(__name__, _HOME)

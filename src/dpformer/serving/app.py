@@ -1,33 +1,54 @@
 """The service: a released model behind JSON endpoints, with a page, its privacy statement and Prometheus metrics.
 
-Histories come in bodies, are answered and forgotten. One process serves one model; a proxy in front gives encryption,
-access control and rates, and spreads the load over several processes.
+Histories come in bodies, are answered and forgotten. An application serves one model; `serving.supervisor` runs it in
+several workers and replaces it by the next model. A proxy in front gives encryption and rates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.cors import CORSMiddleware
 
 import dpformer
 from dpformer.errors import DpformerError
 from dpformer.serving import shapes
-from dpformer.serving.guard import Guard, Meters
-from dpformer.serving.reference import reference_page
+from dpformer.serving.access import Access
+from dpformer.serving.access_log import AccessLog
+from dpformer.serving.admission import Admission
+from dpformer.serving.guard import App, Guard, Meters
+from dpformer.serving.limits import Limits
+from dpformer.serving.reference import reference_page, with_examples
 from dpformer.serving.rules import BoundRules, Rules
-from dpformer.serving.served import Limits, Served
+from dpformer.serving.served import Served
 
 FOUND = {"page.css": "text/css", "page.js": "text/javascript"}
 
 
-def create_app(served: Served, limits: Limits | None = None) -> Guard:
-    """The ASGI application of a model; `uvicorn.run(create_app(Served.open("runs/mine")))`."""
+def create_app(
+    served: Served,
+    limits: Limits | None = None,
+    access: Access | None = None,
+    access_log: AccessLog | None = None,
+    *,
+    retiring: Callable[[], bool] = lambda: False,
+) -> Guard:
+    """The ASGI application of a model; `uvicorn.run(create_app(Served.open("runs/mine")))`.
+
+    Args:
+        served: the model.
+        limits: of requests.
+        access: hosts, origins and tokens; by default localhost and IP addresses, no scripts of other pages, no token.
+        access_log: where requests are written down; by default nowhere.
+        retiring: whether this process is about to stop, so that it is no longer ready.
+    """
     app = FastAPI(
         title="dpformer",
         version=dpformer.__version__,
@@ -36,12 +57,23 @@ def create_app(served: Served, limits: Limits | None = None) -> Guard:
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # it could carry what was asked elsewhere
     )
-    meters = Meters(served)
+    meters, access = Meters(served), access or Access()
     _add_model(app, served, meters)
     _add_facts(app, served, meters)
+    _add_probes(app, served, retiring)
     _add_pages(app)
     app.add_exception_handler(RequestValidationError, _bad_request)
-    return Guard(app, meters, limits or shapes.LIMITS)
+    with_examples(app.openapi(), served.examples())  # FastAPI keeps the schema
+    admitted: App = Admission(app, limits or shapes.LIMITS, access)
+    return Guard(_with_origins(admitted, access) if access.origins else admitted, meters, access_log)
+
+
+def _with_origins(app: App, access: Access) -> App:
+    """Scripts of these pages may ask and read answers."""
+    headers = ["authorization", "content-type", "x-request-id"]
+    return CORSMiddleware(
+        app, allow_origins=access.origins, allow_methods=["GET", "POST"], allow_headers=headers, max_age=600
+    )
 
 
 def _add_model(app: FastAPI, served: Served, meters: Meters) -> None:
@@ -103,7 +135,21 @@ def _add_facts(app: FastAPI, served: Served, meters: Meters) -> None:
     @app.get("/metrics", response_class=Response, tags=["facts"])
     async def metrics() -> Response:
         """For Prometheus."""
-        return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(meters.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_probes(app: FastAPI, served: Served, retiring: Callable[[], bool]) -> None:
+    @app.get("/healthz", response_model=shapes.Alive, tags=["facts"])
+    async def healthz() -> Response:
+        """Whether the process answers; if not, it is to be started again."""
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready", response_model=shapes.Ready, tags=["facts"])
+    async def ready() -> Response:
+        """Whether to send requests here, and to which model they go; 503 while this worker is about to stop."""
+        opened = served.opened.isoformat(timespec="seconds")
+        facts = {"ready": not retiring(), "model": served.model_sha256, "opened": opened}
+        return JSONResponse(facts, status_code=200 if facts["ready"] else 503)
 
 
 def _add_pages(app: FastAPI) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -13,14 +16,27 @@ def reference_page(schema: dict[str, Any]) -> str:
         loader=PackageLoader("dpformer.serving", "page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     endpoints = [
-        {"path": path, "method": method.upper(), **_endpoint(facts, schema)}
+        {"path": path, "method": method.upper(), **_endpoint(path, facts, schema)}
         for path, methods in schema["paths"].items()
         for method, facts in methods.items()
     ]
     return environment.get_template("reference.html").render(info=schema["info"], endpoints=endpoints)
 
 
-def _endpoint(facts: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def with_examples(schema: dict[str, Any], ids: Sequence[str]) -> None:
+    """Puts ids of a model into the examples of a schema, in place."""
+    first, *more = ids
+    history = more or [first]
+    shapes = schema["components"]["schemas"]
+    shapes["RecommendRequest"]["examples"] = [{"history": history, "k": 10}]
+    shapes["ExplainRequest"]["examples"] = [{"history": history, "item_id": first}]
+    for path, name, value in (("/similar/{item_id}", "item_id", first), ("/items", "q", first)):
+        for parameter in schema["paths"][path]["get"]["parameters"]:
+            if parameter["name"] == name:
+                parameter["example"] = value
+
+
+def _endpoint(path: str, facts: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     body = facts.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     answer = facts["responses"]["200"].get("content", {}).get("application/json", {}).get("schema")
     shape = _resolved(body, schema)
@@ -34,8 +50,19 @@ def _endpoint(facts: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
         "summary": facts.get("description", ""),
         "given": given,
         "gives": gives,
-        "example": None if example is None else json.dumps(example),
+        "example": None if example is None else shlex.quote(json.dumps(example)),
+        "address": _example_address(path, facts.get("parameters", [])),
     }
+
+
+def _example_address(path: str, parameters: list[dict[str, Any]]) -> str | None:
+    """A path with its query by the examples of its parameters; None if there are none."""
+    given = {p["name"]: (p["in"], quote(str(p["example"]), safe="")) for p in parameters if "example" in p}
+    if not given:
+        return None
+    for name, (place, value) in given.items():
+        path = path.replace(f"{{{name}}}", value) if place == "path" else f"{path}?{name}={value}"
+    return path
 
 
 def _resolved(shape: dict[str, Any] | None, schema: dict[str, Any]) -> dict[str, Any]:

@@ -101,6 +101,11 @@ class RuleBook:
         self._where = lru_cache(maxsize=256)(self._matching)
 
     @property
+    def has_columns(self) -> bool:
+        """Whether there is a catalogue for rules on columns."""
+        return self._columns is not None
+
+    @property
     def columns(self) -> CatalogColumns:
         if self._columns is None:
             raise DpformerError(

@@ -1,4 +1,4 @@
-"""Items by words of their title or id: every word must begin a word of the item; the most popular come first."""
+"""Items by words of their title and id: every word must begin a word of the item; the most popular come first."""
 
 from __future__ import annotations
 
@@ -16,16 +16,34 @@ def folded(text: str) -> str:
 
 
 class Search:
-    """An index of names in memory; a search looks at all of them, about 0.1 ms a thousand."""
+    """An index of names in memory; a search looks at all of them, about 0.1 ms a thousand.
 
-    def __init__(self, names: Sequence[str], popularity: np.ndarray | None) -> None:
+    Args:
+        names: titles, or ids where there are none.
+        popularity: (M,) of the items, if known.
+        ids: of the items, where names are titles: they are found too.
+    """
+
+    def __init__(self, names: Sequence[str], popularity: np.ndarray | None, ids: Sequence[str] | None = None) -> None:
         order = np.arange(len(names)) if popularity is None else np.argsort(-popularity, kind="stable")
-        self.entries = [(int(item), f" {folded(names[item])}") for item in order]
+        own = names if ids is None else ids
+        texts = [f" {folded(name)}" for name in names]
+        if ids is not None:
+            texts = [
+                text if text == f" {code}" else f"{text} {code}"
+                for text, code in zip(texts, map(folded, ids), strict=True)
+            ]
+        self._by_id = {own[item]: int(item) for item in order}
+        self.entries = [(int(item), texts[item]) for item in order]
 
     def find(self, text: str, limit: int) -> list[int]:
-        """Item numbers; without words, the most popular. A name that begins with all of the text comes first."""
-        whole = folded(text)
+        """Item numbers: the item of this very id, then names that begin with all of the text, then others.
+
+        Without words, the most popular.
+        """
+        whole, exact = folded(text), self._by_id.get(text.strip()) if text.strip() else None
         words = [f" {word}" for word in whole.split()]
         found = [(item, name) for item, name in self.entries if all(word in name for word in words)]
-        found.sort(key=lambda entry: not entry[1].startswith(f" {whole}"))  # stable: popularity decides the rest
+        # Stable: popularity decides the rest.
+        found.sort(key=lambda entry: (entry[0] != exact, not entry[1].startswith(f" {whole}")))
         return [item for item, _ in found[:limit]]

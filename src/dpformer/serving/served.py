@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,11 @@ from dpformer.data import read_catalog
 from dpformer.data.interactions import id_text
 from dpformer.errors import DpformerError
 from dpformer.runs.folder import RunFolder
-from dpformer.runs.model_file import Release, load_release, model_file
+from dpformer.runs.model_file import Release, load_release, model_file, sha256_of
 from dpformer.serving.ranking import Ranker
 from dpformer.serving.rules import BoundRules, RuleBook, rule_book
 from dpformer.serving.search import Search
 from dpformer.statement.shape import check_shape
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one request may ask for."""
-
-    body_bytes: int = 262_144
-    body_seconds: float = 10.0
-    history: int = 1_000
-    id_characters: int = 256
-    k: int = 100
-    search_characters: int = 100
-    rule_items: int = 10_000
-    rule_columns: int = 20
-    at_once: int = 256  # requests in the works, beyond which the answer is 503
 
 
 class Served:
@@ -43,7 +28,10 @@ class Served:
         self.ranker = Ranker(release)
         self.book = book or RuleBook(release)
         names = [release.title(item) for item in range(len(release.vocabulary))]
-        self.search = Search(names, release.frequencies)
+        ids = [str(name) for name in release.vocabulary]
+        self.search = Search(names, release.frequencies, None if release.titles is None else ids)
+        self.model_sha256: str | None = None
+        self.opened = datetime.now(timezone.utc)
         self._numbers = {id_text(name): number for number, name in enumerate(release.vocabulary)}
 
     @classmethod
@@ -53,18 +41,33 @@ class Served:
         Titles and the columns for rules come from `catalog`; by default titles are those of training, and columns
         those of the run's own catalogue if the folder is one's own.
         """
-        release = load_release(model_file(path))
+        file = model_file(path)
+        release = load_release(file)
         book = rule_book(release, path, catalog)
         if catalog is not None:
             release = release.titled(read_catalog(catalog))
         folder = RunFolder(path)
         known = {name: release.metadata.get(name) for name in ("headline", "private", "epsilon", "delta")}
-        if not Path(path).is_dir() or not folder.statement.is_file():
-            return cls(release, known, book)
-        statement = check_shape(folder.read_json(folder.statement), folder.statement)
-        if any(statement[name] != value for name, value in known.items()):
-            raise DpformerError(f"{folder.statement} is not the statement of {folder.model}: they differ in ε or δ")
-        return cls(release, statement, book)
+        statement = known
+        if Path(path).is_dir() and folder.statement.is_file():
+            statement = check_shape(folder.read_json(folder.statement), folder.statement)
+            if any(statement[name] != value for name, value in known.items()):
+                raise DpformerError(f"{folder.statement} is not the statement of {folder.model}: they differ in ε or δ")
+        served = cls(release, statement, book)
+        served.model_sha256 = sha256_of(file)
+        return served
+
+    def warm_up(self) -> None:
+        """Answers once, so that what is computed on first use is there before the first request."""
+        if self.book.has_columns:
+            _ = self.book.columns
+        first = str(self.release.vocabulary[0])
+        self.recommend([first], 1, filter_seen=True, why=True)
+        self.similar(0, 1)
+
+    def examples(self) -> list[str]:
+        """A few ids for documentation: of the most popular items, by the released frequencies."""
+        return [entry["item_id"] for entry in self.find("", 3)]
 
     # Ids of users' own, item numbers inside.
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dpformer.serving.served import Limits
+from dpformer.serving.limits import Limits
 
 LIMITS = Limits()
 Id = Annotated[str, Field(max_length=LIMITS.id_characters)]
@@ -111,6 +111,16 @@ class Explanation(Item):
 
 class Items(BaseModel):
     items: list[Item]
+
+
+class Alive(BaseModel):
+    status: str
+
+
+class Ready(BaseModel):
+    ready: bool
+    model: Annotated[str | None, Field(description="SHA-256 of model.safetensors.")]
+    opened: Annotated[str, Field(description="When the model was opened, UTC.")]
 
 
 class Health(BaseModel):

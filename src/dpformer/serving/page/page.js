@@ -4,7 +4,7 @@
 const K = 10;
 const LATEST_FIRST = true;
 const $ = (id) => document.getElementById(id);
-const state = { history: [], before: null, found: [], picked: -1, asked: 0, searched: 0, open: new Set() };
+const state = { token: "", history: [], before: null, found: [], picked: -1, asked: 0, searched: 0, open: new Set() };
 
 function element(tag, text, attributes = {}) {
   const made = document.createElement(tag);
@@ -14,10 +14,12 @@ function element(tag, text, attributes = {}) {
 }
 
 async function fetched(path, body) {
-  const options = body === undefined ? {} : {
-    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
+  const headers = state.token ? { authorization: `Bearer ${state.token}` } : {};
+  const options = body === undefined ? { headers } : {
+    method: "POST", headers: { ...headers, "content-type": "application/json" }, body: JSON.stringify(body),
   };
   const answer = await fetch(path, options);
+  $("locked").hidden = answer.status !== 401;
   if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
   return answer.json();
 }
@@ -253,6 +255,11 @@ function showFacts(facts, health) {
   $("words").replaceChildren(...[facts.headline, ...(facts.words || [])].filter((w, i, all) => all.indexOf(w) === i).map((w) => element("p", w)));
   $("not-covered").replaceChildren(...(facts.not_covered || []).map((words) => element("li", words)));
 }
+
+// The token of a service that asks for one, in this tab's memory like everything else.
+
+$("unlock").addEventListener("click", () => { state.token = $("token").value.trim(); start(); });
+$("token").addEventListener("keydown", (event) => { if (event.key === "Enter") $("unlock").click(); });
 
 async function start() {
   showHistory();

@@ -1,0 +1,281 @@
+"""A service that stays up: it starts workers that share one model, and replaces them all by those of the next model.
+
+    supervisor            holds the listening socket; imports neither torch nor the model
+      generation          opens the model once, then forks
+        worker, worker …  share its memory; each answers connections of the one socket
+
+On SIGHUP, or when the watched folder changes, a new generation opens the model. Once its workers accept connections,
+the old ones stop accepting, answer what they have, and leave: nobody is refused. If the new model cannot be opened, the
+old one stays. Workers that die are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpformer.errors import DpformerError
+from dpformer.serving.access import Access
+from dpformer.serving.limits import Limits
+
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+WATCHED = ("model.safetensors", "privacy.json")
+WATCH_SECONDS = 1.0
+AGAIN_SECONDS = 1.0  # between attempts to replace what has died
+CRASHED = 3
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is to be served, and how."""
+
+    run: Path
+    catalog: Path | None = None
+    workers: int = 1
+    threads: int = 1
+    limits: Limits = field(default_factory=Limits)
+    access: Access = field(default_factory=Access)
+    access_log: str | None = None
+    watch: bool = False
+
+    def identity(self) -> tuple[Any, ...]:
+        """Changes whenever what is on the disk does; names are looked up anew, so that a link may be turned."""
+        files = [self.run, *(self.run / name for name in WATCHED), *([self.catalog] if self.catalog else [])]
+        return tuple(_identity(path) for path in files)
+
+
+def _identity(path: Path) -> tuple[Any, ...]:
+    try:
+        facts = path.stat()
+    except OSError:
+        return (None,)
+    return (facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size)
+
+
+class Generation:
+    """A process that holds a model and its workers, as its supervisor sees it."""
+
+    report: int
+    lifeline: int
+
+    def __init__(self, service: Service, listener: Any, inherited: list[Generation]) -> None:
+        report, told = os.pipe()
+        ends, self.lifeline = os.pipe()  # the child reads its end when this process is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for descriptor in (report, self.lifeline, *(d for g in inherited for d in (g.report, g.lifeline))):
+                with suppress(OSError):
+                    os.close(descriptor)
+            _child(service, listener, told, ends)
+        os.close(told)
+        os.close(ends)
+        self.report, self.began, self._said = report, time.monotonic(), b""
+        self.facts: dict[str, Any] | None = None
+
+    def hear(self) -> dict[str, Any] | None:
+        """What it reports when it is ready, or why it never will be; None: it has died without a word."""
+        while part := os.read(self.report, 65_536):
+            self._said += part
+            if self._said.endswith(b"\n"):
+                self.facts = json.loads(self._said)
+                return self.facts
+        return None
+
+    def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+    def forget(self) -> None:
+        os.close(self.report)
+        os.close(self.lifeline)
+
+
+def _child(service: Service, listener: Any, told: int, ends: int) -> None:
+    """The life of a generation; never returns."""
+    code = CRASHED
+    try:
+        for name in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(name, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        from dpformer.serving.generation import live
+
+        code = live(service, listener, told, ends)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Supervisor:
+    """See the module.
+
+    Args:
+        service: what is to be served.
+        listener: the socket.
+        announce: is told what the first generation reports.
+        say: is told in a sentence what happens later.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        listener: Any,
+        announce: Callable[[dict[str, Any]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.service, self.listener, self.announce, self.say = service, listener, announce, say
+        self.current: Generation | None = None
+        self.coming: Generation | None = None
+        self.leaving: list[Generation] = []
+        self._asked = self._stopping = self._was_up = False
+        self._seen = self._changing = service.identity()
+        self._not_before = 0.0
+
+    def run(self) -> None:
+        """Serves until SIGTERM or Ctrl-C."""
+        with self._signals() as woken, _shared_metrics():
+            self._start()
+            try:
+                while not self._stopping:
+                    self._wait(woken)
+                    self._bury()
+                    if self.service.watch:
+                        self._watch()
+                    if self._asked and self.coming is None:
+                        self._asked = False
+                        self.say(f"opening {self.service.run} again")
+                        self._start()
+                    if self.current is None and self.coming is None and time.monotonic() >= self._not_before:
+                        self._start()
+            finally:
+                self._stop_all()
+
+    def _start(self) -> None:
+        self._seen = self._changing = self.service.identity()
+        self.coming = Generation(self.service, self.listener, self._all())
+
+    def _all(self) -> list[Generation]:
+        return [g for g in (self.current, self.coming, *self.leaving) if g is not None]
+
+    def _wait(self, woken: int) -> None:
+        """For a signal, for news of the coming generation, or for a second."""
+        listened = [woken, *([] if self.coming is None else [self.coming.report])]
+        found, _, _ = select.select(listened, [], [], WATCH_SECONDS)
+        if woken in found:
+            os.read(woken, 4096)
+        if self.coming is None or self.coming.report not in found:
+            return
+        coming, self.coming = self.coming, None
+        facts = coming.hear()
+        if facts is not None and "error" not in facts:
+            self._take_over(coming, facts)
+            return
+        self.leaving.append(coming)
+        if not self._was_up:
+            raise DpformerError(facts["error"]) if facts is not None else RuntimeError("the model's process died")
+        self._not_before = time.monotonic() + AGAIN_SECONDS
+        reason = "the process of the new model died" if facts is None else facts["error"]
+        self.say(f"{reason}; " + ("the model from before stays" if self.current else "trying again"))
+
+    def _take_over(self, coming: Generation, facts: dict[str, Any]) -> None:
+        before, self.current = self.current, coming
+        if self._was_up:
+            self.say(f"serving {facts['model']}: {facts['headline']}")
+        else:
+            self.announce(facts)
+        self._was_up = True
+        self._not_before = time.monotonic() + AGAIN_SECONDS
+        if before is not None:
+            before.stop()
+            self.leaving.append(before)
+
+    def _bury(self) -> None:
+        """Takes note of generations that have ended."""
+        for generation in self._all():
+            if generation is self.coming:  # its report tells
+                continue
+            pid, status = os.waitpid(generation.pid, os.WNOHANG)
+            if not pid:
+                continue
+            if generation is self.current:
+                self.say(f"the process of the model died ({os.waitstatus_to_exitcode(status)}); starting it again")
+                self.current = None
+            else:
+                self.leaving.remove(generation)
+            generation.forget()
+
+    def _watch(self) -> None:
+        """Asks for a new generation when the folder has changed and then been still for a while."""
+        found = self.service.identity()
+        if found != self._seen and found == self._changing and found[0] != (None,):
+            self._asked = True
+        self._changing = found
+
+    def _stop_all(self) -> None:
+        for generation in self._all():
+            generation.stop()
+        limits = self.service.limits
+        end = time.monotonic() + limits.drain_seconds + limits.stop_seconds + 5
+        for generation in self._all():
+            while time.monotonic() < end:
+                with suppress(ChildProcessError):
+                    if os.waitpid(generation.pid, os.WNOHANG)[0] == 0:
+                        time.sleep(0.02)
+                        continue
+                break
+            else:
+                with suppress(ProcessLookupError):
+                    os.kill(generation.pid, signal.SIGKILL)
+
+    @contextmanager
+    def _signals(self) -> Iterator[int]:
+        """Signals as flags, and a descriptor that wakes `select`."""
+        heard, woken = os.pipe()
+        os.set_blocking(woken, False)
+        before: dict[int, Any] = {}
+
+        def ask(*_: Any) -> None:
+            self._asked = True
+
+        def stop(*_: Any) -> None:
+            self._stopping = True
+
+        for name, handler in ((signal.SIGHUP, ask), (signal.SIGTERM, stop), (signal.SIGINT, stop)):
+            before[name] = signal.signal(name, handler)
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        earlier = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        try:
+            yield heard
+        finally:
+            signal.set_wakeup_fd(earlier)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(heard)
+            os.close(woken)
+
+
+@contextmanager
+def _shared_metrics() -> Iterator[None]:
+    """A folder in which all workers count, before any of them imports the library that does."""
+    with tempfile.TemporaryDirectory(prefix="dpformer-metrics-") as folder:
+        os.environ[SHARED] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(SHARED, None)
