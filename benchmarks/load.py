@@ -2,10 +2,10 @@
 
     python -m benchmarks.load RUN [--workers 1 4] [--seconds 10] [--connections 16] [--share 0.5]
 
-The very command runs, on all cores but where the client's process is put by the system. Each number of workers is asked
-twice: as fast as the connections can (throughput), and at --share of that throughput on schedule, where time counts from
-the schedule (p50 and p99 without coordinated omission). `memory` is the proportional set size of all processes
-together, in which what workers share counts once.
+The very command runs, on the cores that the client uses too. Each number of workers is asked twice: as fast as the
+connections can (throughput), and at --share of that throughput on schedule, where time counts from the schedule (p50
+and p99 without coordinated omission). `memory` is the proportional set size of all processes together, in which what
+workers share counts once.
 """
 
 from __future__ import annotations
