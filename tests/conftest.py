@@ -46,7 +46,7 @@ def pytest_runtest_setup() -> None:
 # Libraries, servers and programs that CI installs, as the reason of a skip names them.
 INSTALLED_IN_CI = (
     "pandas", "polars", "pyarrow", "IPython", "nbclient", "ipykernel", "pyspark", "Java", "jsonschema", "Chromium",
-    "playwright",
+    "playwright", "obstore", "moto",
 )  # fmt: skip
 
 

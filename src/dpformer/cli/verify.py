@@ -86,7 +86,7 @@ def _dataset(run: Path, data: Path | None) -> Any:
         return None
     try:
         config = followed(folder, Config.make(folder.config), data)
-        if config.engine == "spark" or (data is None and config.file is not None and not config.file.exists()):
+        if config.engine == "spark" or (data is None and _missing(config.file)):
             return None
         return task_of(config).read_again(config, load_release(folder.model))
     except NotOwn:
@@ -95,6 +95,13 @@ def _dataset(run: Path, data: Path | None) -> Any:
         if data is not None:
             raise
         return None  # what is wrong with them is found again, and said, by the checks
+
+
+def _missing(file: Path | None) -> bool:
+    """Whether a log is no file here any more; what a URL leads to shows when it is read."""
+    from dpformer.data.sources.urls import url_of
+
+    return file is not None and url_of(file) is None and not file.exists()
 
 
 def _catalog(run: Path, named: Path | None, *, follow: bool) -> Any:

@@ -52,7 +52,7 @@ def read(
 
     Args:
         path: CSV, TSV, JSON lines, RecBole `.inter`, MovieLens `::`, plain lines, Parquet, a DuckDB or SQLite database;
-            a folder or glob of such files; `-` for standard input.
+            a folder or glob of such files; `-` for standard input; a URL of any of these, or of a database.
         columns: names of columns where they are not the usual ones.
         reading: what else is declared about it.
         filters: what to leave out.
@@ -74,7 +74,8 @@ def read(
 
 def _facts(log: Log, times: "Times") -> dict[str, Any]:
     read = {"users": len(log.user_ids), "items": log.different_items, "interactions": log.interactions}
-    return {"format": log.format, "read": read, "skipped": log.skipped, **times.facts(log.time_column)}
+    snapshot = {} if log.snapshot is None else {"snapshot": log.snapshot}
+    return {"format": log.format, **snapshot, "read": read, "skipped": log.skipped, **times.facts(log.time_column)}
 
 
 class Times:

@@ -17,6 +17,7 @@ from dpformer.data.readers.parse_cell import DATE
 from dpformer.data.readers.relation import Relation
 from dpformer.data.readers.split_line import FILTERED, OK
 from dpformer.data.reading import Reading
+from dpformer.data.sources.urls import called
 from dpformer.data.time_window import Bound, Window
 from dpformer.engines.duckdb_connection import Connection, connect, first_line
 from dpformer.errors import DpformerError
@@ -42,6 +43,7 @@ class Log:
     interactions: int  # before any filter
     different_items: int  # in them
     skipped: dict[str, int] = field(default_factory=dict)  # what was wrong → rows left out
+    snapshot: str | None = None  # of a table with numbered states
 
     def offsets(self) -> np.ndarray:
         """Where the rows of each user start and the last ends, (users + 1,); a user may have none."""
@@ -84,26 +86,27 @@ def open_log(
     """
     cut = None if split_at is None else Bound.parse(split_at, "until")
     columns, reading, filters = columns or Columns(), reading or Reading(), filters or Filters()
-    with TemporaryDirectory(prefix="dpformer-") as folder, connect(reading.memory, str(path)) as connection:
+    where = called(path)
+    with TemporaryDirectory(prefix="dpformer-") as folder, connect(reading.memory, where) as connection:
         found = relation(connection, path, columns, reading, filters, folder=Path(folder))
         with watching(f"reading {path.name}", lambda: _share(connection)):
             _load(connection, found, filters)
-        skipped = check_rows(connection, found, path, skip=reading.skip_bad_rows)
+        skipped = check_rows(connection, found, where, skip=reading.skip_bad_rows)
         total, different = _read(connection)
         if not total:
-            raise DpformerError(f"{path} has no rows" + (" that can be read" if skipped else ""))
+            raise DpformerError(f"{where} has no rows" + (" that can be read" if skipped else ""))
         if cut is not None and found.time_column is None:
-            raise DpformerError(f"a split by time needs times, and the rows of {path} are read in file order")
+            raise DpformerError(f"a split by time needs times, and the rows of {where} are read in file order")
         for name, bound in (("since", filters.since), ("until", split_at or filters.until)):
             if bound and not Bound.parse(bound, name).is_date:
-                _refuse_dates(connection, path, f"--{name} is {bound!r}")
+                _refuse_dates(connection, where, f"--{name} is {bound!r}")
         _order(connection, found, filters, cut)
         users, items = (
             connection.execute(f"SELECT id FROM {table} ORDER BY code").fetchnumpy()["id"].tolist()
             for table in ("users", "items")
         )
         connection.execute("DROP TABLE raw; DROP TABLE users; DROP TABLE items")
-        yield Log(connection, users, items, found.format, found.time_column, total, different, skipped)
+        yield Log(connection, users, items, found.format, found.time_column, total, different, skipped, found.snapshot)
 
 
 def _load(connection: Connection, found: Relation, filters: Filters) -> None:
@@ -136,11 +139,11 @@ def _read(connection: Connection) -> tuple[int, int]:
     return int(total), int(connection.execute(query).fetchone()[0])
 
 
-def _refuse_dates(connection: Connection, path: Path, given: str) -> None:
+def _refuse_dates(connection: Connection, where: str, given: str) -> None:
     """A number as a bound says nothing about dates."""
     query = f"SELECT count(*) FROM raw WHERE fault IN ({OK}, {FILTERED}) AND kind = {DATE}"
     if connection.execute(query).fetchone()[0]:
-        raise DpformerError(f"{given}, and the times of {path} are dates: give a date (2024-01-31)")
+        raise DpformerError(f"{given}, and the times of {where} are dates: give a date (2024-01-31)")
 
 
 def _share(connection: Connection) -> float:

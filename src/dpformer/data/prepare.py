@@ -16,6 +16,7 @@ from dpformer.data.histories import Histories, read
 from dpformer.data.interactions import Interactions
 from dpformer.data.population import with_declared
 from dpformer.data.reading import Reading
+from dpformer.data.sources.elsewhere import source_of, state_of
 from dpformer.data.sources.files import files_of
 from dpformer.data.time_split import TimeSplitDataset
 from dpformer.data.vocabulary import Vocabulary, canonical_order
@@ -181,8 +182,13 @@ def _split_by_time(lengths: np.ndarray, cuts: np.ndarray, split_at: str | None) 
 def _cache_key(path: Path, columns: Columns | None, reading: Reading, vocabulary: Any, *rest: Any) -> str:
     if path.name == "-":
         raise DpformerError("standard input can be read once only: leave --cache out, or give a file")
+    elsewhere = source_of(path)
     try:
-        files = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(path)]
+        files: object
+        if elsewhere is None:
+            files = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(path)]
+        else:
+            files = [str(elsewhere[1]), state_of(*elsewhere)]
     except OSError as error:
         raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
     words = vocabulary.to_json() if isinstance(vocabulary, Vocabulary) else repr(vocabulary)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpformer.data import Dataset
+from dpformer.data.sources.urls import resolved
 from dpformer.errors import DpformerError
 from dpformer.runs.evaluation_cache import EvaluationCache
 from dpformer.runs.folder import RunFolder
@@ -51,7 +52,7 @@ def _places(run: Run, data: str | Path | None, reading: Mapping[str, Any] | None
     """The config of the run's own data and, if another log is meant, or the same read otherwise, the config of that."""
     folder, named = RunFolder(run.folder), None if data is None else Path(data)
     own = run.config.file
-    same = named is None or (own is not None and named.resolve() == own.resolve())
+    same = named is None or (own is not None and resolved(named) == resolved(own))
     of_training = () if same else ("since", "until") if run.config.split_at is None else ("since",)
     period = dict.fromkeys(of_training)  # when training was, says nothing about another log
     config = followed(folder, run.config, named, **{**period, **(reading or {})})

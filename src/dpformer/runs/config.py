@@ -110,7 +110,7 @@ class Config(BaseModel):
     file: Path | None = _choice(
         "Data",
         None,
-        "The log: a file, folder, glob, database, or - for standard input; without one, the synthetic default.",
+        "The log: a file, folder, glob, database, URL, or - for standard input; without one, the synthetic default.",
     )
     task: Literal["recommend", "lm"] = _choice("Data", "recommend", "recommend: items of users; lm: text.")
     unit: Literal["chunk", "line", "document", "author"] | None = _choice(
@@ -350,6 +350,7 @@ class Config(BaseModel):
         self.kind.refuse(self)
         self._check_task()
         self._check_engine()
+        self._check_urls()
         if self.format is not None:
             self.reading()  # the table of formats knows which there are
         if self.where or self.since or self.until:
@@ -416,6 +417,16 @@ class Config(BaseModel):
         if self.file is None and self.table is None and self.query is None:
             raise ValueError("engine is spark: give --table db.events, --query, or Parquet files")
 
+    def _check_urls(self) -> None:
+        """A URL with a secret is refused before it is written anywhere."""
+        if self.file is None:
+            return
+        from dpformer.data.sources.urls import url_of
+
+        url = url_of(self.file)
+        if url is not None and self.engine == "spark":
+            raise ValueError(f"engine is spark, and file is {url}: name a table that Spark knows with --table")
+
     def _check_task(self) -> None:
         if self.task == "recommend":
             given = [name for name in ("unit", "characters", "tokenizer") if getattr(self, name) is not None]
@@ -466,10 +477,11 @@ class Config(BaseModel):
         """The config with nothing left open, given the public number of users. Paths become absolute."""
         if self.model == auto.AUTO:
             raise ValueError("the model is not chosen yet: see kinds/auto.py")
+        from dpformer.data.sources.urls import resolved  # numpy
         from dpformer.training.device import device_of  # torch
 
         return self.replace(
-            file=self.file and self.file.resolve(),
+            file=self.file and resolved(self.file),
             catalog=self.catalog and self.catalog.resolve(),
             cache=self.cache and self.cache.resolve(),
             tokenizer=self.tokenizer and self.tokenizer.resolve(),

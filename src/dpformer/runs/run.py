@@ -14,6 +14,7 @@ import torch
 from dpformer.accounting import Ledger
 from dpformer.data import Dataset, Vocabulary
 from dpformer.data.owner_notes import hints, kept_items
+from dpformer.data.sources.urls import resolved
 from dpformer.errors import DpformerError
 from dpformer.kinds import auto
 from dpformer.noise import SecureRandom
@@ -165,7 +166,7 @@ def started_before(config: Config, out: str | Path) -> bool:
     if not folder.config.is_file():
         return False
     saved = Config.make(folder.config)
-    given = {name: value.resolve() if isinstance(value, Path) else value for name, value in config}
+    given = {name: resolved(value) if isinstance(value, Path) else value for name, value in config}
     return all(value in (None, auto.AUTO) or value == getattr(saved, name) for name, value in given.items())
 
 
@@ -184,7 +185,7 @@ def resume(path: str | Path, team: Team | None = None, *, file: Path | None = No
     folder = RunFolder.open(path)
     config = Config.make(folder.config)
     if file is not None:
-        config = config.replace(file=file.resolve())
+        config = config.replace(file=resolved(file))
     signer = None if key is None else private_key(key)
     with folder.lock(), _threads(config.threads):
         if not folder.done:

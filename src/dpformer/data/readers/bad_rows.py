@@ -3,8 +3,6 @@
 Which rows are bad is a matter of each row alone, so skipping them changes nobody else's rows.
 """
 
-from pathlib import Path
-
 from dpformer.data.readers.relation import Relation, shown
 from dpformer.data.readers.split_line import (
     FIELDS,
@@ -36,31 +34,31 @@ WORDS = {
 _SKIP = "or leave such rows out with --skip-bad-rows"
 
 
-def check_rows(connection: Connection, found: Relation, path: Path, *, skip: bool) -> dict[str, int]:
+def check_rows(connection: Connection, found: Relation, where: str, *, skip: bool) -> dict[str, int]:
     """Checks table `raw` and makes the tables `items` (id, code) of its good rows, and `users` of all that name one.
 
     Returns: what was wrong with rows that are skipped → how many.
     """
-    broken = _rejected(connection, path, skip)
+    broken = _rejected(connection, where, skip)
     faults = connection.execute("SELECT fault, count(*), min(rowid) FROM raw GROUP BY fault").fetchall()
     bad = {int(fault): (int(count), int(row)) for fault, count, row in faults if fault not in (OK, FILTERED)}
     if QUOTE in bad and _spans(connection, found):
-        _refuse(connection, found, path, QUOTE, bad[QUOTE][1])
+        _refuse(connection, found, where, QUOTE, bad[QUOTE][1])
     if bad and not skip:
         fault = min(bad, key=lambda fault: bad[fault][1])
-        _refuse(connection, found, path, fault, bad[fault][1])
+        _refuse(connection, found, where, fault, bad[fault][1])
     counted = {WORDS[fault]: count for fault, (count, _) in bad.items()}
     for table, column, fault in (("users", "u", USER), ("items", "i", ITEM)):
         odd = _number(connection, table, column)
         if odd is None:
             continue
         if not skip:
-            _refuse(connection, found, path, fault, odd)
+            _refuse(connection, found, where, fault, odd)
         counted[WORDS[fault]] = counted.get(WORDS[fault], 0) + _mark_odd(connection, table, column, fault)
     if any(connection.execute(f"SELECT count(*) FROM {table} WHERE odd").fetchone()[0] for table in ("users", "items")):
         for table, column in (("users", "u"), ("items", "i")):  # rows were marked: number what is left
             _number(connection, table, column)
-    mixed = _mixed(connection, path, skip)
+    mixed = _mixed(connection, where, skip)
     if mixed:
         counted[WORDS[TIME]] = counted.get(WORDS[TIME], 0) + mixed
         _number(connection, "items", "i")
@@ -91,7 +89,7 @@ def _mark_odd(connection: Connection, table: str, column: str, fault: int) -> in
     return good
 
 
-def _rejected(connection: Connection, path: Path, skip: bool) -> int:
+def _rejected(connection: Connection, where: str, skip: bool) -> int:
     """Lines that DuckDB could not take: broken UTF-8, or endless."""
     try:
         rows = connection.execute("SELECT DISTINCT file_id, byte_position, line FROM reject_errors").fetchall()
@@ -103,14 +101,14 @@ def _rejected(connection: Connection, path: Path, skip: bool) -> int:
         kind = connection.execute("SELECT error_type FROM reject_errors ORDER BY file_id, line LIMIT 1").fetchone()[0]
         line = min(row[2] for row in rows)
         if kind == "LINE SIZE OVER MAXIMUM":
-            raise DpformerError(f"{path}, line {line} is longer than any row of a log: {_SKIP.removeprefix('or ')}")
+            raise DpformerError(f"{where}, line {line} is longer than any row of a log: {_SKIP.removeprefix('or ')}")
         raise DpformerError(
-            f"{path}, line {line} is not UTF-8: give --encoding (latin-1, utf-16) if the file is not, {_SKIP}"
+            f"{where}, line {line} is not UTF-8: give --encoding (latin-1, utf-16) if the file is not, {_SKIP}"
         )
     return len({(file, line) for file, _, line in rows})
 
 
-def _mixed(connection: Connection, path: Path, skip: bool) -> int:
+def _mixed(connection: Connection, where: str, skip: bool) -> int:
     """How many rows are left out because they are of a user who has times of both kinds, and are of the rarer kind.
 
     Times are compared within one user only, so which kind is meant is a matter of that user's rows.
@@ -122,7 +120,7 @@ def _mixed(connection: Connection, path: Path, skip: bool) -> int:
         return 0
     if not skip:
         raise DpformerError(
-            f"{path} has times that are numbers (row {kinds[0][1] + 1} of the data) and times that are dates (row "
+            f"{where} has times that are numbers (row {kinds[0][1] + 1} of the data) and times that are dates (row "
             f"{kinds[1][1] + 1}): write them in one way, {_SKIP}"
         )
     dates = "count(*) FILTER (kind = 1) > count(*) FILTER (kind = 0)"
@@ -134,8 +132,8 @@ def _mixed(connection: Connection, path: Path, skip: bool) -> int:
     return int(changed[0])
 
 
-def _refuse(connection: Connection, found: Relation, path: Path, fault: int, row: int) -> None:
-    where = f"{path}, row {row + found.first_row}"
+def _refuse(connection: Connection, found: Relation, where: str, fault: int, row: int) -> None:
+    where = f"{where}, row {row + found.first_row}"
     if fault in UNREADABLE:
         raise DpformerError(f"{where} {_shape(connection, found, fault, row)}")
     user, item, time, rating = connection.execute(

@@ -20,7 +20,9 @@ from dpformer.data.columns import Columns
 from dpformer.data.filters import Filters
 from dpformer.data.readers.relation import Relation, Wanted
 from dpformer.data.reading import Reading
+from dpformer.data.sources.elsewhere import Asked, Brought, Source, source_of
 from dpformer.data.sources.files import files_of
+from dpformer.data.sources.urls import Url, called
 from dpformer.engines.duckdb_connection import Connection
 from dpformer.errors import DpformerError
 
@@ -85,21 +87,29 @@ def relation(
 
     Args:
         connection: the DuckDB that will run the SQL.
-        path: a file, folder, glob, database, or `-` for standard input.
+        path: a file, folder, glob, database, `-` for standard input, or a URL.
         columns: names of columns where they are not the usual ones.
         reading: what else is declared.
         filters: what to leave out.
         folder: private, for what has to be unpacked.
     """
+    where, elsewhere = called(path), source_of(path)
+    brought = None if elsewhere is None else _brought(elsewhere, columns, reading, filters, folder)
+    if brought is not None:
+        path, reading = brought.path, brought.reading
     files = files_of(path)
     found = {form.name: form for form in (format_of(file, reading) for file in files)}
     if len(found) > 1:
-        raise DpformerError(f"{path} holds files of several formats ({', '.join(sorted(found))}): give one with a glob")
+        raise DpformerError(
+            f"{where} holds files of several formats ({', '.join(sorted(found))}): give one with a glob"
+        )
     (form,) = found.values()
-    wanted = Wanted(columns, reading, filters, "standard input" if path.name == "-" else str(path))
+    wanted = Wanted(columns, reading, filters, where)
     if not form.tables and (reading.table is not None or reading.query is not None):
         raise DpformerError(f"--table and --query are for databases and Parquet; {wanted.where} is {form.title}")
     made = replace(form.read(Given(connection, files, wanted, folder)), format=form.title)
+    if brought is not None:
+        made = replace(made, format=brought.title or form.title, snapshot=brought.snapshot)
     if filters.row_filter is not None and not made.filtered:
         raise DpformerError(
             f"--where needs columns with names, and {wanted.where} ({form.title}) has none: leave it out"
@@ -107,6 +117,16 @@ def relation(
     if filters.window is not None and made.time_column is None:
         raise DpformerError(f"--since and --until need times, and the rows of {wanted.where} are read in file order")
     return made
+
+
+def _brought(
+    elsewhere: tuple[Source, Url], columns: Columns, reading: Reading, filters: Filters, folder: Path
+) -> Brought:
+    """A log that lies elsewhere, here."""
+    source, url = elsewhere
+    folder = folder / "brought"
+    folder.mkdir(parents=True)
+    return source.bring(Asked(url, columns, reading, filters, folder))
 
 
 def format_of(path: Path, reading: Reading) -> Format:
@@ -124,8 +144,9 @@ def format_of(path: Path, reading: Reading) -> Format:
     found = next((form for form in known.values() if suffixes and suffixes[-1] in form.suffixes), None)
     if found is not None:
         return found
-    name = "standard input" if path.name == "-" else str(path)
-    raise DpformerError(f"the format of {name} does not show in its name: give --format, one of {', '.join(known)}")
+    raise DpformerError(
+        f"the format of {called(path)} does not show in its name: give --format, one of {', '.join(known)}"
+    )
 
 
 def same_format(path: Path, other: Path | None, other_format: str | None) -> bool:

@@ -22,6 +22,7 @@ class Relation:
     quick: str | None = None  # SQL that gives the same rows in less time, or fails where a row is odd
     format: str = ""  # how it is called
     broken_field: str | None = None  # SQL that counts pairs of lines that a quoted field with line breaks could span
+    snapshot: str | None = None  # which state of a table it is
     filtered: bool = False  # whether a row filter, if one was asked for, is applied
 
 

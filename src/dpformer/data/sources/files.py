@@ -20,6 +20,10 @@ BLOCK = 1 << 20
 _OPENERS = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
 _PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"\xfd7zXZ\0": "xz -dc", b"BZh": "bzip2 -dc"}
 _TABLES = {"Delta Lake": "_delta_log", "Apache Hudi": ".hoodie", "Apache Iceberg": "metadata/*.metadata.json"}
+NO_TABLE = (
+    "is a table of {kind}, or part of one: its files hold rows that were deleted from it, so they are not read as they "
+    "are; write its current rows to Parquet files first"
+)
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -55,10 +59,7 @@ def _no_table(files: list[Path]) -> list[Path]:
     for folder in sorted(folders):
         kind = next((kind for kind, mark in _TABLES.items() if any(folder.glob(mark))), None)
         if kind is not None:
-            raise DpformerError(
-                f"{folder} is a table of {kind}: its files hold rows that were deleted from it, so they are not read "
-                "as they are; write its current rows to Parquet files first"
-            )
+            raise DpformerError(f"{folder} {NO_TABLE.format(kind=kind)}")
     return files
 
 

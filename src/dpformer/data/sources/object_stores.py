@@ -1,0 +1,175 @@
+"""Object stores: `s3://`, `gs://`, `az://`, and files of `https://`, by obstore.
+
+obstore is one small library without dependencies for all of them (Apache Arrow's `object_store`, in Rust), with the
+usual variables of the environment; PyArrow's file systems know no `https://`, and fsspec needs a library per store.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import PurePosixPath
+from typing import Any
+
+from dpformer.data.sources.elsewhere import Asked, Brought, Source
+from dpformer.data.sources.files import NO_TABLE
+from dpformer.data.sources.urls import Url
+from dpformer.errors import DpformerError, MissingExtra
+
+TIMEOUT = timedelta(seconds=20)  # to connect, and of all attempts
+_GLOB = re.compile(r"[*?\[]")
+_HOW = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; AWS_SKIP_SIGNATURE=true if public",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
+}
+_MARKS = {
+    "Delta Lake": ("_delta_log", r"(^|/)_delta_log/"),
+    "Apache Hudi": (".hoodie", r"(^|/)\.hoodie/"),
+    "Apache Iceberg": ("metadata", r"(^|/)metadata/[^/]*\.metadata\.json$"),
+}
+
+
+def bring(asked: Asked) -> Brought:
+    """Copies the objects that a URL means, each in the state in which it was listed."""
+    store, found = _found(asked.url)
+    path = asked.url.path.rstrip("/")
+    only = len(found) == 1 and found[0]["path"] == path
+    root = str(PurePosixPath(path).parent) if only else _root(path)
+    for meta in found:
+        target = asked.folder / "objects" / PurePosixPath(meta["path"]).relative_to(root or ".")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        options: Any = {"if_match": meta["e_tag"]} if meta.get("e_tag") else {}
+        with _sentences(asked.url), target.open("wb") as file:
+            for block in _obstore().get(store, meta["path"], options=options).stream(min_chunk_size=1 << 22):
+                file.write(block)
+        if target.stat().st_size != meta["size"]:
+            raise DpformerError(f"{asked.url} has changed while it was read; start again")
+    return Brought(target if only else asked.folder / "objects", asked.reading)
+
+
+def state(url: Url) -> object:
+    """Names, sizes and versions of the objects."""
+    _, found = _found(url)
+    return [[meta["path"], meta["size"], meta.get("e_tag") or str(meta["last_modified"])] for meta in found]
+
+
+SOURCES = (Source(("s3", "gs", "az", "https", "http"), bring, state),)
+
+
+def _found(url: Url) -> tuple[Any, list[Any]]:
+    """The store, and what it says about each object that a URL means: one, all below a folder, or by a glob."""
+    store, path = _store(url), url.path.rstrip("/")
+    with _sentences(url):
+        if url.scheme.startswith("http"):
+            return store, [_obstore().head(store, path)]
+        one = None if _GLOB.search(path) or not path else _head(store, path)
+        folder = _root(path)
+        listed = [one] if one is not None else [meta for batch in _list(store, folder) for meta in batch]
+        _refuse_tables(url, store, path, [meta["path"] for meta in listed])
+    if one is not None:
+        return store, listed
+    pattern = re.compile(_regex(path) if _GLOB.search(path) else ".*", re.DOTALL)
+    found = [meta for meta in listed if pattern.fullmatch(meta["path"]) and not _hidden(meta["path"], folder)]
+    if not found:
+        raise DpformerError(f"there is nothing at {url}")
+    return store, sorted(found, key=lambda meta: str(meta["path"]))
+
+
+def _store(url: Url) -> Any:
+    _obstore()
+    from obstore import store
+
+    timed: Any = {"connect_timeout": TIMEOUT, "timeout": 30 * TIMEOUT}
+    options: Any = {"client_options": timed, "retry_config": {"max_retries": 2, "retry_timeout": TIMEOUT}}
+    with _sentences(url):
+        if url.scheme.startswith("http"):
+            if url.scheme == "http" and not url.is_local:
+                raise DpformerError(f"{url} would bring private data here unencrypted: give https://")
+            if url.parts.query:
+                raise DpformerError(f"{url.parts.hostname}: a URL with a query (?…) is not read: give that of a file")
+            timed["allow_http"] = url.is_local
+            return store.HTTPStore.from_url(f"{url.scheme}://{url.host}/", **options)
+        variable = "AZURE_ALLOW_HTTP" if url.scheme == "az" else "AWS_ALLOW_HTTP"
+        timed["allow_http"] = os.environ.get(variable, "").lower() == "true"
+        if url.scheme == "s3":
+            return store.S3Store(url.host, **options)
+        if url.scheme == "gs":
+            return store.GCSStore(url.host, **options)
+        return store.AzureStore(url.host, **options)
+
+
+def _head(store: Any, path: str) -> Any:
+    """What a store says about one object; None: there is none of this name."""
+    from obstore.exceptions import NotFoundError
+
+    try:
+        return _obstore().head(store, path)
+    except (NotFoundError, FileNotFoundError):
+        return None
+
+
+def _list(store: Any, folder: str, chunk: int = 1000) -> Iterator[Any]:
+    return iter(_obstore().list(store, prefix=folder or None, chunk_size=chunk))
+
+
+def _root(path: str) -> str:
+    """The folder that names of objects are relative to here; folders such as `day=7` below it are columns."""
+    found = _GLOB.search(path)
+    return path if found is None else path[: found.start()].rpartition("/")[0]
+
+
+def _hidden(key: str, below: str) -> bool:
+    return any(part[0] in "._" for part in key[len(below) :].split("/") if part)
+
+
+def _regex(path: str) -> str:
+    """Of a glob, in which `*` and `?` do not match a slash, and `**` does."""
+    if "[" in path:
+        raise DpformerError(f"the glob {path!r} has brackets: give one with * and ? only")
+    words = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(words.get(part) or re.escape(part) for part in re.split(r"(\*\*|\*|\?)", path))
+
+
+def _refuse_tables(url: Url, store: Any, path: str, keys: list[str]) -> None:
+    """Files of a table are not read one by one: rows that were deleted from it are still in them."""
+    above = [str(folder) for folder in PurePosixPath(_root(path)).parents if str(folder) != "."]
+    for kind, (folder, mark) in _MARKS.items():
+        beside = [meta["path"] for up in above for meta in next(_list(store, f"{up}/{folder}", 100), [])]
+        if any(re.search(mark, key) for key in (*keys, *beside)):
+            raise DpformerError(f"{url} {NO_TABLE.format(kind=kind)}")
+
+
+@contextmanager
+def _sentences(url: Url) -> Iterator[None]:
+    """What a store refuses, as one sentence without its details, which may hold a secret."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("obstore") and not isinstance(error, FileNotFoundError):
+            raise
+        raise DpformerError(_said(url, type(error).__name__, str(error))) from None
+
+
+def _said(url: Url, kind: str, details: str) -> str:
+    how = _HOW.get(url.scheme, "it must be readable without a password")
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return f"{url} may not be read with the credentials of the environment ({how})"
+    if kind in ("NotFoundError", "FileNotFoundError") or "NoSuchBucket" in details:
+        return f"there is nothing at {url}"
+    if kind == "PreconditionError":
+        return f"{url} has changed while it was read; start again"
+    if any(word in details for word in ("error sending request", "onnect", "timed out")):
+        return f"{url} cannot be reached within {TIMEOUT.seconds} s: is the address right ({how})?"
+    return f"{url} cannot be read: are address and credentials right ({how})?"
+
+
+def _obstore() -> Any:
+    try:
+        import obstore
+    except ImportError:
+        raise MissingExtra("obstore", "cloud") from None
+    return obstore
