@@ -78,11 +78,11 @@ def _tokenizer(path: Path) -> None:
 
 
 def _histories(path: Path) -> None:
-    from dpformer.cli.recommend import _read
-    from dpformer.serving.batch import Packed
+    from dpformer.serving.histories import read_histories
+    from dpformer.serving.packed import IGNORE, Packed
 
-    found = _read(path)
-    packed = Packed.of(found, seeds_release())
+    found = read_histories(path)
+    packed = Packed.of(found, seeds_release(), IGNORE)
     assert len(packed) == len(found.user_ids) and packed.offsets[-1] == len(packed.items)
     assert len(packed.items) + packed.unknown == len(found.codes)
     assert not len(packed.items) or 0 <= packed.items.min() <= packed.items.max() < seeds.ITEMS

@@ -122,7 +122,7 @@ def test_from_the_command_line_to_recommendations(files: tuple[Path, Path], tmp_
     listed = printed("recommend", run, "--history", "i1,i2", "-k", 3)
     assert len(re.findall(r"\bi\d+\b", listed)) >= 3
     assert "Popular items" in Path(printed("report", run).split()[-1]).read_text()
-    assert json.loads(printed("audit", run, "--canaries", 600, "--seed", 0, "--json"))["of"] == "frequencies"
+    assert json.loads(printed("audit", run, "--canaries", 600, "--seed", 0, "--json"))["of"] == "metrics, frequencies"
     assert printed("verify", run)
 
 

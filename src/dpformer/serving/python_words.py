@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from dpformer.errors import DpformerError
+from dpformer.kinds.registry import KINDS
 from dpformer.runs.config import Config
 
 P = ParamSpec("P")
@@ -23,7 +24,6 @@ _VALUED = {
     "encoding": ("utf-16",),
     "unknown": ("report", "ignore", "error"),
     "engine": ("duckdb", "spark"),
-    "model": ("counts", "transformer"),
     "where": ("''",),
 }
 
@@ -39,7 +39,8 @@ def python_words(sentence: str) -> str:
             return _SAID[name] + rest
         if field is not None and isinstance(field.default, bool):
             return f"{name.removeprefix('no_')}={not name.startswith('no_')}{rest}"
-        if value is not None and value in _VALUED.get(name, ()):
+        values = KINDS if name == "model" else _VALUED.get(name, ())
+        if value is not None and value in values:
             return f'{name}="{value.strip(chr(39))}"'
         return f"{name}={rest}"
 
