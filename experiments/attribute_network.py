@@ -116,16 +116,16 @@ def train(dataset: Dataset, table: csr_array | None, known: Any, event: Gaussian
     for step, chosen in enumerate(dp.PoissonBatches(users, sample_rate=rate, steps=steps, seed=settings["seed"])):
         for group in private.param_groups:
             group["lr"] = settings["learning_rate"] * warmup_then_decay(step, steps, 0.2)
-        order = chosen[np.argsort(dataset.train_lengths[chosen])]
+        order = chosen.users[np.argsort(dataset.train_lengths[chosen.users])]
         total = 0.0
-        for at in range(0, len(order), ROWS):
-            batch = Batch.from_histories([h[-length - 1 :] for h in dataset.histories(order[at : at + ROWS])], length)
+        for part in chosen.part(order).split(ROWS):
+            batch = Batch.from_histories([h[-length - 1 :] for h in dataset.histories(part.users.tolist())], length)
             prior = None if counts is None else counts.prior_logits(batch.items, batch.lengths)
             with clipping:
                 losses = model.losses(batch, prior)
-            clipping.backward(losses, dp.normalize(1.0))
+            clipping.backward(losses, dp.normalize(1.0), part=part)
             total += losses.detach().sum().item()
-        private.step()
+        private.step(chosen)
         private.zero_grad()
         if step % 5 == 4 or step == steps - 1:
             print(f"  step {step + 1} of {steps}: loss {total / max(len(order), 1):.4f}", flush=True)

@@ -87,16 +87,16 @@ def train(
     for step, chosen in enumerate(batches):
         for group in private.param_groups:
             group["lr"] = settings["learning_rate"] * warmup_then_decay(step, steps, 0.2)
-        order = chosen[np.argsort(dataset.train_lengths[chosen])]
+        order = chosen.users[np.argsort(dataset.train_lengths[chosen.users])]
         total, seen = 0.0, 0
-        for at in range(0, len(order), ROWS):
-            batch = Batch.from_histories([h[-length:] for h in dataset.histories(order[at : at + ROWS])], length)
+        for part in chosen.part(order).split(ROWS):
+            batch = Batch.from_histories([h[-length:] for h in dataset.histories(part.users.tolist())], length)
             prior = counts.prior_logits(batch.items, batch.lengths) if how == "residual" else None
             with clipping:
                 losses = model.losses(batch, prior)
-            clipping.backward(losses, dp.normalize(1.0))
+            clipping.backward(losses, dp.normalize(1.0), part=part)
             total, seen = total + losses.detach().sum().item(), seen + len(losses)
-        private.step()
+        private.step(chosen)
         private.zero_grad()
         if step % 10 == 9 or step == steps - 1:
             print(f"  step {step + 1} of {steps}: loss {total / max(seen, 1):.4f}", flush=True)

@@ -297,15 +297,16 @@ def own_loop(out: Path, seed_key: bytes | None = None) -> None:
     optimizer = dp.PrivateOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=1.0, clip_norm=0.5, expected_batch_size=2, key=key
     )
-    for users in dp.PoissonBatches(40, sample_rate=0.05, steps=12, key=key):
-        mine = users[rank::size]
+    for batch in dp.PoissonBatches(40, sample_rate=0.05, steps=12, key=key):
+        mine = batch[rank::size]
         if len(mine):
             with clipping:
-                losses = F.cross_entropy(model(data[mine]), labels[mine], reduction="none")
-            clipping.backward(losses, dp.clip(0.5))
+                losses = F.cross_entropy(model(data[mine.users]), labels[mine.users], reduction="none")
+            clipping.backward(losses, dp.clip(0.5), part=mine)
         add_up_gradients(model.parameters())
-        optimizer.step()
+        optimizer.step(batch)
         optimizer.zero_grad()
+    assert optimizer.event().repeats == 12, "everybody's users are known to each"
     weights: list[Any] = [None] * size
     dist.all_gather_object(weights, model.weight.detach())
     assert all(torch.equal(weights[0], other) for other in weights), "the processes have drifted apart"

@@ -28,6 +28,7 @@ from dpformer.runs import Config, load_dataset, load_release, resume, train
 from dpformer.runs.checkpoint import load_checkpoint
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.planning import make_plan
+from dpformer.sampling import Batch
 from dpformer.verification.verify import verify
 from tests.training.conftest import tiny_config
 from tests.training.crash import Crash, crash_after
@@ -315,5 +316,5 @@ def gradient_sum(config: Config, data: Dataset) -> torch.Tensor:
     frequencies = torch.full((data.num_items,), 0.1, dtype=torch.float64)
     network = build_model(config, plan, data.num_items, frequencies, SecureRandom("test", seed=0))
     trainer = make_trainer(config, plan, data, network, SecureRandom("test", seed=0))
-    trainer.add_gradients(np.arange(data.num_users))
+    trainer.add_gradients(Batch(np.arange(data.num_users), 0, trainer.batches.origin))
     return torch.cat([p.grad.flatten() for p in trainer.parameters if p.grad is not None])

@@ -20,6 +20,7 @@ import dpformer as dp
 from dpformer.errors import DpformerError
 from dpformer.integrations.distributed import DistributedClipping, DistributedOptimizer, share
 from dpformer.noise import Banded
+from dpformer.sampling import Batch
 from dpformer.training.rendezvous import join_processes
 
 USERS, STEPS, CLIP = 30, 6, 0.7
@@ -53,6 +54,13 @@ class Network(nn.Module):
         return nn.functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none").sum(1)
 
 
+class FewUsers(dp.PoissonBatches):
+    """Two of the batches are empty, and one has a single user."""
+
+    def draw(self, step: int) -> np.ndarray:
+        return np.array([3] if step == 2 else [], np.int64) if step in (1, 2, 4) else super().draw(step)
+
+
 def wrapped(model: nn.Module, kind: str) -> nn.Module:
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model)
@@ -71,22 +79,19 @@ def train(
     model: nn.Module,
     clipping: dp.PhantomClipping,
     optimizer: dp.PrivateOptimizer,
-    own: Callable[[np.ndarray], np.ndarray],
+    own: Callable[[Batch], Any],
     autocast: bool = False,
 ) -> list[float]:
     """Six steps; two of the batches are empty, and one has a single user. Returns the norms that were seen."""
     data = torch.randint(0, 11, (USERS, 5), generator=torch.Generator().manual_seed(1))
-    batches: list[Any] = [*dp.PoissonBatches(USERS, sample_rate=0.3, steps=STEPS, seed=2)]
-    batches[1], batches[2], batches[4] = np.zeros(0, np.int64), np.array([3]), np.zeros(0, np.int64)
     norms: list[float] = []
-    for users in batches:
-        for part in np.array_split(own(users), 2):
-            if not len(part):
-                continue
+    for batch in FewUsers(USERS, sample_rate=0.3, steps=STEPS, seed=2):
+        mine = own(batch)
+        for part in mine.split(max(1, -(-len(mine) // 2))):
             with clipping, torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-                losses = model(data[part])
-            norms += clipping.backward(losses, dp.clip(CLIP)).tolist()
-        optimizer.step()
+                losses = model(data[part.users])
+            norms += clipping.backward(losses, dp.clip(CLIP), part=part).tolist()
+        optimizer.step(batch)
         optimizer.zero_grad()
     return norms
 
@@ -101,7 +106,7 @@ def both(kind: str, dtype: torch.dtype, noise: float, autocast: bool = False) ->
     optimizer = DistributedOptimizer(clipping, torch.optim.Adam(model.parameters(), lr=0.05), **options)
     norms = train(model, clipping, optimizer, share, autocast)
     single = dp.PrivateOptimizer(torch.optim.Adam(alone.parameters(), lr=0.05), **options)
-    expected = train(alone, dp.PhantomClipping(alone), single, lambda users: users, autocast)
+    expected = train(alone, dp.PhantomClipping(alone), single, lambda batch: batch, autocast)
     assert optimizer.steps == single.steps == STEPS
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, norms)
@@ -226,15 +231,15 @@ def worked_example(page: str) -> None:
     inner = torch.optim.AdamW(alone.parameters(), lr=1e-3)
     clipping, bound = dp.PhantomClipping(alone), {"clip_norm": 1.0, "expected_batch_size": there["BATCH"]}
     optimizer = dp.PrivateOptimizer(inner, noise_multiplier=there["sigma"], key=key, **bound)
-    for drawn in again:
-        if len(drawn):
-            part = Part.of([there["collate"](users[user]) for user in drawn])
+    for batch in again:
+        if len(batch):
+            part = Part.of([there["collate"](users[user]) for user in batch.users.tolist()])
             with clipping:
                 losses = user_losses(alone, part)
-            clipping.backward(losses, dp.normalize(1.0))
-        optimizer.step()
+            clipping.backward(losses, dp.normalize(1.0), part=batch[:])
+        optimizer.step(batch)
         optimizer.zero_grad()
-    assert there["ledger"] == dp.Ledger([optimizer.event(again)])
+    assert there["ledger"] == dp.Ledger(optimizer.events())
     for one, other in zip(values(there["model"]), values(alone), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     dist.destroy_process_group()

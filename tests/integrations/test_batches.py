@@ -61,8 +61,8 @@ def test_every_drawn_user_is_in_one_part() -> None:
     data = batches(people)
     for step in range(3):
         batch = data[step]
-        assert batch.users == len(data.batches.batch(step))
-        drawn = sorted(ids for user in data.batches.batch(step) for ids in (e["input_ids"] for e in people[user]))
+        assert batch.users == len(data.batches.draw(step))
+        drawn = sorted(ids for user in data.batches.draw(step) for ids in (e["input_ids"] for e in people[user]))
         found = sorted(
             row[mask.bool()].tolist()
             for part in batch
@@ -140,7 +140,7 @@ def test_a_collator_sees_one_user_and_draws_from_its_own_seed() -> None:
     torch.manual_seed(0)
     before = torch.rand(3)
     torch.manual_seed(0)
-    data.batches.batch = lambda step: PoissonBatches(30, 0.5, 3, seed=1).batch(step)[1:]  # type: ignore[method-assign]
+    data.batches.draw = lambda step: PoissonBatches(30, 0.5, 3, seed=1).draw(step)[1:]  # type: ignore[method-assign]
     fewer = data[0].parts[0].collated
     assert torch.equal(torch.rand(3), before)  # the trainer's own generator is where it was
     kept = {tuple(user["labels"][0].tolist()): user for user in everybody}

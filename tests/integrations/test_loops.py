@@ -34,14 +34,14 @@ def library_loop(examples: list[dict[str, Any]], context: str) -> tuple[Any, dp.
     optimizer = dp.PrivateOptimizer(
         adam(model), noise_multiplier=sigma, clip_norm=1.0, expected_batch_size=q * n, context=context, seed=5
     )
-    for users in batches:
-        for user in users:
+    for batch in batches:
+        for part in batch.split(1):
             with clipping:
-                losses = user_losses(model, Part.of([collate(people[user])]))
-            clipping.backward(losses, dp.normalize(1.0))
-        optimizer.step()
+                losses = user_losses(model, Part.of([collate(people[int(part.users)])]))
+            clipping.backward(losses, dp.normalize(1.0), part=part)
+        optimizer.step(batch)
         optimizer.zero_grad()
-    return model, dp.Ledger([optimizer.event(batches)])
+    return model, dp.Ledger(optimizer.events())
 
 
 def run(private: PrivateLoop, steps: int = 4) -> None:

@@ -66,11 +66,12 @@ def test_trains() -> None:
     with torch.no_grad():
         before = float(losses_of(model.eval(), seqs, pos, neg).mean())
     model.train()
-    for users in dp.PoissonBatches(200, sample_rate=0.2, steps=25, seed=0):
+    for batch in dp.PoissonBatches(200, sample_rate=0.2, steps=25, seed=0):
+        users = batch.users
         with clipping:
             losses = losses_of(model, seqs[users], pos[users], neg[users])
-        clipping.backward(losses, dp.normalize(1.0))
-        optimizer.step()
+        clipping.backward(losses, dp.normalize(1.0), part=batch[:])
+        optimizer.step(batch)
         optimizer.zero_grad()
     with torch.no_grad():
         after = float(losses_of(model.eval(), seqs, pos, neg).mean())

@@ -27,16 +27,23 @@ def noise_over(bands: int) -> Noise:
     return noise_of({"bands": bands})
 
 
+def sampler(bands: int, steps: int = 10) -> PoissonBatches:
+    """Of which all batches are empty."""
+    return PoissonBatches(100, 1e-9, steps, noise=noise_over(bands), seed=0)
+
+
 def coefficients(bands: int) -> np.ndarray:
     return noise_over(bands).coefficients()
 
 
-def released(p: torch.nn.Parameter, private: PrivateOptimizer, steps: int) -> np.ndarray:
+def released(
+    p: torch.nn.Parameter, private: PrivateOptimizer, steps: int, batches: PoissonBatches | None = None
+) -> np.ndarray:
     """(steps, size): what each step adds to a gradient of zero."""
     rows = []
     for _ in range(steps):
         p.grad = None
-        private.step()
+        private.step(None if batches is None else batches.batch(private.steps))
         assert p.grad is not None
         rows.append(p.grad.clone())
     return torch.stack(rows).numpy()
@@ -95,9 +102,9 @@ def test_users_take_turns() -> None:
     batches = PoissonBatches(n, rate, steps, noise=Banded(bands), seed=1)
     groups = batches.groups(0, n)
     taken = np.zeros((steps, n), dtype=bool)
-    for step, users in enumerate(batches):
-        taken[step, users] = True
-        assert (groups[users] == step % bands).all()
+    for step, batch in enumerate(batches):
+        taken[step, batch.users] = True
+        assert (groups[batch.users] == step % bands).all()
     for start in range(steps - bands + 1):
         assert taken[start : start + bands].sum(0).max() <= 1, "more than once in a row of bands"
     assert abs(taken.mean() - rate) < 4 * (rate / (n * steps)) ** 0.5 + 0.002
@@ -109,13 +116,13 @@ def test_users_take_turns() -> None:
 
 def test_one_band_is_what_it_was() -> None:
     one, plain = (PoissonBatches(500, 0.1, 3, seed=1, **noise) for noise in ({"noise": noise_over(1)}, {}))
-    assert all(np.array_equal(*pair) for pair in zip(one, plain, strict=True))
+    assert all(torch.equal(*(batch.users for batch in pair)) for pair in zip(one, plain, strict=True))
     assert one.state_dict() == plain.state_dict()
 
 
 def test_everybody_in_their_turn() -> None:
     batches = PoissonBatches(100, 0.25, 8, noise=Banded(4), seed=0)
-    assert sorted(np.concatenate([batches.batch(step) for step in range(4)])) == list(range(100))
+    assert sorted(np.concatenate([batches.draw(step) for step in range(4)])) == list(range(100))
 
 
 @given(st.integers(1, 12), st.integers(1, 60), st.floats(0.001, 1 / 12), st.floats(0.6, 5))
@@ -144,16 +151,16 @@ def test_runs_are_not_added_up_to_one() -> None:
 
 def test_a_resumed_optimizer_takes_back_what_the_other_added() -> None:
     p, private = optimizer(4)
-    whole = released(p, private, 9)
-    p, private = optimizer(4)
-    first = released(p, private, 5)
+    whole = released(p, private, 9, sampler(4))
+    (p, private), batches, after = optimizer(4), sampler(4), sampler(4)
+    first = released(p, private, 5, batches)
     again, other = optimizer(4)
     with torch.no_grad():
         again.copy_(p)
     other.load_state_dict(private.state_dict())
-    np.testing.assert_array_equal(np.concatenate([first, released(again, other, 4)]), whole)
-    batches = PoissonBatches(100, 0.1, 10, noise=Banded(4))
-    assert other.event(batches) == BandedGaussian(1.0, 0.1, 9, 4, label="training", private=False)
+    after.load_state_dict(batches.state_dict())
+    np.testing.assert_array_equal(np.concatenate([first, released(again, other, 4, after)]), whole)
+    assert other.event() == BandedGaussian(1.0, 1e-9, 9, 4, label="training", private=False)
 
 
 def test_what_is_refused() -> None:
@@ -165,13 +172,13 @@ def test_what_is_refused() -> None:
         calibrate(epsilon=5, delta=1e-3, sample_rate=0.3, steps=10, noise=Banded(4))
     with pytest.raises(ValueError, match="bands is 2, and there is no noise"):
         optimizer(2, noise_multiplier=0.0)
-    for other in (0.1, PoissonBatches(100, 0.1, 10), PoissonBatches(100, 0.1, 10, noise=Banded(4))):
+    for other in (1, 4):
         with pytest.raises(
             ValueError, match=r"have noise correlated over 3 steps, and users were drawn for (indep|noise corr)"
         ):
-            optimizer(3)[1].event(other)
+            optimizer(3)[1].step(sampler(other).batch(0))
     with pytest.raises(ValueError, match="have independent noise, and users were drawn for noise correlated over 4"):
-        optimizer(1)[1].event(PoissonBatches(100, 0.1, 10, noise=Banded(4)))
+        optimizer(1)[1].step(sampler(4).batch(0))
     p, private = optimizer(3)
     released(p, private, 2)
     state = private.state_dict()
@@ -200,21 +207,24 @@ def test_what_is_refused() -> None:
 
 
 def test_every_step_is_a_batch_and_every_batch_a_step() -> None:
-    """A sampler an epoch, or a batch that is skipped: then users of one group come closer than bands steps."""
+    """A sampler an epoch, a batch that is skipped, a step without one: users of one group came closer than bands."""
     p, private = optimizer(3)
-    batches = PoissonBatches(100, 0.1, 4, noise=Banded(3))
-    for _ in batches:
-        released(p, private, 1)
-        assert private.event(batches).steps == batches.step
-    with pytest.raises(ValueError, match="4 steps were taken, and 1 of 4 batches given out: with noise correlated"):
-        again = PoissonBatches(100, 0.1, 4, noise=Banded(3))
-        next(iter(again))
-        private.event(again)
+    batches = sampler(3, 4)
+    for batch in batches:
+        private.step(batch)
+        p.grad = None
+        assert private.event() == BandedGaussian(1.0, 1e-9, batches.step, 3, label="training", private=False)
+    with pytest.raises(ValueError, match="one PoissonBatches lasts for all of training"):
+        private.step(sampler(3, 5).batch(0))
     released(p, private, 1)
-    with pytest.raises(ValueError, match="5 steps were taken, and 4 of 4 batches given out"):
-        private.event(batches)
-    with pytest.raises(ValueError, match="5 steps were taken, and 0 of 4 batches given out"):
-        private.event(PoissonBatches(100, 0.1, 4, noise=Banded(3)))
+    with pytest.raises(ValueError, match="1 steps were taken without a batch, and noise correlated over 3 steps"):
+        private.event()
+    with pytest.raises(ValueError, match="1 steps were taken without a batch"):
+        private.event(0.1)
+    p, private = optimizer(3)
+    released(p, private, 1)
+    with pytest.raises(ValueError, match="one PoissonBatches lasts for all of training"):
+        private.step(sampler(3).batch(0))
 
 
 def test_several_parameters_each_take_back_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dpformer.noise.mechanisms import INDEPENDENT
-from dpformer.sampling.batch import Batch, Origin, Part
+from dpformer.sampling.batch import Batch, Due, Origin, Part
+from dpformer.sampling.poisson import PoissonBatches
 
 ORIGIN = Origin("a", 100, 0.1, 5, INDEPENDENT, True)
 
@@ -63,12 +64,24 @@ def test_a_batch_is_ascending(users: tuple[int, ...]) -> None:
 
 
 def test_the_token_is_for_one_step() -> None:
-    drawn = batch(1)
-    assert not drawn.consumed
+    drawn = Batch(np.array([1]), 2, ORIGIN, Due(2))
+    drawn.check_due()
     drawn.consume()
-    assert drawn.consumed
-    with pytest.raises(ValueError, match="the batch of step 3 was stepped on already"):
-        drawn.consume()
+    for again in (drawn.consume, drawn.check_due):
+        with pytest.raises(ValueError, match="the batch of step 3 was stepped on already"):
+            again()
+
+
+def test_tokens_are_consumed_in_order() -> None:
+    """`batch(0)` for ever, a replayed batch, a small one that is skipped."""
+    batches = PoissonBatches(100, 0.1, 5)
+    batches.batch(0).consume()
+    with pytest.raises(ValueError, match="the batch of step 1 was stepped on already"):
+        batches.batch(0).consume()
+    with pytest.raises(ValueError, match="the batch of step 2 was not stepped on, and now that of step 3 comes"):
+        batches.batch(2).consume()
+    with pytest.raises(ValueError, match="was not drawn here by PoissonBatches"):
+        batch(1).consume()
 
 
 def test_a_token_is_not_copied() -> None:

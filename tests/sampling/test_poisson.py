@@ -20,8 +20,8 @@ def drawn(request: pytest.FixtureRequest) -> tuple[float, np.ndarray]:
     """q and (steps, users) of who is in."""
     batches = PoissonBatches(N, request.param, STEPS, seed=7)
     table = np.zeros((STEPS, N), dtype=bool)
-    for step, users in enumerate(batches):
-        table[step, users] = True
+    for step, batch in enumerate(batches):
+        table[step, batch.users] = True
     return request.param, table
 
 
@@ -72,13 +72,13 @@ def test_naive_twin(n: int, q: float, step: int) -> None:
     batches = PoissonBatches(n, q, 10, seed=3)
     words = SecureRandom(f"Poisson batches of {n} users at {q!r}", seed=3).words(n, step=step)
     wanted = [user for user in range(n) if int(words[user]) / 2**64 < q or q == 1]
-    users = batches.batch(step)
+    users = batches.draw(step)
     assert users.dtype == np.int64 and users.tolist() == wanted
 
 
 def test_a_million_users_in_chunks() -> None:
     n, q = 1_000_001, 0.01
-    users = PoissonBatches(n, q, 1, seed=0).batch(0)
+    users = PoissonBatches(n, q, 1, seed=0).draw(0)
     assert stats.binomtest(len(users), n, q).pvalue > 1e-3
     assert (np.diff(users) > 0).all() and users[0] >= 0 and users[-1] < n
     quarters = np.histogram(users, bins=8, range=(0, n))[0]
@@ -88,9 +88,9 @@ def test_a_million_users_in_chunks() -> None:
 
 
 def test_everyone_at_rate_one_and_empty_batches_at_tiny_rates() -> None:
-    assert PoissonBatches(5, 1.0, 2).batch(1).tolist() == [0, 1, 2, 3, 4]
-    assert [len(users) for users in PoissonBatches(3, 1e-15, 4)] == [0, 0, 0, 0]  # steps like any other
-    assert PoissonBatches(3, 1e-15, 4).batch(0).dtype == np.int64
+    assert PoissonBatches(5, 1.0, 2).batch(1).users.tolist() == [0, 1, 2, 3, 4]
+    assert [len(batch) for batch in PoissonBatches(3, 1e-15, 4)] == [0, 0, 0, 0]  # steps like any other
+    assert PoissonBatches(3, 1e-15, 4).draw(0).dtype == np.int64
 
 
 def test_no_rounding_up_of_the_rate() -> None:
@@ -106,17 +106,17 @@ def test_expected_batch_size_is_not_floored(n: int) -> None:
 
 
 def test_iterating_goes_on_where_it_stopped() -> None:
-    whole = [users.tolist() for users in PoissonBatches(50, 0.2, 8, seed=1)]
+    whole = [batch.users.tolist() for batch in PoissonBatches(50, 0.2, 8, seed=1)]
     batches = PoissonBatches(50, 0.2, 8, seed=1)
     seen = []
-    for users in batches:
-        seen.append(users.tolist())
+    for batch in batches:
+        seen.append(batch.users.tolist())
         if len(seen) == 3:
             break
     assert batches.step == 3 and len(batches) == 8
-    seen += [users.tolist() for users in batches]
+    seen += [batch.users.tolist() for batch in batches]
     assert seen == whole and list(batches) == []
-    assert len(whole) == 8 and [batches.batch(step).tolist() for step in range(8)] == whole
+    assert len(whole) == 8 and [batches.batch(step).users.tolist() for step in range(8)] == whole
 
 
 @pytest.mark.parametrize("seed", [None, 4])
@@ -129,17 +129,17 @@ def test_resume_is_exact(seed: int | None) -> None:
     state = json.loads(json.dumps(batches.state_dict()))
     again = PoissonBatches(50, 0.2, 8)
     again.load_state_dict(state)
-    assert [users.tolist() for users in again] == [batches.batch(step).tolist() for step in (5, 6, 7)]
+    assert [batch.users.tolist() for batch in again] == [batches.draw(step).tolist() for step in (5, 6, 7)]
     assert again.private == (seed is None)
 
 
 def test_restart_draws_other_batches() -> None:
-    one, two = PoissonBatches(1000, 0.5, 1).batch(0), PoissonBatches(1000, 0.5, 1).batch(0)
+    one, two = PoissonBatches(1000, 0.5, 1).draw(0), PoissonBatches(1000, 0.5, 1).draw(0)
     assert not np.array_equal(one, two)
     key = bytes(32)
-    shared = [PoissonBatches(1000, 0.5, 1, key=key).batch(0) for _ in range(2)]
+    shared = [PoissonBatches(1000, 0.5, 1, key=key).draw(0) for _ in range(2)]
     np.testing.assert_array_equal(*shared)  # every rank sees the same global batch
-    other = PoissonBatches(1001, 0.5, 1, key=key).batch(0)
+    other = PoissonBatches(1001, 0.5, 1, key=key).draw(0)
     assert not np.array_equal(shared[0], other[other < 1000])  # other data: other batches
 
 
@@ -148,6 +148,31 @@ def test_a_state_of_another_plan_is_refused(change: dict) -> None:
     batches = PoissonBatches(50, 0.2, 8)
     with pytest.raises(ValueError, match=next(iter(change))):
         batches.load_state_dict(batches.state_dict() | change)
+
+
+def test_a_batch_that_was_not_stepped_on_comes_again() -> None:
+    """Saved in the loop's body before the step."""
+    batches = PoissonBatches(50, 0.2, 8)
+    for batch in batches:
+        if batches.step == 5:
+            break
+        batch.consume()
+    again = PoissonBatches(50, 0.2, 8)
+    again.load_state_dict(batches.state_dict())
+    resumed = next(iter(again))
+    assert resumed.step == 4
+    resumed.consume()
+
+
+def test_an_origin_is_the_same_for_the_same_sampler_alone() -> None:
+    one = PoissonBatches(50, 0.2, 8)
+    again = PoissonBatches(50, 0.2, 8)
+    again.load_state_dict(one.state_dict())
+    assert again.origin == one.origin and one.origin.identity not in repr(one.state_dict())
+    key = bytes(32)
+    others = [(50, 0.2, 8), (51, 0.2, 8), (50, 0.3, 8), (50, 0.2, 9)]
+    assert len({PoissonBatches(*plan, key=key).origin.identity for plan in others} | {one.origin.identity}) == 5
+    assert not PoissonBatches(50, 0.2, 8, seed=0).origin.private
 
 
 def test_seeds_are_marked() -> None:

@@ -14,9 +14,10 @@ from dpformer.clipping import normalize
 from dpformer.data import Dataset
 from dpformer.errors import DpformerError
 from dpformer.kinds.network import build_model, make_trainer
-from dpformer.models import Batch
+from dpformer.models import Batch as Rows
 from dpformer.noise import SecureRandom
 from dpformer.runs.config import Config
+from dpformer.sampling.batch import Batch, Due
 from dpformer.training.gradient_sum import out_of_memory
 from dpformer.training.plan import Plan
 from dpformer.training.trainer import Step, Trainer
@@ -54,7 +55,7 @@ def gradients(trainer: Trainer) -> list[Tensor]:
 def naive_sum(trainer: Trainer, users: np.ndarray, factor: Callable[[Tensor], Tensor]) -> list[Tensor]:
     total = [torch.zeros_like(p) for p in trainer.parameters]
     for user in users.tolist():
-        batch = Batch.from_histories([trainer.users.train(user)], LENGTH)
+        batch = Rows.from_histories([trainer.users.train(user)], LENGTH)
         loss = trainer.model(batch).sum()
         if not loss.requires_grad:
             continue
@@ -66,18 +67,23 @@ def naive_sum(trainer: Trainer, users: np.ndarray, factor: Callable[[Tensor], Te
     return total
 
 
+def of(trainer: Trainer, users: np.ndarray, due: Due | None = None) -> Batch:
+    """A batch that nobody drew."""
+    return Batch(users, 0, trainer.batches.origin, due)
+
+
 @pytest.mark.parametrize("tokens", [1, 11, 10_000])
 def test_the_sum_is_of_clipped_users_whatever_the_micro_batches(tokens: int) -> None:
     trainer = trainer_of(micro_batch_tokens=tokens)
     users = np.arange(USERS)
-    trainer.add_gradients(users)
+    trainer.add_gradients(of(trainer, users))
     for ours, naive in zip(gradients(trainer), naive_sum(trainer, users, normalize(1.0)), strict=True):
         torch.testing.assert_close(ours, naive, rtol=1e-9, atol=1e-12)
 
 
 def test_a_step_is_the_noisy_sum_over_the_expected_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, twin = trainer_of(seed=2), trainer_of(seed=2)
-    users = twin.batches.batch(0)
+    users = twin.batches.draw(0)
     total = naive_sum(twin, users, normalize(1.0))
     noise = twin.optimizer._noise(twin.parameters)
     seen: list[list[Tensor]] = []
@@ -95,7 +101,7 @@ def test_a_step_is_the_noisy_sum_over_the_expected_batch(monkeypatch: pytest.Mon
 
 def test_an_empty_batch_is_a_step_of_noise() -> None:
     trainer = trainer_of()
-    trainer.batches.batch = lambda step: np.zeros(0, dtype=np.int64)  # type: ignore[method-assign]
+    trainer.batches.draw = lambda step: np.zeros(0, dtype=np.int64)  # type: ignore[method-assign]
     before = [p.detach().clone() for p in trainer.parameters]
     record = trainer.advance()
     assert (record.users, record.parts) == (0, [])
@@ -105,7 +111,7 @@ def test_an_empty_batch_is_a_step_of_noise() -> None:
 
 def test_users_without_anything_to_predict_add_nothing() -> None:
     trainer = trainer_of(dataset_of([1, 1, 1] + [5] * 7))
-    parts = trainer.add_gradients(np.array([0, 1, 2]))
+    parts = trainer.add_gradients(of(trainer, np.array([0, 1, 2])))
     assert sum(float(g.abs().sum()) for g in gradients(trainer)) == 0
     assert sum(len(part.losses) for part in parts) == 0
 
@@ -122,7 +128,7 @@ def test_the_ledger_counts_every_step() -> None:
 def test_without_privacy_the_sum_is_plain() -> None:
     trainer = trainer_of(epsilon=math.inf)
     users = np.arange(USERS)
-    trainer.add_gradients(users)
+    trainer.add_gradients(of(trainer, users))
     for ours, naive in zip(gradients(trainer), naive_sum(trainer, users, torch.ones_like), strict=True):
         torch.testing.assert_close(ours, naive, rtol=1e-9, atol=1e-12)
     assert all(part.norms is None for part in trainer.advance().parts)
@@ -137,7 +143,7 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing(
 ) -> None:
     """Also when memory runs out after some parameters have had their share: no user may count twice."""
     whole = trainer_of(micro_batch_tokens=10_000)
-    whole.add_gradients(np.arange(USERS))
+    whole.add_gradients(of(whole, np.arange(USERS)))
     trainer = trainer_of(micro_batch_tokens=10_000)
     backward, failures = trainer.sum.clipping.backward, []
 
@@ -150,11 +156,12 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing(
         return backward(losses, clip)
 
     monkeypatch.setattr(trainer.sum.clipping, "backward", fragile)
-    trainer.add_gradients(np.arange(USERS))
+    trainer.add_gradients(of(trainer, np.arange(USERS)))
     assert failures and trainer.sum.tokens < 10_000
     for ours, theirs in zip(gradients(trainer), gradients(whole), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-    trainer.optimizer.step()
+    everybody = of(trainer, np.arange(USERS), Due())
+    trainer.optimizer.step(everybody)
     assert trainer.sum.tokens == trainer.state()["tokens"]
 
 
@@ -166,7 +173,7 @@ def test_a_user_who_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(trainer.sum.clipping, "backward", full)
     with pytest.raises(DpformerError, match="memory does not suffice for one user of 8 items: lower --max-length"):
-        trainer.add_gradients(np.arange(USERS))
+        trainer.add_gradients(of(trainer, np.arange(USERS)))
 
 
 def test_other_errors_are_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from dpformer.clipping import normalize, norms, softmax_head
+from dpformer.clipping.bounded import addends_of, put_bounded
+from dpformer.sampling import Batch
 from dpformer.training.optimizer import PrivateOptimizer
 from tests.training.test_loop import loss_of, naive_sum, trainer_of
 
@@ -21,10 +23,10 @@ def curve(naive: bool, **choices: Any) -> list[float]:
     if naive:
         engine = trainer.add_gradients
 
-        def one_at_a_time(users: np.ndarray) -> Any:
-            total = naive_sum(trainer, users, normalize(1.0))
-            parts = engine(users)  # for the losses it reports
-            trainer.sum.put(total)
+        def one_at_a_time(batch: Batch) -> Any:
+            total = naive_sum(trainer, batch.users.numpy(), normalize(1.0))
+            parts = engine(batch)  # for the losses it reports, and who was added
+            put_bounded(trainer.parameters, total, 1.0, addends_of(trainer.parameters))
             return parts
 
         trainer.add_gradients = one_at_a_time  # type: ignore[method-assign]

@@ -14,7 +14,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from dpformer.accounting import Ledger, PoissonGaussian
+from dpformer.accounting import Gaussian, Ledger, PoissonGaussian
+from dpformer.accounting.events import ASSUMED_ONCE, ASSUMED_RATE
 from dpformer.noise import SecureRandom
 from dpformer.noise.fingerprint import Fingerprint
 from dpformer.noise.mechanisms import Banded
@@ -311,20 +312,29 @@ def test_steps_go_into_a_ledger() -> None:
     for _ in range(3):
         optimizer.step()
         optimizer.zero_grad()
-    assert optimizer.event(PoissonBatches(10, 0.1, 9)) == optimizer.event(0.1)
-    assert not optimizer.event(PoissonBatches(10, 0.1, 9, seed=0)).private
-    assert optimizer.event(0.1) == PoissonGaussian(2.0, 0.1, 3, label="training")
-    assert Ledger([optimizer.event(0.1)]).epsilon(1e-5) == Ledger([PoissonGaussian(2.0, 0.1, 3)]).epsilon(1e-5)
+    assert optimizer.event() == Gaussian(2.0, 3, label=f"training ({ASSUMED_ONCE})")
+    assert optimizer.event(0.1) == PoissonGaussian(2.0, 0.1, 3, label=f"training ({ASSUMED_RATE})")
+    batches = PoissonBatches(10, 1e-9, 9)
+    for batch in batches:
+        optimizer.step(batch)
+        optimizer.zero_grad()
+    sampled = PoissonGaussian(2.0, 1e-9, 9, label="training")
+    assert optimizer.events() == (sampled, Gaussian(2.0, 3, label=f"training ({ASSUMED_ONCE})"))
+    with pytest.raises(ValueError, match="12 steps were taken, which are 2 events"):
+        optimizer.event()
+    seeded = private(parameters((2,)))
+    seeded.step(PoissonBatches(10, 1e-9, 9, seed=0).batch(0))
+    assert not seeded.event().private
 
 
 def test_what_is_not_private_says_so() -> None:
     seeded, without = private(parameters((2,)), seed=1), private(parameters((2,)), noise_multiplier=0.0)
     for optimizer in (seeded, without):
         assert not optimizer.private and "NOT private" in optimizer.description
-        assert not optimizer.event(0.1).private and not Ledger([optimizer.event(0.1)]).private
+        optimizer.step()
+        assert not optimizer.event().private and not Ledger(optimizer.events()).private
     assert private(parameters((2,))).private
-    without.step()
-    assert Ledger([without.event(0.1)]).epsilon(1e-5) == math.inf
+    assert Ledger(without.events()).epsilon(1e-5) == math.inf
 
 
 def test_without_noise_it_is_the_plain_mean() -> None:
@@ -448,7 +458,7 @@ def test_groups_state_and_hooks_are_the_inner_ones() -> None:
 def test_state_keys_are_pinned() -> None:
     state = private(parameters((2,))).state_dict()
     settings = {"noise_multiplier", "clip_norm", "expected_batch_size"}
-    assert set(state) == {"inner", *settings, "steps", "random", "addressing"}
+    assert set(state) == {"inner", *settings, "steps", "sampled", "unsampled", "random", "addressing"}
     assert set(state["random"]) == set(SecureRandom().state_dict()) == {"key", "private"}
 
 

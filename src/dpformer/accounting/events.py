@@ -14,7 +14,11 @@ from dpformer.accounting.arguments import delta_of, not_negative, sample_rate_of
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-ASSUMED = "that each user was clipped is assumed, not checked"  # in the label of training on the caller's word
+# What stands in the label of training on the caller's word.
+ASSUMED_CLIPPED = "that each user was clipped is assumed, not checked"
+ASSUMED_ONCE = "without sampling; that each user counts once in a step is assumed, not checked"
+ASSUMED_RATE = "that users were sampled at this rate, each once in a step, is assumed, not checked"
+ASSUMPTIONS = (ASSUMED_CLIPPED, ASSUMED_ONCE, ASSUMED_RATE)
 KINDS: dict[str, "type[Event]"] = {}  # by name: what a ledger may hold
 
 

@@ -76,7 +76,7 @@ def _refuse_mixed(held: Part | None, part: Part | None) -> None:
             "this sum holds users of a batch, and losses whose users are not named: give the part of the batch to "
             "every backward pass of a step or to none, and call `zero_grad()` after each step"
         )
-    if held.batch is not part.batch:
+    if not held.batch.is_of_the_draw(part.batch):
         raise ValueError(
             f"this sum holds users of the batch of step {held.batch.step + 1}, and now users of the batch of step "
             f"{part.batch.step + 1} come: each batch is one step, so batches cannot be accumulated; call "

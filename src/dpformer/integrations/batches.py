@@ -35,6 +35,7 @@ class Part:
     real: Tensor  # (B, k) bool
     collated: Sequence[Mapping[str, Tensor]] = ()  # the same users, each alone
     pad_token: int = 0
+    who: tuple[int, ...] = ()  # the same users, by their numbers
 
     @property
     def users(self) -> int:
@@ -42,11 +43,12 @@ class Part:
 
     def to(self, device: torch.device | str) -> Part:
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        return Part(inputs, self.real.to(device), self.collated, self.pad_token)
+        return Part(inputs, self.real.to(device), self.collated, self.pad_token, self.who)
 
     def some(self, users: Sequence[int]) -> Part:
         """Some of the users, put together anew: what is padded depends on who they are."""
-        return Part.of([self.collated[user] for user in users], self.pad_token).to(self.real.device)
+        who = [self.who[user] for user in users] if self.who else ()
+        return Part.of([self.collated[user] for user in users], self.pad_token, who).to(self.real.device)
 
     def mean(self, values: Tensor, counted: Tensor | None = None) -> Tensor:
         """(B,): the mean of each user's own values, (B·k,) or (B·k, L); `counted` says which of them count."""
@@ -57,7 +59,7 @@ class Part:
         return kept.sum(1) / weight.reshape(self.users, -1).sum(1).clamp(min=1)
 
     @staticmethod
-    def of(users: Sequence[Mapping[str, Tensor]], pad_token: int = 0) -> Part:
+    def of(users: Sequence[Mapping[str, Tensor]], pad_token: int = 0, who: Sequence[int] = ()) -> Part:
         """Puts users together who were collated alone."""
         names = set(users[0])
         if any(set(user) != names for user in users):
@@ -67,7 +69,7 @@ class Part:
         even = [_with_mask(user, count, most) for user, count in zip(users, rows, strict=True)]
         inputs = {name: _stack(name, [user[name] for user in even], pad_token) for name in even[0]}
         real = torch.arange(most)[None, :] < torch.tensor(rows)[:, None]
-        return Part(_needed(inputs, names), real, users, pad_token)
+        return Part(_needed(inputs, names), real, users, pad_token, tuple(who))
 
 
 def _with_mask(user: Mapping[str, Tensor], rows: int, most: int) -> dict[str, Tensor]:
@@ -157,15 +159,16 @@ class LogicalBatches(torch.utils.data.Dataset[LogicalBatch]):
         return self.batches.steps
 
     def __getitem__(self, step: int) -> LogicalBatch:
-        found = [self._collated(step, int(user)) for user in self.batches.batch(step)]
-        found.sort(key=_size, reverse=True)  # users of one size together: little is padded
-        parts: list[list[Mapping[str, Tensor]]] = []
-        for user in found:
-            if parts and (len(parts[-1]) + 1) * _size(parts[-1][0])[0] <= self.rows:
-                parts[-1].append(user)
+        found = [(self._collated(step, user), user) for user in self.batches.draw(step).tolist()]
+        found.sort(key=lambda one: _size(one[0]), reverse=True)  # users of one size together: little is padded
+        parts: list[list[tuple[Mapping[str, Tensor], int]]] = []
+        for one in found:
+            if parts and (len(parts[-1]) + 1) * _size(parts[-1][0][0])[0] <= self.rows:
+                parts[-1].append(one)
             else:
-                parts.append([user])
-        return LogicalBatch(step, [Part.of(part, self.pad_token) for part in parts])
+                parts.append([one])
+        made = (zip(*part, strict=True) for part in parts)
+        return LogicalBatch(step, [Part.of(collated, self.pad_token, who) for collated, who in made])
 
     def _collated(self, step: int, user: int) -> Mapping[str, Tensor]:
         with drawing_from(self.seed(step, user)):

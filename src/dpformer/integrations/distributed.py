@@ -2,12 +2,12 @@
 
     clipping = DistributedClipping(model)               # the wrapped model
     optimizer = DistributedOptimizer(clipping, torch.optim.Adam(model.parameters()), noise_multiplier=…, …)
-    for users in dp.PoissonBatches(n, sample_rate=q, steps=T, key=shared_key()):    # the same users everywhere
-        for part in micro_batches(share(users)):        # each process takes its own; there may be none
+    for batch in dp.PoissonBatches(n, sample_rate=q, steps=T, key=shared_key()):    # the same users everywhere
+        for part in share(batch).split(16):             # each process takes its own; there may be none
             with clipping:
-                losses = model(part)
-            clipping.backward(losses, dp.clip(1.0))
-        optimizer.step()                                # every process, in every step
+                losses = model(histories[part.users])
+            clipping.backward(losses, dp.clip(1.0), part=part)
+        optimizer.step(batch)                           # every process, in every step
         optimizer.zero_grad()
 
 Clipped gradients are added up as *sums*, never averaged. Noise is a function of a key that all processes share and of
@@ -17,31 +17,36 @@ shard its part of it, and the model is that of one process, to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from dpformer.clipping import PhantomClipping
+from dpformer.clipping.addends import check_users
 from dpformer.clipping.bounded import sum_of
 from dpformer.errors import DpformerError
 from dpformer.integrations.sharding import Gathering, is_sharded
 from dpformer.noise.noisy_sums import in_turn, release_sums
+from dpformer.sampling.batch import Batch, Part
 from dpformer.training.distributed import add_up_gradients, bound_everywhere, shared_key
-from dpformer.training.optimizer import PrivateOptimizer
+from dpformer.training.optimizer import PrivateOptimizer, refuse_other
 
 __all__ = ["DistributedClipping", "DistributedOptimizer", "share", "shared_key"]
 
 Items = TypeVar("Items", bound=Any)
 
 
-def share(items: Items) -> Items:
-    """The part of an array, a list or a tensor that this process works on; all parts together are the whole."""
-    return cast(Items, items[dist.get_rank() :: dist.get_world_size()])
+@overload
+def share(items: Batch) -> Part: ...
+@overload
+def share(items: Items) -> Items: ...
+def share(items: Any) -> Any:
+    """The part of a batch, an array or a list that this process works on; all parts together are the whole."""
+    return items[dist.get_rank() :: dist.get_world_size()]
 
 
 class DistributedClipping(PhantomClipping):
@@ -113,25 +118,32 @@ class DistributedOptimizer(PrivateOptimizer):
             )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Adds up the sums of all processes, adds the noise, divides, steps the inner optimizer, counts."""
-        if closure is not None:
-            raise ValueError("a private step takes no closure: evaluating it again would release the gradient again")
-        if self._gathering is None:
-            self._same_everywhere(self._parameters())
-            add_up_gradients(self._parameters())  # which carry the largest bound of all processes
-            super().step()
-        else:
-            self._step_of_shards(self._gathering)
+    def step(self, batch: Batch | None = None) -> None:  # type: ignore[override]
+        """Adds up the sums of all processes, adds the noise, divides, steps the inner optimizer, counts.
 
-    def _step_of_shards(self, gathering: Gathering) -> None:
+        Args:
+            batch: the same in all processes, whose parts of it together are all of its users; None: no claim.
+        """
+        if self._gathering is None:
+            self._same_everywhere(self._parameters(), batch)
+            add_up_gradients(
+                self._parameters()
+            )  # which carry the largest bound of all processes, and everybody's users
+            super().step(batch)
+        else:
+            self._step_of_shards(self._gathering, batch)
+
+    def _step_of_shards(self, gathering: Gathering, batch: Batch | None) -> None:
         if any(p.is_complex() for p in self._parameters()):
             raise ValueError("complex parameters are not supported for sharded models: train them in one process")
         known = {id(parameter.shard): parameter for parameter in gathering.gather()}
         parameters = [known[id(p)] for p in self._parameters()]
         wholes = [parameter.whole for parameter in parameters]
-        self._refuse_bound(bound_everywhere(wholes))
-        address = self._random.within(self._same_everywhere(wholes))
+        address = self._random.within(self._same_everywhere(wholes, batch))
+        clip_norm, held = bound_everywhere(wholes)
+        self._refuse_bound(clip_norm)
+        if self._asks_for_bounds:
+            check_users(held, batch)
         sums = [p.summed(sum_of(p.whole), torch.promote_types(p.shard.dtype, torch.float32)) for p in parameters]
         self._finite_everywhere(sums)
         if self.noise_multiplier:
@@ -144,9 +156,8 @@ class DistributedOptimizer(PrivateOptimizer):
             release_sums(zip(flat, noise, strict=True), self.noise_std, self.expected_batch_size)
         for parameter, local in zip(parameters, sums, strict=True):
             parameter.put(local if self.noise_multiplier else local.div_(self.expected_batch_size))
-        self.steps += 1  # what is released is counted, even if the inner step then fails
         gathering.let_go()
-        self.inner.step()
+        self._finish(batch)
 
     def _refuse_bound(self, clip_norm: float) -> None:
         if clip_norm > self.clip_norm and not self.assume_clipped:
@@ -154,16 +165,25 @@ class DistributedOptimizer(PrivateOptimizer):
                 f"gradients were clipped to {clip_norm}, but the noise is for clip_norm={self.clip_norm}: use the same"
             )
 
-    def _same_everywhere(self, parameters: list[Tensor]) -> str:
+    def _same_everywhere(self, parameters: list[Tensor], batch: Batch | None) -> str:
         """The fingerprint of the weights; processes whose weights differ would each add another noise."""
-        mine = (self._fingerprint(parameters), self.steps)
+        refused = ""
+        try:
+            refuse_other(batch)
+            self._check_due(batch)
+        except ValueError as error:  # of one is of all: nobody waits in vain
+            refused = str(error)
+        drawn = None if batch is None or refused else (batch.origin.identity, batch.step)
+        mine = (self._fingerprint(parameters), self.steps, drawn, refused)
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, mine)
+        if reasons := [other[-1] for other in found if other[-1]]:
+            raise ValueError(reasons[0])
         for rank, other in enumerate(found):
             if other != found[0]:
                 raise DpformerError(
-                    f"process {rank} has other weights, another key or another number of steps than process 0: start "
-                    "all from the same weights, and let every process take every step"
+                    f"process {rank} has other weights, another key, another batch or another number of steps than "
+                    "process 0: start all from the same weights, and let every process take every step"
                 )
         return mine[0]
 

@@ -28,7 +28,7 @@ from dpformer.integrations.independent_users import LossesOf, UsersCheck
 from dpformer.integrations.users import Users
 from dpformer.integrations.vault import Vault, VaultOptimizer
 from dpformer.noise.randomness import SecureRandom
-from dpformer.sampling import PoissonBatches
+from dpformer.sampling import Batch, PoissonBatches
 from dpformer.statement import sp800_226
 from dpformer.statement.build import statement
 
@@ -91,6 +91,7 @@ class PrivateSession:
         self._masks: dict[str, Any] = SecureRandom("masks", seed=seed).state_dict()
         self.optimizer: VaultOptimizer | None = None
         self._place = (0, 0)  # step, and parts of it so far
+        self._batch: Batch | None = None  # of the step that is being taken
         self.know_weights()
 
     def make_optimizer(self, inner: torch.optim.Optimizer, facts: str = "") -> VaultOptimizer:
@@ -117,7 +118,7 @@ class PrivateSession:
             context=self.context,
             seed=self.seed,
         )
-        self.optimizer.after_step = self.know_weights
+        self.optimizer.due, self.optimizer.after_step = self._due, self._after_step
         return self.optimizer
 
     def logical_batches(self, collate: Collate, rows: int, pad_token: int = 0) -> LogicalBatches:
@@ -129,10 +130,13 @@ class PrivateSession:
 
         Before, `dp.check` looks whether losses depend on other users, at the first part and at random later.
         """
+        if self._batch is None or self._batch.step != self.taken:
+            raise DpformerError("no batch is due: parts are of the batch that the data loader gave for this step")
+        users = self._batch.part(torch.tensor(part.who, dtype=torch.int64))
         self._check(losses_of, part)
         with self._recording(device):
             losses = losses_of(part)
-        self.clipping.backward(losses, self.clip)
+        self.clipping.backward(losses, self.clip, part=users)
         return losses.detach()
 
     @contextmanager
@@ -154,7 +158,22 @@ class PrivateSession:
                 f"the batch of step {batch.step + 1} came where step {self.taken + 1} was due; each batch is one step, "
                 "in order: do not change the data loader, and step once after each batch"
             )
+        if self._batch is None or self._batch.step != batch.step:
+            self._batch = self.batches.batch(batch.step)
         return batch
+
+    def _due(self) -> Batch:
+        """The batch of the step; refused where a trainer takes a step of which nothing came here."""
+        if self._batch is None or self._batch.step != self.taken:
+            raise DpformerError(
+                f"step {self.taken + 1} is to be taken, and its batch of users never came here: a training step that "
+                "does not call ours trains on noise alone; do not override it, or call super()"
+            )
+        return self._batch
+
+    def _after_step(self) -> None:
+        self._batch = None
+        self.know_weights()
 
     def _seed(self, purpose: str, step: int, stream: int) -> int:
         """A secret seed; looked up when it is used, since resuming replaces the secret."""
@@ -181,7 +200,7 @@ class PrivateSession:
     @property
     def ledger(self) -> Ledger:
         """What was done so far."""
-        return Ledger([] if self.optimizer is None else [self.optimizer.event(self.batches)])
+        return Ledger([] if self.optimizer is None else self.optimizer.events())
 
     def epsilon(self) -> float:
         """ε spent so far."""

@@ -19,8 +19,8 @@ import torch
 
 from dpformer.errors import DpformerError
 from dpformer.files import write_text
-from dpformer.sampling.poisson import PoissonBatches
-from dpformer.training.optimizer import PrivateOptimizer
+from dpformer.sampling import Batch, PoissonBatches
+from dpformer.training.optimizer import PrivateOptimizer, refuse_other
 
 FORMAT = 1
 
@@ -90,10 +90,13 @@ class VaultOptimizer(PrivateOptimizer):
         self.batches, self.vault, self.run, self.data, self.masks = batches, vault, run, data, masks
         secrets = {"noise": super().state_dict()["random"], "sampling": batches.state_dict()["random"]}
         vault.write(run, {**secrets, "data": data, "masks": masks})
+        self.due: Callable[[], Batch | None] = lambda: None
         self.after_step: Callable[[], None] = lambda: None
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        super().step(closure)
+    def step(self, batch: Batch | None = None) -> None:  # type: ignore[override]
+        """The step on the batch that was due, for trainers that know of no batch."""
+        refuse_other(batch)
+        super().step(self.due() if batch is None else batch)
         self.after_step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,7 +121,8 @@ class VaultOptimizer(PrivateOptimizer):
         if secrets["data"] != self.data:
             raise DpformerError("the training data is not that of the run to resume; bring it back as it was")
         super().load_state_dict({**state, "random": secrets["noise"]})
-        self.batches.load_state_dict({**self.batches.state_dict(), "random": secrets["sampling"]})
+        position = {"step": self.steps, "taken": self.steps, "random": secrets["sampling"]}
+        self.batches.load_state_dict({**self.batches.state_dict(), **position})
         self.masks.update(secrets["masks"])
         self.run = run
 

@@ -85,6 +85,7 @@ class NetworkKind(ModelKind):
         from dpformer.data import Dataset
         from dpformer.noise import SecureRandom
         from dpformer.progress import peak_memory
+        from dpformer.sampling import Batch
 
         assert config.max_length is not None and config.threads is not None
         rows = min(int(plan.expected_batch_size), max(1, config.micro_batch_tokens // max(1, config.max_length - 1)))
@@ -97,9 +98,10 @@ class NetworkKind(ModelKind):
             with torch.random.fork_rng(devices=[]):
                 model = build_model(config, plan, items, frequencies, random)
                 trainer = make_trainer(config, plan, dataset, model, random)
-                trainer.add_gradients(np.arange(rows))  # the first time includes self-checks and page faults
+                batch = Batch(np.arange(rows), 0, trainer.batches.origin)
+                trainer.add_gradients(batch)  # the first time includes self-checks and page faults
                 began = time.monotonic()
-                trainer.add_gradients(np.arange(rows))
+                trainer.add_gradients(batch)
                 seconds = time.monotonic() - began
         finally:
             torch.set_num_threads(before)

@@ -7,7 +7,8 @@ step, all of them, each once. So a batch is not an array of indices but an objec
     engine    gets a `Part` of it with the data of these users, and leaves it on the sum (clipping/bounded.py)
     step      consumes the token of the batch whose users, all and each once, are in the sum
 
-It guards against mistakes: whoever wants to can forge it.
+Tokens are consumed in the order of the steps, none left out: a batch that may be skipped for what is in it, because it
+is small for instance, is no Poisson sample. It guards against mistakes: whoever wants to can forge it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,13 @@ class Origin:
     private: bool
 
 
+@dataclass
+class Due:
+    """The step that is to be taken next: one for a sampler and all of its batches."""
+
+    step: int = 0
+
+
 class Batch:
     """The users that a sampler has drawn for one step, possibly none.
 
@@ -51,12 +59,12 @@ class Batch:
         users: (B,) indices, ascending, each once.
         step: the number of its step, from 0.
         origin: the sampler.
+        due: the sampler's tokens; None: not drawn by a sampler here, so no step can be taken on it.
     """
 
-    def __init__(self, users: np.ndarray | Tensor, step: int, origin: Origin) -> None:
+    def __init__(self, users: np.ndarray | Tensor, step: int, origin: Origin, due: Due | None = None) -> None:
         self.users = _indices(users)
-        self.step, self.origin = step, origin
-        self._consumed = False
+        self.step, self.origin, self._due = step, origin, due
         if len(self.users) > 1 and not bool((self.users[1:] > self.users[:-1]).all()):
             raise ValueError("the users of a batch must be ascending and each there once")
 
@@ -75,19 +83,34 @@ class Batch:
     def __len__(self) -> int:
         return len(self.users)
 
-    @property
-    def consumed(self) -> bool:
-        """Whether a step was taken on it."""
-        return self._consumed
+    def is_of_the_draw(self, other: Batch) -> bool:
+        """Whether both are (some) users of one draw, in this process or another."""
+        return (self.step, self.origin.identity) == (other.step, other.origin.identity)
+
+    def check_due(self) -> None:
+        """Raises unless its step is the next one."""
+        if self._due is None:
+            raise ValueError(
+                f"this batch of step {self.step + 1} was not drawn here by PoissonBatches: step on the batches that "
+                "the sampler gives, or call `optimizer.step()` without one, which claims no sampling"
+            )
+        if self.step < self._due.step:
+            raise ValueError(
+                f"the batch of step {self.step + 1} was stepped on already: each batch is one step, and the next step "
+                f"needs the batch of step {self._due.step + 1}"
+            )
+        if self.step > self._due.step:
+            raise ValueError(
+                f"the batch of step {self._due.step + 1} was not stepped on, and now that of step {self.step + 1} "
+                "comes: batches are not skipped or put together, the empty and small ones are steps too; call "
+                "`optimizer.step(batch)` for each, in order"
+            )
 
     def consume(self) -> None:
         """Gives up the token, for a step; there is one."""
-        if self._consumed:
-            raise ValueError(
-                f"the batch of step {self.step + 1} was stepped on already: each batch is one step, and the next step "
-                "needs the next batch"
-            )
-        self._consumed = True
+        self.check_due()
+        assert self._due is not None
+        self._due.step += 1
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a batch cannot be copied or pickled: its token is for one step, in the process that drew it")

@@ -13,7 +13,7 @@ from typing import Any
 
 from dpformer.accounting.accountant import epsilon_of
 from dpformer.accounting.attack_rates import attack_rates
-from dpformer.accounting.events import ASSUMED, Event, PoissonGaussian
+from dpformer.accounting.events import ASSUMPTIONS, Event, PoissonGaussian
 from dpformer.accounting.units import USER, UnitOfPrivacy, unit_of
 from dpformer.format_number import one_in, percent, plain, power_of_e, round_up
 from dpformer.noise.mechanisms import noise_of
@@ -137,9 +137,10 @@ def headline(facts: dict[str, Any]) -> str:
     if not facts["private"]:
         return f"NOT PRIVATE: noise for {budget} was drawn from a seed, which anybody can repeat; a run for tests."
     unit, given = unit_of(facts["unit"]), f", given {facts['given']}" if "given" in facts else ""
+    assumed = "".join(f" ASSUMED: {one}." for one in assumed_in(facts))
     return (
         f"{unit.name.capitalize()}-level differential privacy with {budget}, for {unit.whole} or nothing in its place"
-        f"{given}."
+        f"{given}.{assumed}"
     )
 
 
@@ -165,8 +166,7 @@ def words(facts: dict[str, Any]) -> list[str]:
         )
     if facts["steps"]:
         sentences.append(noise_of(facts).sentence(facts, unit))
-    if any(ASSUMED in event["label"] for event in facts["events"]):
-        sentences.append(f"All of this rests on an assumption: {ASSUMED}.")
+    sentences += [f"All of this rests on an assumption: {one}." for one in assumed_in(facts)]
     for event in facts["events"]:
         if event["kind"] == "gaussian":
             query, label = query_of(event["label"]), event["label"] or "a release"
@@ -174,6 +174,12 @@ def words(facts: dict[str, Any]) -> list[str]:
     if not facts["private"]:
         sentences.insert(0, "The random numbers of this run came from a seed, so none of this is promised.")
     return sentences
+
+
+def assumed_in(facts: Mapping[str, Any]) -> list[str]:
+    """What the events of a statement assume on somebody's word, each once."""
+    labels = [str(event["label"]) for event in facts.get("events", ())]
+    return [one for one in ASSUMPTIONS if any(one in label for label in labels)]
 
 
 def attack_words(attack: Mapping[str, Any], unit: UnitOfPrivacy) -> str:

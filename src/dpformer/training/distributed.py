@@ -33,9 +33,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dpformer.clipping import ClipFunction
-from dpformer.clipping.bounded import joint_bound, put_bounded, sum_of
+from dpformer.clipping.addends import Addend, Addends
+from dpformer.clipping.bounded import addends_of, joint_bound, put_bounded, sum_of
 from dpformer.errors import DpformerError
 from dpformer.noise import SecureRandom
+from dpformer.sampling import batch as sampling
 from dpformer.training.gradient_sum import GradientSum, Part, Totals
 from dpformer.training.rendezvous import check_gpus, join_processes, together
 from dpformer.training.trainer import Trainer, torch_seed
@@ -89,23 +91,25 @@ class Team:
         self.readers = frozenset(rank for rank, reads in enumerate(answers) if reads)
         trainer.team = self
 
-    def add_gradients(self, trainer: Trainer, users: np.ndarray) -> list[Part]:
+    def add_gradients(self, trainer: Trainer, users: sampling.Part) -> list[Part]:
         """Deals out micro-batches of users, the longest history first, and adds up what comes back into `p.grad`."""
-        histories = trainer.users.histories(users)
+        histories = trainer.users.histories(users.users.numpy())
         own = trainer.sum
         micro_batches = own.cut(histories)
         shares = [micro_batches[rank :: self.size] for rank in range(self.size)]
         self.busy = True
-        dealt = (users.tolist() if rank in self.readers else histories for rank in range(1, self.size))
+        dealt = (users.users.tolist() if rank in self.readers else histories for rank in range(1, self.size))
         self._tell([None, *(_share(trainer, what, share) for what, share in zip(dealt, shares[1:], strict=True))])
         self._send_weights(own.parameters)
         before = own.skipped_users
         parts = own.add(histories, shares[0], trainer.dropout_seed)
-        reports = self._bring_back(own, Report(parts, own.skipped_users - before, own.tokens))
+        totals, reports = self._bring_back(own, Report(parts, own.skipped_users - before, own.tokens))
         self.busy = False
+        everywhere = [part for report in reports for part in report.parts]
+        own.put(users, everywhere, totals)
         own.tokens = min(report.tokens for report in reports)  # what did not fit is not dealt out again
         own.clipping.skipped_users = before + sum(report.skipped for report in reports)
-        return [part for report in reports for part in report.parts]
+        return everywhere
 
     def dismiss(self) -> None:
         """Tells the others to stop. If they are at work they will notice that the leader has gone."""
@@ -162,16 +166,14 @@ class Team:
             for p, values in _pieces(parameters, flat):
                 p.copy_(values)
 
-    def _bring_back(self, own: GradientSum, report: Report) -> list[Report]:
-        """The sum of everybody's totals into the leader's `p.grad`, and reports from all."""
+    def _bring_back(self, own: GradientSum, report: Report) -> tuple[Totals, list[Report]]:
+        """To the leader: the sum of everybody's totals, and reports from all."""
         flat = _flat(own.parameters, own.totals)
         reports: list[Any] | None = [None] * self.size if self.leads else None
         with together(self.rank):
             dist.reduce(flat, dst=0)
             dist.gather_object(report, reports, dst=0)
-        if self.leads:
-            own.put([values for _, values in _pieces(own.parameters, flat)])
-        return reports or []
+        return [values for _, values in _pieces(own.parameters, flat)], reports or []
 
 
 @dataclass(frozen=True)
@@ -257,25 +259,39 @@ def add_up_gradients(parameters: Iterable[Tensor]) -> None:
     once: never divide it among processes, and never let each draw its own.
     """
     trainable = [p for p in parameters if p.requires_grad]
-    clip_norm = bound_everywhere(trainable)
+    clip_norm, addends = bound_everywhere(trainable)
     totals: list[Tensor | None] = []
     for p in trainable:
         dtype, own = torch.promote_types(p.dtype, torch.float32), sum_of(p)
         total = torch.zeros_like(p, dtype=dtype) if own is None else own.detach().to(dtype, copy=True)
         dist.all_reduce(total)
         totals.append(total)
-    put_bounded(trainable, totals, clip_norm)
+    put_bounded(trainable, totals, clip_norm, addends)
 
 
-def bound_everywhere(parameters: Sequence[Tensor]) -> float:
-    """C of the gradients in all processes; if those of one are not bounded, all of them refuse: none waits in vain."""
+def bound_everywhere(parameters: Sequence[Tensor]) -> tuple[float, Addends]:
+    """C of the gradients in all processes, and whose they are; what one refuses all refuse: none waits in vain."""
     answers: list[Any] = [None] * dist.get_world_size()
     try:
-        answer: float | str = joint_bound(parameters)
+        answer: Any = (joint_bound(parameters), [_named(addend.part) for addend in addends_of(parameters)])
     except ValueError as error:
         answer = str(error)
     dist.all_gather_object(answers, answer)
     for rank, given in enumerate(answers):
         if isinstance(given, str):
             raise ValueError(f"in process {rank}, {given}")
-    return max(answers)
+    return max(bound for bound, _ in answers), tuple(Addend(_part(named)) for _, held in answers for named in held)
+
+
+Named = tuple[Tensor, int, sampling.Origin] | None  # a part as it goes over the wire
+
+
+def _named(part: sampling.Part | None) -> Named:
+    return None if part is None else (part.users, part.batch.step, part.batch.origin)
+
+
+def _part(named: Named) -> sampling.Part | None:
+    if named is None:
+        return None
+    users, step, origin = named
+    return sampling.Batch(users.sort().values, step, origin).part(users)

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import ClipFunction, PhantomClipping
+from dpformer.clipping.addends import Addend
 from dpformer.clipping.bounded import joint_bound, put_bounded, sum_of
 from dpformer.errors import DpformerError
 from dpformer.models import Batch
 from dpformer.models.batch import padded
+from dpformer.sampling import batch as sampling
 from dpformer.training.microbatches import cut, positions_at_once
 
 Totals = list[Tensor | None]  # of each trainable parameter, float64; None: nothing was added
@@ -42,6 +44,7 @@ class Part:
 
     losses: Tensor  # (B,) of users with a target
     norms: Tensor | None  # (B,) of all users
+    rows: slice  # their places in the batch
 
 
 class GradientSum:
@@ -95,7 +98,7 @@ class GradientSum:
             if seed is not None:
                 torch.manual_seed(seed(rows.start))
             try:
-                parts.append(self._add([histories[place] for place in range(rows.start, rows.stop)]))
+                parts.append(self._add([histories[place] for place in range(rows.start, rows.stop)], rows))
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
@@ -112,11 +115,20 @@ class GradientSum:
             return cut(padded(lengths, self.max_length), self.tokens, apart=True)
         return cut(lengths, self.tokens)
 
-    def put(self, totals: Totals | None = None) -> None:
-        """`p.grad` ← the sum, or that of several processes, for the optimizer; then the sum is empty again."""
+    def put(self, users: sampling.Part, added: Sequence[Part], totals: Totals | None = None) -> None:
+        """`p.grad` ← the sum, for the optimizer, which learns whose it is; then the sum is empty again.
+
+        Args:
+            users: of the step, in the order of `histories`.
+            added: the micro-batches that are in the sum.
+            totals: of several processes; by default of this one.
+        """
         totals = self.totals if totals is None else totals
         if self.clip is not None:
-            put_bounded(self.parameters, totals, self.clip.clip_norm)
+            if added and all(total is None for total in totals):  # users whose gradients are zero are in it too
+                totals = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in self.parameters]
+            addends = [Addend(users[part.rows]) for part in added]
+            put_bounded(self.parameters, totals, self.clip.clip_norm, addends)
         else:
             for p, total in zip(self.parameters, totals, strict=True):
                 p.grad = None if total is None else total.to(p.dtype)
@@ -134,7 +146,7 @@ class GradientSum:
         for p in self.parameters:
             p.grad = None
 
-    def _add(self, histories: list[np.ndarray]) -> Part:
+    def _add(self, histories: list[np.ndarray], rows: slice) -> Part:
         batch = Batch.from_histories(histories, self.max_length)
         batch = (batch.alike(self.max_length) if self.bf16 else batch).to(self.parameters[0].device)
         with_target = batch.lengths > 0
@@ -143,11 +155,11 @@ class GradientSum:
             with autocast:
                 losses = self.model(batch)
             losses.sum().backward()
-            return Part(losses.detach()[with_target].cpu(), None)
+            return Part(losses.detach()[with_target].cpu(), None, rows)
         with self.clipping, autocast:
             losses = self.model(batch)
         norms = self.clipping.backward(losses, self.clip)
-        return Part(losses.detach()[with_target].cpu(), norms[: len(histories)].cpu())
+        return Part(losses.detach()[with_target].cpu(), norms[: len(histories)].cpu(), rows)
 
     def _collect(self, keep: bool) -> None:
         """Moves `p.grad` into the totals, or drops it; what stays is zero."""

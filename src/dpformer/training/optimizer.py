@@ -1,22 +1,26 @@
 """The noisy step: noise on the sum, once; divide by the expected batch size; then any torch optimizer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpformer.accounting.arguments import not_negative, positive, sample_rate_of, whole
-from dpformer.accounting.events import ASSUMED, PoissonGaussian
+from dpformer.accounting.arguments import not_negative, positive
+from dpformer.accounting.events import ASSUMED_CLIPPED, Event
+from dpformer.clipping.addends import Addend, check_users
 from dpformer.clipping.bits import all_finite
-from dpformer.clipping.bounded import Bound, bounds_of, joint_bound, sum_of
+from dpformer.clipping.bounded import Bound, addends_of, bounds_of, joint_bound, sum_of
 from dpformer.noise.fingerprint import Fingerprint
-from dpformer.noise.mechanisms import INDEPENDENT, Noise, NoiseHistory, noise_of
+from dpformer.noise.mechanisms import INDEPENDENT, Noise, NoiseHistory
 from dpformer.noise.noisy_sums import Numbers, SecureRandom, in_turn, release_sums
-from dpformer.sampling.poisson import PoissonBatches
+from dpformer.sampling.batch import Batch
+from dpformer.training.inner_step import only_private
+from dpformer.training.steps_taken import StepsTaken
 
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
+FIXED = {*SAVED, "inner", "noise", "assume_clipped"}  # what the steps that were counted were taken with
 ADDRESSING = 2  # how noise is found: a version that finds it otherwise would add other noise to a step taken again
 
 
@@ -32,6 +36,10 @@ class PrivateOptimizer(torch.optim.Optimizer):
     sums and marks them: a gradient without its mark, or changed since, is refused (bounded.py).
     B is the *expected* batch size, public and in general no whole number: the realised one is private. An empty batch
     is a normal step.
+
+    `step(batch)` checks that the sum holds exactly the users of a batch of `PoissonBatches`, each once, and takes one
+    step on each batch, in order. Such steps, and no others, are accounted for as Poisson samples (`events`). A step
+    without a batch claims nothing of who is in it.
 
     | here | paper |
     | --- | --- |
@@ -49,15 +57,17 @@ class PrivateOptimizer(torch.optim.Optimizer):
         noise_multiplier: σ; 0 means no noise and no privacy, and is marked so.
         clip_norm: C, what one user's contribution is bounded by.
         expected_batch_size: B = q·n.
-        assume_clipped: take gradients from anywhere, on the caller's word that each user is bounded by C. `event` and
-            `description` say that it was assumed.
+        assume_clipped: take gradients from anywhere, on the caller's word that each user of the step's batch is in
+            them once and bounded by C. `events` and `description` say that it was assumed.
         noise: with `Banded(b)`, N(0, I) is not independent from step to step but correlated over b of them: less in
-            sums of steps. The batches must be those of one `PoissonBatches(noise=…)`, with the same noise, in order,
-            one step each, the empty ones too; save both states after a step. It keeps b − 1 copies of the parameters
-            in float64.
+            sums of steps. The batches must be those of one `PoissonBatches(noise=…)`, with the same noise; save both
+            states after a step. It keeps b − 1 copies of the parameters in float64.
         context: names the data and the configuration, such as a hash: put in what a resumed run must agree on.
         key: 32 secret bytes, to share between processes that step alike; by default new ones.
         seed: for tests only: marks the noise as not private.
+
+    σ, C and B cannot be changed: for a schedule make another optimizer around the same `inner`, and add up the events
+    of both. `inner` steps inside a private step only. What else changes the weights is not noticed.
     """
 
     def __init__(
@@ -76,6 +86,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         # Not super().__init__: parameter groups, state and hooks are those of the inner optimizer.
         if isinstance(inner, PrivateOptimizer):
             raise ValueError("the inner optimizer is private already: noise would be added twice")
+        only_private(inner)
         self.inner = inner
         self.noise_multiplier = not_negative("noise_multiplier", noise_multiplier)
         self.clip_norm = positive("clip_norm", clip_norm)
@@ -84,7 +95,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.noise = noise
         if noise.correlated and not self.noise_multiplier:
             raise ValueError(f"{noise.choice}, and there is no noise that could be correlated: leave it out")
-        self.steps = 0
+        self._taken = StepsTaken(noise)
         facts = [
             type(inner).__qualname__,
             repr(sorted(inner.defaults.items())),
@@ -97,19 +108,39 @@ class PrivateOptimizer(torch.optim.Optimizer):
     # The step.
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Adds the noise, divides, steps the inner optimizer, counts. Nothing happens if a gradient is refused."""
-        if closure is not None:
-            raise ValueError("a private step takes no closure: evaluating it again would release the gradient again")
+    def step(self, batch: Batch | None = None) -> None:  # type: ignore[override]
+        """Adds the noise, divides, steps the inner optimizer, counts. Nothing happens if a gradient is refused.
+
+        Args:
+            batch: of `PoissonBatches`, whose users are in the gradients; None: no claim that anybody was sampled.
+        """
+        refuse_other(batch)
+        self._check_due(batch)
         parameters = self._parameters()
         marks: list[Bound | None] = bounds_of(parameters) if self._asks_for_bounds else [None] * len(parameters)
         self._check(parameters, marks)
         if self._asks_for_bounds:
             self._check_bounded(parameters, marks)
+            self._check_users(addends_of(parameters, marks), batch)
         self._past.check([tuple(real(p).shape) for p in parameters])
         self._past.add(self._release(parameters))
-        self.steps += 1  # what is released is counted, even if the inner step then fails
-        self.inner.step()
+        self._finish(batch)
+
+    def _check_users(self, held: Sequence[Addend], batch: Batch | None) -> None:
+        """Refuses a sum that is not that of the batch."""
+        check_users(held, batch)
+
+    def _check_due(self, batch: Batch | None) -> None:
+        """Refuses a batch whose step is not the next one."""
+        if batch is not None:
+            batch.check_due()
+        self._taken.check(batch)
+
+    def _finish(self, batch: Batch | None) -> None:
+        """Counts and moves the weights: what is released is counted, even if the inner step then fails."""
+        self._taken.count(batch)
+        with only_private(self.inner):
+            self.inner.step()
 
     def _parameters(self) -> list[Tensor]:
         """What the inner optimizer can move."""
@@ -213,35 +244,42 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """One sentence for privacy statements."""
         if not self.noise_multiplier:
             return "no noise: NOT private"
-        assumed = f" ({ASSUMED})" if self.assume_clipped else ""
+        assumed = f" ({ASSUMED_CLIPPED})" if self.assume_clipped else ""
         kind = f" ({self.noise.name})" if self.noise.correlated else ""
         noise = f"Gaussian noise of {self.noise_multiplier:g} times the clip norm on every sum{kind}{assumed}"
         return f"{noise}, {self._random.description}"
 
-    def event(self, batches: PoissonBatches | float, label: str = "training") -> PoissonGaussian:
-        """The steps taken so far, for a `Ledger`: of these batches, or of Poisson samples at this rate.
+    @property
+    def steps(self) -> int:
+        """How many were taken."""
+        return self._taken.total
 
-        Correlated noise protects only users who take turns, so with it the batches have to be shown, and every step
-        must have been one of them.
+    def events(self, sample_rate: float | None = None, *, label: str = "training") -> tuple[Event, ...]:
+        """The steps taken so far, for a `Ledger`: an event for the batches of each sampler, and one for other steps.
+
+        Args:
+            sample_rate: the probability that a user was in a step without a batch, on the caller's word; the event says
+                that it is assumed. By default those steps are accounted for as if everybody had been in them.
+            label: what for.
         """
-        if not isinstance(batches, PoissonBatches):
-            rate, private, drawn_for = sample_rate_of(batches), self.private, noise_of({})
-        else:
-            rate, private, drawn_for = batches.sample_rate, self.private and batches.private, batches.noise
-        if drawn_for != self.noise:
+        if sample_rate is not None and not isinstance(sample_rate, float | int):
             raise ValueError(
-                f"the steps have {self.noise.name}, and users were drawn for {drawn_for.name}: give PoissonBatches and "
-                "PrivateOptimizer the same noise, and the batches to event()"
+                f"events() needs no {type(sample_rate).__name__}: the optimizer knows the samplers of its steps; give "
+                "the batch to each step, `optimizer.step(batch)`"
             )
-        if self.noise.groups > 1 and isinstance(batches, PoissonBatches) and not batches.goes_with(self.steps):
+        assumed = ASSUMED_CLIPPED if self.assume_clipped else ""
+        return self._taken.events(
+            self.noise_multiplier, sample_rate, label=label, assumed=assumed, private=self.private
+        )
+
+    def event(self, sample_rate: float | None = None, *, label: str = "training") -> Event:
+        """The one event of all steps; see `events`."""
+        found = self.events(sample_rate, label=label)
+        if len(found) != 1:
             raise ValueError(
-                f"{self.steps} steps were taken, and {batches.step} of {batches.steps} batches given out: with "
-                f"{self.noise.name} each batch, an empty one too, is one step, and one PoissonBatches lasts for all of "
-                "training"
+                f"{self.steps} steps were taken, which are {len(found)} events: `Ledger(optimizer.events())` has all"
             )
-        if self.assume_clipped:
-            label = f"{label} ({ASSUMED})"
-        return self.noise.event(self.noise_multiplier, rate, self.steps, label=label, private=private)
+        return found[0]
 
     # An optimizer in all else: the inner one's groups, state and hooks.
 
@@ -263,6 +301,14 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         return self.inner.defaults
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIXED and name in self.__dict__:
+            raise AttributeError(
+                f"{name} is fixed, since all steps are accounted for with it: for a schedule make another "
+                "PrivateOptimizer around the same inner optimizer, go on with it, and add up the events of both"
+            )
+        super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # not yet set
             raise AttributeError(name)
@@ -280,7 +326,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The inner state, the count and the secret key: keep it private. For `torch.load(weights_only=True)`."""
         past = {"past": self._past.state()} if self.noise.correlated else {}
-        counted = {"steps": self.steps, "random": self._random.state_dict(), "addressing": ADDRESSING}
+        counted = {
+            "steps": self.steps,
+            **self._taken.state(),
+            "random": self._random.state_dict(),
+            "addressing": ADDRESSING,
+        }
         return {"inner": self.inner.state_dict(), **self._settings(), **past, **counted}
 
     def _settings(self) -> dict[str, Any]:
@@ -289,24 +340,36 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where the other left off. σ, C, B and the mechanism must be those of the counted steps."""
-        expected = {"inner", "steps", "random", *self._settings(), *(["past"] if self.noise.correlated else [])}
-        if set(state) == expected or state.get("addressing", ADDRESSING) != ADDRESSING:
+        if "random" in state and state.get("addressing") != ADDRESSING:
             raise ValueError(
                 "this state was saved by another version of dpformer, which finds the noise of a step otherwise: go on "
                 "with that version"
             )
-        expected.add("addressing")
+        expected = set(PrivateOptimizer.state_dict(self))
         if set(state) != expected:
             raise ValueError(f"a private optimizer's state has the keys {sorted(expected)}, not {sorted(state)}")
         for name, value in self._settings().items():
             if state[name] != value:
                 raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {value}")
-        steps, random = whole("steps", state["steps"], 0), self._random.with_state(state["random"])
+        taken = StepsTaken.load(self.noise, {name: state[name] for name in ("sampled", "unsampled")})
+        if state["steps"] != taken.total:
+            raise ValueError(f"steps was {state['steps']} when this state was saved, and {taken.total} are counted")
+        random = self._random.with_state(state["random"])
         past = NoiseHistory(self.noise)
-        past.load(state.get("past", []), steps)
+        past.load(state.get("past", []), taken.total)
         self.inner.load_state_dict(state["inner"])
-        self._past = past
-        self.steps, self._random, self._fingerprint = steps, random, Fingerprint(random)
+        self._past, self._taken = past, taken
+        self._random, self._fingerprint = random, Fingerprint(random)
+
+
+def refuse_other(batch: object) -> None:
+    """A step takes a batch or nothing."""
+    if callable(batch):
+        raise ValueError("a private step takes no closure: evaluating it again would release the gradient again")
+    if batch is not None and not isinstance(batch, Batch):
+        raise ValueError(
+            f"a step takes the batch that PoissonBatches gave, not {type(batch).__name__}: only it knows who was drawn"
+        )
 
 
 def real(t: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from dpformer.accounting.events import Event
 from dpformer.models.pretrained import Pretrained
 from dpformer.models.sequence import SequenceModel
 from dpformer.noise import SecureRandom
-from dpformer.sampling import PoissonBatches
+from dpformer.sampling import Batch, PoissonBatches
 from dpformer.training.gradient_sum import GradientSum, Part
 from dpformer.training.microbatches import by_length
 from dpformer.training.optimizer import PrivateOptimizer
@@ -83,28 +83,28 @@ class Trainer:
     @property
     def event(self) -> Event:
         """What the steps so far cost."""
-        return self.optimizer.event(self.batches)
+        return self.optimizer.event()
 
     def advance(self) -> Step:
         """Takes one step."""
         began = time.monotonic()
-        users = self.batches.batch(self.step)
-        parts = self.add_gradients(users)
+        batch = self.batches.batch(self.step)
+        parts = self.add_gradients(batch)
         rate = self.schedule(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
+        self.optimizer.step(batch)
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return Step(self.step, len(users), parts, rate, time.monotonic() - began)
+        return Step(self.step, len(batch), parts, rate, time.monotonic() - began)
 
-    def add_gradients(self, users: np.ndarray) -> list[Part]:
-        """`p.grad` ← the (clipped) sum over these users."""
-        users = by_length(users, self.lengths)
+    def add_gradients(self, batch: Batch) -> list[Part]:
+        """`p.grad` ← the (clipped) sum over the users of a batch."""
+        users = batch.part(by_length(batch.users.numpy(), self.lengths))
         if self.team is not None:
             return self.team.add_gradients(self, users)
-        parts = self.sum.add(self.users.histories(users), seed=self.dropout_seed)
-        self.sum.put()
+        parts = self.sum.add(self.users.histories(users.users.numpy()), seed=self.dropout_seed)
+        self.sum.put(users, parts)
         return parts
 
     def dropout_seed(self, place: int) -> int:

@@ -140,7 +140,7 @@ def test_noise_of_the_wrong_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 class Shuffled(PoissonBatches):
     """Batches of fixed size from a shuffled list: each user once in an epoch."""
 
-    def batch(self, step: int) -> np.ndarray:
+    def draw(self, step: int) -> np.ndarray:
         per_epoch = round(1 / self.sample_rate)
         order = np.random.default_rng(step // per_epoch).permutation(self.n)
         return np.sort(np.array_split(order, per_epoch)[step % per_epoch])
@@ -158,8 +158,8 @@ def test_shuffling_accounted_as_poisson_sampling(monkeypatch: pytest.MonkeyPatch
 class Twins(PoissonBatches):
     """Two ranks with one seed: user k of the one goes with user k of the other."""
 
-    def batch(self, step: int) -> np.ndarray:
-        half = super().batch(step)
+    def draw(self, step: int) -> np.ndarray:
+        half = super().draw(step)
         half = half[half < self.n // 2]
         return np.concatenate([half, half + self.n // 2])
 
@@ -219,7 +219,7 @@ def test_the_noise_of_past_steps_is_forgotten_on_resume(monkeypatch: pytest.Monk
 class OutOfTurn(PoissonBatches):
     """Groups are not kept apart: everybody may be in every step, at q on average."""
 
-    def batch(self, step: int) -> np.ndarray:
+    def draw(self, step: int) -> np.ndarray:
         words = self._random.words(self.n, step=step)
         return np.flatnonzero(words < np.uint64(int(self.sample_rate * 2**64)))
 

@@ -19,11 +19,12 @@ from dpformer.queries import frequencies, items
 from dpformer.queries.registry import query_of
 from dpformer.queries.transitions import rounds
 from dpformer.runs import train
-from dpformer.sampling import PoissonBatches
+from dpformer.sampling import Batch, PoissonBatches
 from dpformer.training import optimizer as optimizers
 from dpformer.training import plan
 from dpformer.training.optimizer import PrivateOptimizer
 from dpformer.training.plan import Plan
+from dpformer.training.steps_taken import StepsTaken
 from dpformer.training.trainer import Trainer
 from dpformer.verification.audit import Audit, audit, audit_query
 from dpformer.verification.audit.checks import in_each_parameter
@@ -107,11 +108,21 @@ def a_resumed_run_repeats_a_batch(patch: pytest.MonkeyPatch) -> None:
         (the_same_noise_in_every_step, "noise: any two steps, before and after a restart"),
         (vectors_without_noise, "noise: deviation in each parameter"),
         (a_step_too_few_in_the_ledger, "ledger: the event of these steps"),
-        (a_resumed_run_repeats_a_batch, "inclusion: any two steps, before and after a restart"),
     ],
 )
 def test_a_fault_in_training_is_accused(fault: Fault, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
+    assert check in accused(audit(**TRAINING, canaries=3000, seed=0))
+
+
+def test_a_resumed_run_that_repeats_a_batch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the token of the batch; without it the audit accuses."""
+    a_resumed_run_repeats_a_batch(monkeypatch)
+    with pytest.raises(ValueError, match="was stepped on already"):
+        audit(**TRAINING, canaries=200, seed=0)
+    monkeypatch.setattr(Batch, "check_due", lambda self: None)
+    monkeypatch.setattr(StepsTaken, "check", lambda self, batch: None)
+    check = "inclusion: any two steps, before and after a restart"
     assert check in accused(audit(**TRAINING, canaries=3000, seed=0))
 
 

@@ -207,7 +207,7 @@ class _Observer:
         other = self._trainer(self.data).batches
         other.load_state_dict(trainer.batches.state_dict())
         last = self.mechanism.steps - 1
-        return all(np.array_equal(other.batch(t), trainer.batches.batch(t)) for t in (0, last // 2, last))
+        return all(np.array_equal(other.draw(t), trainer.batches.draw(t)) for t in (0, last // 2, last))
 
     def _advance(self, trainer: Trainer) -> tuple[np.ndarray, np.ndarray]:
         """o_t, the sum that one step hands to Adam, of all parameters one behind the other; and who was in the step."""

@@ -1,0 +1,291 @@
+"""A step is what was sampled, or its price says otherwise: each of these was once accepted, and priced too low."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dpformer as dp
+from dpformer.accounting import Gaussian, PoissonGaussian
+from dpformer.accounting.events import ASSUMED_ONCE, ASSUMED_RATE
+from dpformer.sampling import Batch, Part
+from dpformer.sampling.batch import Due
+from dpformer.statement.build import statement
+
+N, Q, STEPS = 40, 0.3, 12
+DATA = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))
+
+
+class Loop:
+    """The README's loop in pieces."""
+
+    def __init__(self, **changes: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(5, 2)
+        self.clipping = dp.PhantomClipping(self.model)
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        settings = {"noise_multiplier": 1.0, "clip_norm": 1.0, "expected_batch_size": Q * N} | changes
+        self.optimizer = dp.PrivateOptimizer(self.inner, **settings)
+        self.batches = dp.PoissonBatches(N, Q, STEPS)
+
+    def add(self, part: Part | None, users: torch.Tensor | None = None) -> None:
+        with self.clipping:
+            losses = self.model(DATA[part.users if part is not None else users]).square().sum(1)
+        self.clipping.backward(losses, dp.clip(1.0), part=part)
+
+    def step(self, batch: Batch | None) -> None:
+        self.optimizer.step(batch)
+        self.optimizer.zero_grad()
+
+    def whole(self, batch: Batch) -> None:
+        for part in batch.split(7):
+            self.add(part)
+        self.step(batch)
+
+
+def test_the_loop_is_priced_by_what_happened() -> None:
+    loop = Loop()
+    for batch in loop.batches:
+        loop.whole(batch)
+    assert loop.optimizer.events() == (PoissonGaussian(1.0, Q, STEPS, label="training"),)
+
+
+# What is refused.
+
+
+def accumulated(loop: Loop, batches: Iterator[Batch]) -> None:
+    """Four batches in one step were priced at ε = 5.00; the mixture has 32.5."""
+    loop.add(next(batches)[:])
+    loop.add(next(batches)[:])
+
+
+def replayed(loop: Loop, batches: Iterator[Batch]) -> None:
+    batch = next(batches)
+    loop.whole(batch)
+    loop.whole(batch)
+
+
+def batch_0_for_ever(loop: Loop, batches: Iterator[Batch]) -> None:
+    for _ in range(2):
+        loop.whole(loop.batches.batch(0))
+
+
+def a_small_one_skipped(loop: Loop, batches: Iterator[Batch]) -> None:
+    loop.whole(next(batches))
+    next(batches)
+    loop.whole(next(batches))
+
+
+def everybody_beside_a_sampler(loop: Loop, batches: Iterator[Batch]) -> None:
+    batch = next(batches)
+    loop.add(None, torch.arange(N))
+    loop.step(batch)
+
+
+def everybody_by_hand(loop: Loop, batches: Iterator[Batch]) -> None:
+    everybody = Batch(torch.arange(N), 0, loop.batches.origin)
+    loop.add(everybody[:])
+    loop.step(next(batches))
+
+
+def a_batch_made_by_hand(loop: Loop, batches: Iterator[Batch]) -> None:
+    loop.whole(Batch(torch.arange(N), 0, loop.batches.origin))
+
+
+def a_user_left_out(loop: Loop, batches: Iterator[Batch]) -> None:
+    batch = next(batches)
+    loop.add(batch[1:])
+    loop.step(batch)
+
+
+def a_part_twice(loop: Loop, batches: Iterator[Batch]) -> None:
+    batch = next(batches)
+    loop.add(batch[:])
+    loop.add(batch[:3])
+
+
+def a_part_made_by_hand(loop: Loop, batches: Iterator[Batch]) -> None:
+    batch = next(batches)
+    loop.add(batch[:])
+    loop.add(Part(batch.users[:1].clone(), batch))
+
+
+def two_engines(loop: Loop, batches: Iterator[Batch]) -> None:
+    batch = next(batches)
+    loop.add(batch[:])
+    loop.clipping = dp.PhantomClipping(loop.model)
+    loop.add(batch[:])
+
+
+def one_batch_for_two_optimizers(loop: Loop, batches: Iterator[Batch]) -> None:
+    """Two noisy sums of one sample, priced as two samples."""
+    other, batch = Loop(), next(batches)
+    loop.whole(batch)
+    other.whole(batch)
+
+
+def a_second_sampler_in_the_sum(loop: Loop, batches: Iterator[Batch]) -> None:
+    loop.add(next(batches)[:])
+    loop.add(dp.PoissonBatches(N, Q, STEPS).batch(0)[:])
+
+
+def parts_without_their_batch(loop: Loop, batches: Iterator[Batch]) -> None:
+    loop.add(next(batches)[:])
+    loop.step(None)
+
+
+def indices(loop: Loop, batches: Iterator[Batch]) -> None:
+    loop.step(next(batches).users)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("trick", "words"),
+    [
+        (accumulated, "batches cannot be accumulated"),
+        (replayed, "was stepped on already"),
+        (batch_0_for_ever, "was stepped on already"),
+        (a_small_one_skipped, "the empty and small ones are steps too"),
+        (everybody_beside_a_sampler, "users are not named"),
+        (everybody_by_hand, "the gradients hold 40 of them"),
+        (a_batch_made_by_hand, "was not drawn here by PoissonBatches"),
+        (a_user_left_out, "add all of them"),
+        (a_part_twice, "is in the sum of step 1 already"),
+        (a_part_made_by_hand, "is in the sum of step 1 already"),
+        (two_engines, "is in the sum of step 1 already"),
+        (one_batch_for_two_optimizers, "was stepped on already"),
+        (a_second_sampler_in_the_sum, "batches cannot be accumulated"),
+        (parts_without_their_batch, r"optimizer.step\(batch\)"),
+        (indices, "not Tensor: only it knows who was drawn"),
+    ],
+)
+def test_what_is_refused(trick: Callable[[Loop, Iterator[Batch]], None], words: str) -> None:
+    loop = Loop()
+    with pytest.raises(ValueError, match=words):
+        trick(loop, iter(loop.batches))
+    assert loop.optimizer.steps <= 1
+
+
+# What is priced without amplification.
+
+
+def test_four_batches_in_a_step_without_their_names() -> None:
+    """On the caller's word: no sampling, so that the price is above that of the mixture."""
+    sigma, steps, delta = 3.2923, 590, 1 / 6040
+    sampled = dp.Ledger([PoissonGaussian(sigma, 1024 / 6040, steps)]).epsilon(delta)
+    assert sampled == pytest.approx(5.0, abs=0.01)
+    loop = Loop(noise_multiplier=sigma)
+    for at in range(4):
+        loop.add(None, torch.arange(10 * at, 10 * at + 10))
+    loop.step(None)
+    (event,) = loop.optimizer.events()
+    assert event == Gaussian(sigma, 1, label=f"training ({ASSUMED_ONCE})")
+    assert dp.Ledger([event.repeated(steps)]).epsilon(delta) > 32.5
+
+
+def test_a_rate_on_the_callers_word_is_assumed_everywhere() -> None:
+    """`event(0.001)` gave an event like any other."""
+    loop = Loop()
+    loop.step(None)
+    event = loop.optimizer.event(0.001)
+    assert event == PoissonGaussian(1.0, 0.001, 1, label=f"training ({ASSUMED_RATE})")
+    facts = statement(
+        [event], delta=1e-3, target=10.0, clipping="clip", clip_norm=1.0, expected_batch_size=12.0,
+        users=N, seeded=False, data=[], hashes={},
+    )  # fmt: skip
+    assert "ASSUMED: that users were sampled at this rate" in facts["headline"]
+    assert any("rests on an assumption" in sentence for sentence in facts["words"])
+    loop.whole(loop.batches.batch(0))
+    with pytest.raises(ValueError, match="needs no PoissonBatches"):
+        loop.optimizer.events(loop.batches)  # type: ignore[arg-type]
+
+
+def test_steps_of_two_samplers_are_two_events() -> None:
+    loop = Loop()
+    for batches in (loop.batches, dp.PoissonBatches(N, 0.1, 2)):
+        for batch in batches:
+            loop.whole(batch)
+    assert [(event.repeats, event.sample_rate) for event in loop.optimizer.events()] == [(STEPS, Q), (2, 0.1)]  # type: ignore[attr-defined]
+
+
+def test_a_resumed_run_goes_on_with_its_series() -> None:
+    loop, again = Loop(), Loop()
+    for batch in loop.batches:
+        loop.whole(batch)
+        if batch.step == 4:
+            break
+    again.optimizer.load_state_dict(loop.optimizer.state_dict())
+    with pytest.raises(ValueError, match="restore the states of sampler and optimizer together"):
+        forgotten = dp.PoissonBatches(N, Q, STEPS)
+        forgotten.load_state_dict({**loop.batches.state_dict(), "step": 0, "taken": 0})
+        again.whole(forgotten.batch(0))
+    again.optimizer.zero_grad()
+    again.batches.load_state_dict(loop.batches.state_dict())
+    for batch in again.batches:
+        again.whole(batch)
+    assert again.optimizer.events() == (PoissonGaussian(1.0, Q, STEPS, label="training"),)
+
+
+# σ, C and B, and the inner step.
+
+
+@pytest.mark.parametrize("name", ["noise_multiplier", "clip_norm", "expected_batch_size", "noise", "assume_clipped"])
+def test_what_is_accounted_for_cannot_be_assigned(name: str) -> None:
+    """A schedule of σ from 0.5 to 3.1 was priced at its last value: 0.106 instead of more than 1.69."""
+    optimizer = Loop().optimizer
+    with pytest.raises(AttributeError, match=f"{name} is fixed.*for a schedule make another PrivateOptimizer"):
+        setattr(optimizer, name, 3.1)
+    with pytest.raises(AttributeError):
+        optimizer.steps = 0  # type: ignore[misc]
+
+
+def test_a_schedule_of_noise_is_an_optimizer_each() -> None:
+    loop, events = Loop(noise_multiplier=0.5), []
+    for batch in loop.batches:
+        if batch.step == 6:
+            events += loop.optimizer.events()
+            loop.optimizer = dp.PrivateOptimizer(
+                loop.inner, noise_multiplier=3.1, clip_norm=1.0, expected_batch_size=Q * N
+            )
+        loop.whole(batch)
+    events += loop.optimizer.events()
+    assert events == [PoissonGaussian(0.5, Q, 6, label="training"), PoissonGaussian(3.1, Q, 6, label="training")]
+
+
+def test_the_inner_optimizer_does_not_step_by_itself() -> None:
+    """It moved the weights, and nobody counted."""
+    loop = Loop()
+    loop.add(loop.batches.batch(0)[:])
+    before = loop.model.weight.detach().clone()
+    with pytest.raises(RuntimeError, match="without noise, uncounted"):
+        loop.inner.step()
+    with pytest.raises(RuntimeError, match="without noise, uncounted"):
+        loop.optimizer.inner.step()
+    assert torch.equal(loop.model.weight, before)
+    loop.optimizer.step(loop.batches.batch(0))
+    assert loop.optimizer.steps == 1 and not torch.equal(loop.model.weight, before)
+
+
+def test_a_step_that_fails_in_the_inner_optimizer_closes_the_door_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    handle = loop.inner.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.step(None)
+    handle.remove()
+    assert loop.optimizer.steps == 1
+    with pytest.raises(RuntimeError, match="uncounted"):
+        loop.inner.step()
+
+
+def test_a_token_is_given_up_for_a_release_alone() -> None:
+    """A step that was refused can be taken again."""
+    loop, batch = Loop(), Batch(torch.tensor([1, 2]), 0, Loop().batches.origin, due := Due())
+    loop.add(batch[:1])
+    with pytest.raises(ValueError, match="hold 1 of them"):
+        loop.optimizer.step(batch)
+    assert due.step == 0 and loop.optimizer.steps == 0 and math.isfinite(float(loop.model.weight.detach().sum()))
+    loop.add(batch[1:])
+    loop.step(batch)
+    assert due.step == 1 and loop.optimizer.steps == 1
