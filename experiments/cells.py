@@ -27,17 +27,20 @@ from dpformer.runs.config import Config
 FILES = {
     "ml-1m": "ml-1m.txt",
     "games": "amazon-games.txt",
+    "beauty": "s3-beauty.txt",
     "ml-100k": "ml-100k/u.data",
     "tinyshakespeare": "tinyshakespeare.txt",
 }  # and the embedded synthetic data, which has none
 TITLES = {
     "ml-1m": "MovieLens-1M",
     "games": "Amazon Games",
+    "beauty": "Amazon Beauty",
     "ml-100k": "MovieLens-100K",
     "synthetic": "Synthetic data",
     "tinyshakespeare": "TinyShakespeare",
 }
-USERS = {"ml-1m": 6_040, "games": 31_013, "ml-100k": 943, "synthetic": 6_000}  # the paper's δ is 1 / users
+# The paper's δ is 1 / users.
+USERS = {"ml-1m": 6_040, "games": 31_013, "beauty": 22_363, "ml-100k": 943, "synthetic": 6_000}
 ITEMS = ("ml-1m", "games", "ml-100k", "synthetic")  # all but text
 MODELS: dict[str, dict[str, Any]] = {
     "gru": {"model": "gru"},
@@ -63,6 +66,8 @@ SMALL_GRID: dict[str, Any] = {"batch_size": (256, 1024, 4096), "learning_rate": 
 GRIDS = {"ml-1m": GRID, "games": GRID, "synthetic": SMALL_GRID}
 SEEDS = (0, 1, 2)
 EPSILONS = (5, 8, 10)
+CHOICES = (0.5, 1, 2, 4, 8, math.inf)  # budgets among which a user chooses
+CHOSEN = ("ml-1m", "games", "beauty")  # data on which the choice is shown
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,8 @@ def counts(data: str, epsilon: float, seed: int = 0) -> Cell:
     choices = {"model": "counts", "epsilon": epsilon, "delta": 1 / USERS[data]}
     if data in FILES:  # the items of synthetic data are public anyway
         choices["assume_items_public"] = True
+    if data == "beauty":
+        choices["columns"] = "user,items"  # one user per line
     return Cell(data, f"counts-eps{epsilon:g}", choices, seed)
 
 
@@ -206,6 +213,17 @@ def floors() -> list[Cell]:
 
 def counted(seeds: tuple[int, ...] = SEEDS) -> list[Cell]:
     return [counts(data, epsilon, seed) for seed in seeds for epsilon in EPSILONS for data in ITEMS]
+
+
+def by_budget(seeds: tuple[int, ...] = SEEDS) -> list[Cell]:
+    """Counts from a small budget to none at all, for the page on choosing ε; without noise one seed says it."""
+    return [
+        counts(data, epsilon, seed)
+        for seed in seeds
+        for epsilon in CHOICES
+        for data in CHOSEN
+        if seed == 0 or math.isfinite(epsilon)
+    ]
 
 
 def table(data: str, models: tuple[str, ...], epsilons: tuple[float, ...], seed: int = 0) -> list[Cell]:
@@ -336,6 +354,7 @@ def cells() -> list[Cell]:
         at_length("games"),
         floors(),
         counted(),
+        by_budget(),
         heat_maps("synthetic"),
         [cell for seed in SEEDS for cell in cheap(seed)],
         table("ml-1m", two, (10, 5)),
