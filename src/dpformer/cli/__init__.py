@@ -13,6 +13,7 @@ from dpformer.cli.address_space import check_address_space
 from dpformer.cli.audit import audit
 from dpformer.cli.calibrate import calibrate
 from dpformer.cli.card import card
+from dpformer.cli.compare import compare
 from dpformer.cli.data import CHOICES, data
 from dpformer.cli.demo import demo
 from dpformer.cli.evaluate import evaluate
@@ -65,6 +66,7 @@ app.command()(serve)
 app.command()(generate)
 app.command()(export)
 app.command()(report)
+app.command()(compare)
 app.command()(card)
 app.command()(ledger)
 app.command()(moments)

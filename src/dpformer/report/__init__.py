@@ -6,10 +6,17 @@ from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpformer.report.accuracy import measure
+    from dpformer.report.comparison import compare
+    from dpformer.report.comparison_page import write_comparison
     from dpformer.report.page import write_report
 
-_HOME = {"measure": "accuracy", "write_report": "page"}
+_HOME = {
+    "compare": "comparison",
+    "measure": "accuracy",
+    "write_comparison": "comparison_page",
+    "write_report": "page",
+}
 
-__all__ = ["measure", "write_report"]
+__all__ = ["compare", "measure", "write_comparison", "write_report"]
 
 __getattr__ = lazy_names(__name__, _HOME)

@@ -49,21 +49,12 @@ def write_report(
 
 
 def render(content: Content) -> str:
-    """The page as text. Values are escaped by the template; only our own charts and style sheet are not."""
-    environment = Environment(
-        loader=PackageLoader("dpformer", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(percent=percent, delta=one_in, up=round_up, plain=plain, value=_value)
+    """The page as text."""
     run, facts = content.run, content.run.statement
-    style = files("dpformer.report").joinpath("page.css").read_text(encoding="utf-8")
-    return environment.get_template("page.html").render(
+    return rendered(
+        "page.html",
         content=content,
         facts=facts,
-        style=style,
         title=_title(run.config),
         words=words_of(run),
         noise=noise_of(facts),
@@ -75,8 +66,21 @@ def render(content: Content) -> str:
         items=len(run.release.vocabulary),
         attack=facts.get("attack"),
         config=[(section, _choices(run.config, section)) for section in get_args(Section)],
-        version=dpformer.__version__,
     )
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A page of a template. Values are escaped by it; only our own charts and style sheet are not."""
+    environment = Environment(
+        loader=PackageLoader("dpformer", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(percent=percent, delta=one_in, up=round_up, plain=plain, value=_value)
+    style = files("dpformer.report").joinpath("page.css").read_text(encoding="utf-8")
+    return environment.get_template(template).render(style=style, version=dpformer.__version__, **values)
 
 
 def _title(config: Config) -> str:
