@@ -14,7 +14,7 @@ from experiments.cells import EPSILONS, GRIDS, HEAT_MAPS, ITEMS, TITLES, heat_ma
 from experiments.literal import everything
 from experiments.store import ROOT, load
 
-from experiments import literal_tables, plots, tables
+from experiments import choosing, literal_tables, plots, tables
 
 PAGES = (
     "benchmarks/paper.md",
@@ -24,6 +24,7 @@ PAGES = (
     "results/paper-runs.md",
     "results/counts.md",
     "results/join.md",
+    "privacy/choosing-epsilon.md",
 )
 JOIN = ROOT / "docs" / "results" / "join.json"
 BLOCK = re.compile(r"<!-- (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->", re.DOTALL)
@@ -44,6 +45,7 @@ def blocks(docs: Path, page: Path) -> dict[str, Callable[[], str]]:
         "activations": tables.activations,
         "attention maps": lambda: _image(_there(out / "attention-ml-1m.svg"), "Attention maps", "attention_maps"),
         "counts": lambda: tables.counted(ITEMS, EPSILONS),
+        "accuracy by budget": choosing.table,
         "long tail": lambda: _image(
             plots.long_tail(out / "long-tail.svg"), "Share of users by item", "fill popularity"
         ),

@@ -101,9 +101,9 @@ def budget() -> bytes:
     from dpformer.runs import ledger_file
 
     with tempfile.TemporaryDirectory() as folder:
-        ledger_file.create(Path(folder) / "budget.json", 9.0, 1e-6)
-        ledger_file.reserve(Path(folder) / "budget.json", "run", [Gaussian(3.0, label="items", delta=1e-7)])
-        return (Path(folder) / "budget.json").read_bytes()
+        ledger_file.create(Path(folder) / "budget.db", 9.0, 1e-6)
+        ledger_file.reserve(Path(folder) / "budget.db", "run", [Gaussian(3.0, label="items", delta=1e-7)])
+        return (Path(folder) / "budget.db").read_bytes()
 
 
 def metrics() -> bytes:

@@ -272,7 +272,7 @@ TARGETS: dict[str, Target] = {
     ),
     "counts-header": Target(partial(_release_header, "counts"), ".safetensors", lambda: [seeds.model_header("counts")]),
     "releases": Target(_releases, ".safetensors", _one(seeds.releases), (DpformerError, ValueError)),
-    "budget": Target(_budget, ".json", _one(seeds.budget)),
+    "budget": Target(_budget, ".db", _one(seeds.budget)),
     "ledger": Target(_ledger, ".json", _one(seeds.ledger), (ValueError,)),
     "statement": Target(
         partial(_statement, "transformer"), ".json", lambda: [seeds.statement("transformer")], slow=True

@@ -126,6 +126,18 @@ def test_a_second_fit_is_refused_or_counted(tmp_path: Path) -> None:
     assert 1.3 * before < ledger.epsilon(one["delta"]) < 2 * before
 
 
+def test_a_run_of_a_plan_takes_its_share(tmp_path: Path) -> None:
+    log, items = write_log(tmp_path / "log.csv"), write_catalog(tmp_path / "items.csv")
+    printed("ledger", "plan", tmp_path / "weekly.db", "--runs", 4, "--epsilon", 6, "--delta", 1e-3)
+    rec = dp.Recommender(epsilon=None, ledger=tmp_path / "weekly.db", model="counts").fit(log, items)
+    assert 1.5 < rec.statement["epsilon"] < 6 and rec.statement["delta"] == 1e-3 / 4
+    printed("ledger", tmp_path / "unplanned.db", "--epsilon", 6, "--delta", 1e-3)
+    with pytest.raises(DpformerError, match="no plan that says a run's share"):
+        dp.Recommender(epsilon=None, ledger=tmp_path / "unplanned.db", model="counts").fit(log, items)
+    with pytest.raises(DpformerError, match="epsilon is a NoneType"):
+        dp.Recommender(epsilon=None)
+
+
 def test_a_budget_in_a_file_refuses_what_is_beyond_it(tmp_path: Path) -> None:
     log, items = write_log(tmp_path / "log.csv"), write_catalog(tmp_path / "items.csv")
     budget = tmp_path / "ledger.json"

@@ -21,7 +21,9 @@ from dpformer.data import Columns
 from dpformer.data.sources.frames import store_frame
 from dpformer.errors import DpformerError
 from dpformer.kinds.auto import AUTO
+from dpformer.runs.budget import NO_PLAN
 from dpformer.runs.config import Config
+from dpformer.runs.ledger_file import read as read_budget
 from dpformer.runs.model_file import Release
 from dpformer.runs.run import Run, finished, train
 from dpformer.serving.frames import Frame, any_frame, write_catalog
@@ -41,7 +43,7 @@ class _Model:
 
     def __init__(
         self,
-        epsilon: float = 5.0,
+        epsilon: float | None = 5.0,
         model: str = AUTO,
         *,
         ledger: Ledger | str | Path | None = None,
@@ -49,18 +51,20 @@ class _Model:
     ) -> None:
         """
         Args:
-            epsilon: ε of everything together.
+            epsilon: ε of everything together; None: this run's share of the plan of a ledger (`dpformer ledger plan`).
             model: auto (by public numbers alone) or another choice of `dpformer train --model`.
             ledger: counts this fit and further ones, of this and of other models: a `dp.Ledger`, or the file of a
                 budget (`dpformer ledger`), which refuses what is beyond it. Without one a second fit is refused.
             choices: the other options of `dpformer train`, by name: `delta`, `private_metrics`, `learning_rate`, …
         """
-        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float | np.number):
+        shared = epsilon is None and isinstance(ledger, str | Path)
+        if not shared and (isinstance(epsilon, bool) or not isinstance(epsilon, int | float | np.number)):
             raise DpformerError(
                 f"epsilon is a {type(epsilon).__name__}; give a number, and the data to fit: "
                 f"{type(self).__name__}(epsilon=5).fit(data)"
             )
-        self._choices = {**self._always, "epsilon": float(epsilon), "model": model, **choices}
+        given = {} if epsilon is None else {"epsilon": float(epsilon)}
+        self._choices = {**self._always, **given, "model": model, **choices}
         self._config(Path("data"))  # refuses what is no choice, or contradicts another
         self.ledger = ledger
         self.run: Run | None = None
@@ -83,6 +87,8 @@ class _Model:
             )
         where = Path(out) if out is not None else Path(tempfile.mkdtemp(dir=self._folder())) / "run"
         ledger = Path(self.ledger) if isinstance(self.ledger, str) else self.ledger
+        if "epsilon" not in self._choices and isinstance(ledger, Path) and read_budget(ledger).plan is None:
+            raise DpformerError(NO_PLAN)
         self.run = train(self._config(file, **more), where, ledger=ledger, source=source)
         for name in ("_ranker", "_rule_books"):
             self.__dict__.pop(name, None)
@@ -129,26 +135,28 @@ class _Model:
         path: str | Path | None = None,
         *,
         opendp: bool = False,
+        dpia: bool = False,
         deployment: Mapping[str, Any] | None = None,
         ledger: str | Path | None = None,
     ) -> Card:
-        """The model card for the Hugging Face hub, or an entry for OpenDP's registry of deployments.
+        """The model card for the Hugging Face hub, an entry for OpenDP's registry, or a page for an assessment.
 
         Args:
             path: where to write it, if anywhere.
             opendp: the entry of the registry, YAML, instead of the card.
+            dpia: one page for a data protection officer or a manager instead, with blanks.
             deployment: what only you can say: name, curator, description, intended_use, …; see docs/guide/cards.md. By
                 default what was given as `Recommender(deployment={…})`.
             ledger: the ledger file that counts this run, for the budget that is left.
         """
         from dpformer.files import write_text
         from dpformer.runs.ledger_file import budget_left
-        from dpformer.statement.cards import CardSource, model_card, registry_entry
+        from dpformer.statement.cards import CardSource, assessment, model_card, registry_entry
         from dpformer.statement.deployment import Deployment
 
         said = None if deployment is None else Deployment.of(dict(deployment))
         source = CardSource.of(self._fitted, said, "" if ledger is None else budget_left(ledger, self._fitted.folder))
-        text = Card(registry_entry(source) if opendp else model_card(source))
+        text = Card((registry_entry if opendp else assessment if dpia else model_card)(source))
         if path is not None:
             write_text(Path(path), text)
         return text

@@ -16,6 +16,7 @@ from dpformer.cli.card import card
 from dpformer.cli.compare import compare
 from dpformer.cli.data import CHOICES, data
 from dpformer.cli.demo import demo
+from dpformer.cli.epsilon import epsilon
 from dpformer.cli.evaluate import evaluate
 from dpformer.cli.export import export
 from dpformer.cli.generate import generate
@@ -57,6 +58,7 @@ def _options(
     pass
 
 
+app.command()(epsilon)
 app.command()(calibrate)
 app.command()(with_choices(data, CHOICES))
 app.command()(with_choices(train))
@@ -68,7 +70,7 @@ app.command()(export)
 app.command()(report)
 app.command()(compare)
 app.command()(card)
-app.command()(ledger)
+app.add_typer(ledger, name="ledger")
 app.command()(moments)
 app.command()(audit)
 app.command()(verify)

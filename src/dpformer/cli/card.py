@@ -1,5 +1,6 @@
 """`dpformer card RUN`: what a released model promises, in the forms that others read."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,9 @@ def card(
     opendp: Annotated[
         bool, typer.Option("--opendp", help="An entry for OpenDP's registry of deployments instead of a model card.")
     ] = False,
+    dpia: Annotated[
+        bool, typer.Option("--dpia", help="One page for a data protection officer or manager, with blanks to fill in.")
+    ] = False,
     deployment: Annotated[
         Path | None, typer.Option(help="TOML file with a section \\[deployment].  \\[default: that of training]")
     ] = None,
@@ -18,26 +22,33 @@ def card(
         Path | None, typer.Option(help="The ledger that counts this run, for the budget that is left.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File to write.  \\[default: RUN/README.md, or RUN/opendp.yaml]")
+        Path | None, typer.Option(help="File to write.  \\[default: RUN/README.md, opendp.yaml or dpia.md]")
     ] = None,
 ) -> None:
-    """Write a model card (Hugging Face), or an entry for OpenDP's registry of deployments.
+    """Write a model card (Hugging Face), an entry for OpenDP's registry of deployments, or a page for an assessment.
 
-    Both are made from the privacy statement and from what only you can say: name, curator, description, intended_use,
+    All are made from the privacy statement and from what only you can say: name, curator, description, intended_use,
     date, data_period, ids_are_persons, access, justification and others in the section \\[deployment] of a TOML file.
     """
+    from dpformer.errors import DpformerError
     from dpformer.files import write_text
     from dpformer.runs.folder import RunFolder
     from dpformer.runs.ledger_file import budget_left
     from dpformer.runs.run import finished
-    from dpformer.statement.cards import CardSource, model_card, registry_entry
+    from dpformer.statement.cards import CardSource, assessment, model_card, registry_entry
     from dpformer.statement.deployment import Deployment
     from dpformer.statement.signature import outdated
 
+    if opendp and dpia:
+        raise DpformerError("--opendp and --dpia are two papers: ask for one at a time")
+    made: Callable[..., str] = model_card
+    name = "README.md"
+    if opendp or dpia:
+        made, name = (registry_entry, "opendp.yaml") if opendp else (assessment, "dpia.md")
     said = None if deployment is None else Deployment.read(deployment)
     source = CardSource.of(finished(run), said, "" if ledger is None else budget_left(ledger, run))
-    path = out or run / ("opendp.yaml" if opendp else "README.md")
-    write_text(path, registry_entry(source) if opendp else model_card(source))
+    path = out or run / name
+    write_text(path, made(source))
     typer.echo(str(path))
     if out is None and (note := outdated(RunFolder(run))):
         typer.echo(note, err=True)

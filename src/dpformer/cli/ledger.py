@@ -1,36 +1,208 @@
-"""`dpformer ledger FILE`: one budget for a data set over many runs; make it, or see what is spent."""
+"""`dpformer ledger`: one budget for a data set over many runs: make it, plan it, see what is spent and what fits."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dpformer.cli.results import AsJson, print_json
 from dpformer.errors import DpformerError
 
+SHOW = "show"
+LATEST = 3  # kinds of runs of which it says how many more fit
 
-def ledger(
-    file: Annotated[Path, typer.Argument(help="The ledger.")],
+File = Annotated[Path, typer.Argument(help="The ledger.")]
+Delta = Annotated[float | None, typer.Option(help="δ of all runs together.", show_default=False)]
+
+
+class _ShowUnlessNamed(TyperGroup):
+    """`dpformer ledger FILE` is `dpformer ledger show FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = [SHOW, *args]
+        return super().parse_args(ctx, args)
+
+
+ledger = typer.Typer(
+    cls=_ShowUnlessNamed,
+    no_args_is_help=True,
+    help="One budget over many runs: dpformer ledger FILE shows it, or makes it with --epsilon and --delta.",
+)
+
+
+@ledger.command(SHOW)
+def show(
+    file: File,
     epsilon: Annotated[float | None, typer.Option(help="Make it: ε of all runs together.", show_default=False)] = None,
     delta: Annotated[float | None, typer.Option(help="Make it: δ of all runs together.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the budget of a data set and the runs that spent it; with --epsilon and --delta, make a new one.
+    """Show the budget, the runs that spent it, and how many more fit; with --epsilon and --delta, make a new one.
 
-    `dpformer train --ledger FILE` writes each run down before it releases anything, or refuses it.
+    `dpformer train --ledger FILE` writes each run down before it releases anything, or refuses it. Several people may
+    use one file: processes take turns.
     """
-    from dpformer.format_number import plain, round_up
     from dpformer.runs import ledger_file
 
     if (epsilon is None) != (delta is None):
         raise DpformerError("a budget needs both --epsilon and --delta")
-    if epsilon is not None and delta is not None:
-        budget = ledger_file.create(file, epsilon, delta)
+    made = None if epsilon is None or delta is None else ledger_file.create(file, epsilon, delta)
+    _show(made or ledger_file.read(file), as_json)
+
+
+@ledger.command()
+def plan(
+    file: Annotated[Path | None, typer.Argument(help="The ledger to make, or to put the plan into.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="How many runs there are to be, such as 52.")] = 52,
+    epsilon: Annotated[float | None, typer.Option(help="ε of all runs together.", show_default=False)] = None,
+    delta: Delta = None,
+    users: Annotated[
+        int | None, typer.Option(help="Number of users, of which δ = 1 / (10 · users) follows.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Each run's share of a budget: what as many releases of that noise cost together, not ε divided by their number.
+
+    With FILE the plan is kept: `dpformer train --ledger FILE` without --epsilon takes its share, and a run that takes
+    more than its share is refused.
+
+    For example: dpformer ledger plan weekly.db --runs 52 --epsilon 8 --users 100000
+    """
+    from dpformer.runs import ledger_file
+    from dpformer.runs.budget import Budget
+
+    if file is not None and file.exists():
+        if epsilon is not None or delta is not None or users is not None:
+            raise DpformerError(f"{file} is there, with a budget that is set once: give --runs alone")
+        budget = ledger_file.set_plan(file, runs)
     else:
-        budget = ledger_file.read(file)
+        if epsilon is None or (delta is None and users is None):
+            raise DpformerError("a plan needs --epsilon, and --delta or --users")
+        delta = delta if delta is not None else 1 / (10 * _some(users))
+        if file is None:
+            budget = Budget(epsilon, delta, plan=runs)
+        else:
+            budget = ledger_file.create(file, epsilon, delta, plan=runs)
+    facts = _share(budget, runs)
     if as_json:
-        print_json({**budget.to_dict(), "spent": budget.spent})
+        print_json(facts)
         return
-    typer.echo(f"ε {round_up(budget.spent)} of {plain(budget.epsilon)} is spent, at δ = {budget.delta:g}")
-    for run in budget.runs:
-        typer.echo(f"{run['started']}  {run['run']}")
+    _print_plan(facts, file)
+
+
+@ledger.command()
+def convert(file: File) -> None:
+    """Make a ledger of an older version (JSON) one of this version; the old file stays beside it."""
+    from dpformer.runs import ledger_file
+
+    _show(ledger_file.convert(file), as_json=False)
+
+
+@ledger.command()
+def check(
+    file: File,
+    runs: Annotated[list[Path], typer.Argument(help="Finished run folders that the ledger counts.")],
+    as_json: AsJson = False,
+) -> None:
+    """Whether the ledger still has the entries of these runs as they wrote them; exit code 1 if not.
+
+    The chain of the ledger shows an edited or dropped entry by itself, in every command. A ledger that was written anew
+    from beginning to end shows here, against what the statements of runs say of it.
+    """
+    from dpformer.runs import ledger_file
+
+    found = ledger_file.check_runs(file, runs)
+    if as_json:
+        print_json([{"run": str(run), "problem": wrong or None} for run, wrong in found])
+    else:
+        for run, wrong in found:
+            typer.echo(f"{run}: {wrong or 'its entry is there as it was written'}")
+    if any(wrong for _, wrong in found):
+        raise typer.Exit(1)
+
+
+def _some(users: int | None) -> int:
+    if users is None or users < 2:
+        raise DpformerError(f"users is {users}; it must be 2 or more")
+    return users
+
+
+def _show(budget: Any, as_json: bool) -> None:
+    from dpformer.format_number import plain, round_up
+
+    spent, runs = budget.spent, [{**run, "epsilon_alone": budget.alone(run)} for run in budget.runs]
+    kinds = _kinds(budget)
+    if as_json:
+        facts = {"epsilon": budget.epsilon, "delta": budget.delta, "spent": spent, "left": budget.left, "runs": runs}
+        print_json({**facts, "plan": budget.plan, "fits": kinds, "entry": budget.number, "hash": budget.hash})
+        return
+    typer.echo(f"ε {round_up(spent)} of {plain(budget.epsilon)} is spent, at δ = {budget.delta:g}")
+    for run in runs:
+        search = f", a search of {plain(run['mean_runs'])} runs on average" if "mean_runs" in run else ""
+        typer.echo(f"{run['started']}  ε {round_up(run['epsilon_alone'])} alone{search}  {run['run']}")
+    for folder, more in kinds.items():
+        typer.echo(f"{more} more like {folder} would fit")
+    if budget.plan is not None:
+        typer.echo(f"plan: {budget.left} of {budget.plan} runs are left; train without --epsilon to take one's share")
+    typer.echo(f"entry {budget.number}, {budget.hash[:16]}…: the chain holds")
+
+
+def _kinds(budget: Any) -> dict[str, int]:
+    """The latest runs of different kinds, each with the number of further ones that fit."""
+    latest: dict[str, Any] = {}
+    for run in reversed(budget.runs):
+        events = [{name: value for name, value in event.items() if name != "label"} for event in run["events"]]
+        latest.setdefault(repr((events, run.get("mean_runs"))), run)
+    return {run["run"]: budget.fits(run) for run in list(latest.values())[:LATEST]}
+
+
+def _share(budget: Any, runs: int) -> dict[str, Any]:
+    """Of runs that are one Gaussian release, as counts are; others find theirs when they are trained."""
+    from dpformer.accounting import Gaussian, attack_rates, calibrate
+
+    delta = budget.delta / runs
+
+    def planned(epsilon: float) -> list[Any]:
+        return [Gaussian(calibrate(epsilon=epsilon, delta=delta, sample_rate=1.0, steps=1))]
+
+    share = budget.share(planned)
+    (event,) = planned(share)
+    left = budget.left
+    everything = [event for run in budget.runs for event in _events(run)] + [event] * left
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "runs": left,
+        "share": {"epsilon": share, "delta": delta, "noise_multiplier": event.noise_multiplier},
+        "divided": budget.epsilon / runs,
+        "all_runs": budget.spent_with([event], times=left),
+        "members_found": {
+            "one_run": attack_rates([event], budget.delta).true_positive_rate,
+            "all_runs": attack_rates(everything, budget.delta).true_positive_rate,
+        },
+    }
+
+
+def _events(run: dict[str, Any]) -> Any:
+    from dpformer.runs.budget import events_of
+
+    return events_of(run)
+
+
+def _print_plan(facts: dict[str, Any], file: Path | None) -> None:
+    from dpformer.format_number import percent, plain, round_up
+
+    share, found = facts["share"], facts["members_found"]
+    for line in (
+        f"{facts['runs']} runs, all together ε = {round_up(facts['all_runs'])} of {plain(facts['epsilon'])} at δ = "
+        f"{plain(facts['delta'], 3)}",
+        f"share of each: ε = {plain(share['epsilon'])} at δ = {plain(share['delta'], 3)}, a noise multiplier of "
+        f"{plain(share['noise_multiplier'], 5)} (counts; a network finds its share when it is trained)",
+        f"division would give ε = {plain(facts['divided'], 3)} to each, and waste the rest",
+        f"members found at 1% false alarms, at most: {percent(found['one_run'])} by one run, "
+        f"{percent(found['all_runs'])} by all of them together",
+        *([f"each week: dpformer train LOG --ledger {file} --out runs/WEEK"] if file is not None else []),
+    ):
+        typer.echo(line)

@@ -18,7 +18,7 @@ from dpformer.kinds import auto
 from dpformer.kinds.registry import KINDS
 from dpformer.noise.mechanisms import noise_of
 from dpformer.runs.config import Config
-from dpformer.runs.ledger_file import delta_notes
+from dpformer.runs.notes import delta_notes
 from dpformer.runs.planning import make_plan
 from dpformer.runs.tasks import task_of
 from dpformer.runs.tasks.recommend import SYNTHETIC_USERS

@@ -35,6 +35,7 @@ CONTENTS = (
     Content("audit.json", True, "the outcome of `dpformer audit`, on made-up users"),
     Content("README.md", True, "the model card (`dpformer card`)"),
     Content("opendp.yaml", True, "the entry for OpenDP's registry (`dpformer card --opendp`)"),
+    Content("dpia.md", True, "one page for a data protection officer (`dpformer card --dpia`)"),
     Content("SHA256SUMS", True, "the hashes of all published files, if they are signed"),
     Content("SHA256SUMS.sig", True, "the signature (`--sign`, `dpformer sign`)"),
     Content("metrics.jsonl", False, "a line a step, and evaluations: exact statistics of the data"),

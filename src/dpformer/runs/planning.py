@@ -1,8 +1,12 @@
-"""The plan of a config: steps, noise, and the share of the budget that each query gets."""
+"""The plan of a config: steps, noise, and the share of the budget that each query gets; a run's share of a ledger."""
+
+from collections.abc import Sequence
 
 from dpformer.accounting.arguments import epsilon_budget
+from dpformer.accounting.events import Event
 from dpformer.errors import DpformerError
 from dpformer.kinds.planning import other_events
+from dpformer.runs.budget import Budget
 from dpformer.runs.config import Config
 from dpformer.training.plan import Plan
 
@@ -35,3 +39,24 @@ def check_budget(config: Config) -> None:
             epsilon_budget(config.epsilon)
     except ValueError as error:
         raise DpformerError(str(error)) from None
+
+
+def with_share_of_delta(config: Config, budget: Budget | None) -> Config:
+    """A run of a plan that names no δ gets its part of the ledger's, so that what all may fail with stays within it."""
+    if budget is None or budget.plan is None or config.delta is not None:
+        return config
+    fields = config.model_fields_set
+    found = config.replace(delta=budget.delta / budget.plan)
+    found.model_fields_set.intersection_update({*fields, "delta"})  # what nobody chose stays unchosen
+    return found
+
+
+def with_share(config: Config, budget: Budget, users: int) -> Config:
+    """A resolved config with the ε that is its share of a ledger's plan."""
+
+    def planned(epsilon: float) -> Sequence[Event]:
+        return make_plan(config.replace(epsilon=epsilon), users).events
+
+    if not config.private or config.seed is not None:
+        raise DpformerError("a run without noise, or with noise of a seed, has no share of a budget")
+    return config.replace(epsilon=budget.share(planned))

@@ -23,9 +23,10 @@ from dpformer.runs.checkpoint import check_data, load_checkpoint
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.keys import keep_key, load_keys, refuse_kept, save_keys
-from dpformer.runs.ledger_file import kept, notes, reserve, taken_back
+from dpformer.runs.ledger_file import kept, read, reserve, taken_back
 from dpformer.runs.model_file import Release, load_release
-from dpformer.runs.planning import check_budget, make_plan
+from dpformer.runs.notes import notes
+from dpformer.runs.planning import check_budget, make_plan, with_share, with_share_of_delta
 from dpformer.runs.session import Session
 from dpformer.runs.signals import Interrupted
 from dpformer.runs.tasks import load_dataset
@@ -74,12 +75,16 @@ def train(
         key: private key (PEM, Ed25519) that signs the published files.
         key_file: keeps the secret key of the run there, so that it can be replayed (`runs.keys`).
         ledger: a file keeps one budget over many runs (`ledger_file`): this one is written down there before anything
-            is released, or refused. A `Ledger` only counts.
+            is released, or refused. If it has a plan, and the config no ε of its own, ε is this run's share of the
+            plan. A `Ledger` only counts.
         source: what whoever gave the data calls it, instead of the file it was put into (`order_line`).
     """
     RunFolder(out).refuse_existing()
     refuse_kept(key_file)
     check_budget(config)
+    budget = read(ledger) if isinstance(ledger, Path) else None
+    share = budget is not None and budget.plan is not None and "epsilon" not in config.model_fields_set
+    config = with_share_of_delta(config, budget)
     signer = None if key is None else private_key(key)
     random = SecureRandom("run", seed=config.seed)
     phases = Phases()
@@ -90,9 +95,13 @@ def train(
             _say_of_data(config, dataset, source)
         config, dataset, reason = _decided(config, dataset)
         config = with_attributes(config, dataset.vocabulary).resolve(users=dataset.num_users, threads=threads)
+        if share:
+            assert budget is not None
+            config = with_share(config, budget, dataset.num_users)
+            say(f"ε = {config.epsilon:g} is this run's share of the plan")
         plan = make_plan(config, dataset.num_users)
-        budget = config.delta if config.private and config.seed is None and not config.synthetic else None
-        for note in notes(out, dataset, budget, ledger is not None):
+        delta = config.delta if config.private and config.seed is None and not config.synthetic else None
+        for note in notes(out, dataset, delta, ledger is not None):
             say(f"note: {note}")
         file = _counted(plan, ledger)
         reserved = None if file is None else reserve(file, out, plan.events)

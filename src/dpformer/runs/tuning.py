@@ -36,8 +36,9 @@ from dpformer.progress import say
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.keys import refuse_kept
-from dpformer.runs.ledger_file import kept, notes, reserve, taken_back
+from dpformer.runs.ledger_file import kept, reserve, taken_back
 from dpformer.runs.model_file import load_release, save_release, sha256_of
+from dpformer.runs.notes import notes
 from dpformer.runs.planning import check_budget, make_plan
 from dpformer.statement import sp800_226
 from dpformer.statement.build import headline, words

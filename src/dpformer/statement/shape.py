@@ -55,6 +55,8 @@ class _Budget(_Part):
     delta: Probability
     spent: Number
     runs: Annotated[int, Field(ge=1)]
+    entry: Annotated[int, Field(ge=1)] | None = None  # its number in the ledger, of those before SQLite none
+    hash: str | None = None
 
 
 class _Statement(_Part):

@@ -162,7 +162,8 @@ class StatementCheck:
     def budget(self) -> Finding:
         """What the ledger of many runs had: at least this run is spent, and no more than there is."""
         name, budget = "budget of many runs", self.facts["budget"]
-        if budget.keys() != {"epsilon", "delta", "spent", "runs"} or not self.facts["private"]:
+        known = {"epsilon", "delta", "spent", "runs"}
+        if budget.keys() not in (known, known | {"entry", "hash"}) or not self.facts["private"]:
             return Finding(name, False, f"{short(budget)} is no budget of a private run")
         own = self._own(budget["delta"])
         if not (1 - self.close) * own <= budget["spent"] <= budget["epsilon"]:
@@ -173,7 +174,7 @@ class StatementCheck:
             )
         if budget["runs"] == 1 and not same(float(budget["spent"]), own, self.close):
             return Finding(name, False, f"{budget['spent']:g} is spent by one run, which costs {own:g}")
-        return Finding(name, None, "possible; not checked: its owner has the ledger")
+        return Finding(name, None, "possible; not checked: its owner has the ledger (dpformer ledger check)")
 
     def _own(self, delta: float) -> float:
         """ε of this run, or of the search whose winner it is."""

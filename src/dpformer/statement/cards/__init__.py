@@ -1,7 +1,8 @@
-"""Cards about a released model, from its statement and what its owner says: for Hugging Face, for OpenDP's registry."""
+"""Papers about a released model, from its statement and its owner's words: for Hugging Face, OpenDP, an assessment."""
 
+from dpformer.statement.cards.dpia import assessment
 from dpformer.statement.cards.model_card import model_card, write_card
 from dpformer.statement.cards.opendp_registry import registry_entry
 from dpformer.statement.cards.source import CardSource
 
-__all__ = ["CardSource", "model_card", "registry_entry", "write_card"]
+__all__ = ["CardSource", "assessment", "model_card", "registry_entry", "write_card"]

@@ -1,0 +1,62 @@
+"""What whoever starts a run should hear: of a large δ, and of runs beside it on the same data that nobody counts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from dpformer.data.dataset import Dataset
+from dpformer.data.time_split import TimeSplitDataset
+from dpformer.format_number import plain
+
+_fitted_here: set[str] = set()  # hashes of the data that this process trained on without a ledger
+
+
+def notes(out: str | Path, dataset: Dataset, delta: float | None, ledger: bool) -> list[str]:
+    """Of a large δ, and of runs beside this one on the same data, if no ledger counts them.
+
+    Args:
+        out: the run folder to be; its neighbours are looked at.
+        dataset: what is trained on.
+        delta: δ, None without privacy.
+        ledger: whether a ledger counts all runs.
+    """
+    said = delta_notes(delta, dataset.num_users)
+    if ledger or delta is None:
+        return said
+    seen = {path.parents[1]: _hash(path.parents[1]) for path in Path(out).parent.glob("*/checkpoint/data.json")}
+    hashes = {dataset.hash}
+    if seen or _fitted_here:  # whatever is held out: the users are the same
+        whole = dataset.leave_last_out() if isinstance(dataset, TimeSplitDataset) else dataset
+        hashes |= {replace(whole, validation=held_out).hash for held_out in (False, True)}
+    same = [str(path) for path, found in sorted(seen.items()) if found in hashes]
+    if hashes & _fitted_here and not same:
+        same = ["an earlier run of this process"]
+    _fitted_here.add(dataset.hash)
+    if same:
+        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+        said.append(
+            f"{same[0]}{more} saw the same data: the budgets of all runs that anybody sees add up; count them with "
+            "a ledger (--ledger FILE, ledger=…)"
+        )
+    return said
+
+
+def delta_notes(delta: float | None, users: int) -> list[str]:
+    """On a δ that is large for so many users."""
+    if delta is not None and delta > 1.000001 / users:
+        return [
+            f"δ = {plain(delta, 3, up=True)} is above 1 / {users:,} users: a mechanism that gives one user's history "
+            "away whole would satisfy it; give a smaller delta"
+        ]
+    if delta is not None and delta > 0.1000001 / users:
+        return [f"δ is above 1 / (10 · {users:,} users); NIST SP 800-226 advises a far smaller one: give another delta"]
+    return []
+
+
+def _hash(run: Path) -> str | None:
+    try:
+        return str(json.loads((run / "checkpoint" / "data.json").read_text(encoding="utf-8"))["hash"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
