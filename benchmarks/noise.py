@@ -53,8 +53,8 @@ def contenders() -> dict[str, Callable[[], object]]:
         "the same, added to a sum, rounded to the public grid, divided": in_float64,
         "decided in float32 where that decides: what a step does": release,
         "the same without compiled code": in_python(release),
-        "fingerprint of the weights": hashed,
-        "the same without compiled code, of the weights": in_python(hashed),
+        "fingerprint of the sums": hashed,
+        "the same without compiled code, of the sums": in_python(hashed),
     }
 
 

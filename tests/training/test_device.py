@@ -51,8 +51,8 @@ def configs(log: Path) -> list[Config]:
 
 
 def noise_by_step(patch: pytest.MonkeyPatch) -> None:
-    """Noise for both devices alike: a step's weights are part of its address, and devices may round them apart."""
-    patch.setattr(PrivateOptimizer, "_address", lambda self, parameters: self._random)
+    """Noise for both devices alike: a step's sum is part of its address, and devices may round it apart."""
+    patch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)
 
 
 def train_there(log: Path, out: Path, known: dict[Any, float]) -> None:

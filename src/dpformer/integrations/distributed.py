@@ -11,8 +11,8 @@
         optimizer.zero_grad()
 
 Clipped gradients are added up as *sums*, never averaged. Noise is a function of a key that all processes share and of
-the place of a number in its parameter, so there is one noise for all: every copy of a parameter gets the same, every
-shard its part of it, and the model is that of one process, to rounding.
+the sum it is added to, so there is one noise for all: every copy of a parameter gets the same, every shard its part of
+it. Sums are those of one process, to rounding.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dpformer.clipping.addends import check_users
 from dpformer.clipping.bounded import sum_of
 from dpformer.errors import DpformerError
 from dpformer.integrations.sharding import Gathering, is_sharded
-from dpformer.noise.noisy_sums import in_turn, release_sums
+from dpformer.noise.noisy_sums import SecureRandom, in_turn, release_sums
 from dpformer.sampling.batch import Batch, Part
 from dpformer.training.distributed import add_up_gradients, bound_everywhere, shared_key
-from dpformer.training.optimizer import PrivateOptimizer, refuse_other
+from dpformer.training.optimizer import PrivateOptimizer, real, refuse_other
 
 __all__ = ["DistributedClipping", "DistributedOptimizer", "share", "shared_key"]
 
@@ -139,7 +139,7 @@ class DistributedOptimizer(PrivateOptimizer):
         known = {id(parameter.shard): parameter for parameter in gathering.gather()}
         parameters = [known[id(p)] for p in self._parameters()]
         wholes = [parameter.whole for parameter in parameters]
-        address = self._random.within(self._same_everywhere(wholes, batch))
+        self._same_everywhere(wholes, batch)
         clip_norm, held = bound_everywhere(wholes)
         self._refuse_bound(clip_norm)
         if self._asks_for_bounds:
@@ -147,7 +147,7 @@ class DistributedOptimizer(PrivateOptimizer):
         sums = [p.summed(sum_of(p.whole), torch.promote_types(p.shard.dtype, torch.float32)) for p in parameters]
         self._finite_everywhere(sums)
         if self.noise_multiplier:
-            every = in_turn(address, self.steps, [whole.numel() for whole in wholes])
+            every = in_turn(self._address(sums), self.steps, [whole.numel() for whole in wholes])
             noise = [
                 replace(numbers, count=local.numel(), start=numbers.start + parameter.start)
                 for numbers, parameter, local in zip(every, parameters, sums, strict=True)
@@ -159,14 +159,24 @@ class DistributedOptimizer(PrivateOptimizer):
         gathering.let_go()
         self._finish(batch)
 
+    def _address(self, sums: list[Tensor]) -> SecureRandom:
+        """The same in all processes: of the whole sum, of which each has a copy, or the rows of its shards."""
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, self._fingerprint(map(real, sums)))
+        if self._gathering is not None:
+            return self._random.within(" ".join(found))
+        if len(set(found)) > 1:
+            raise DpformerError("the processes have added up different sums: noise on each would not be one noise")
+        return self._random.within(found[0])
+
     def _refuse_bound(self, clip_norm: float) -> None:
         if clip_norm > self.clip_norm and not self.assume_clipped:
             raise ValueError(
                 f"gradients were clipped to {clip_norm}, but the noise is for clip_norm={self.clip_norm}: use the same"
             )
 
-    def _same_everywhere(self, parameters: list[Tensor], batch: Batch | None) -> str:
-        """The fingerprint of the weights; processes whose weights differ would each add another noise."""
+    def _same_everywhere(self, parameters: list[Tensor], batch: Batch | None) -> None:
+        """Refuses processes that have drifted apart: their gradients are not of one model."""
         refused = ""
         try:
             refuse_other(batch)
@@ -174,7 +184,7 @@ class DistributedOptimizer(PrivateOptimizer):
         except ValueError as error:  # of one is of all: nobody waits in vain
             refused = str(error)
         drawn = None if batch is None or refused else (batch.origin.identity, batch.step)
-        mine = (self._fingerprint(parameters), self.steps, drawn, refused)
+        mine = (self._fingerprint(map(real, parameters)), self.steps, drawn, refused)
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, mine)
         if reasons := [other[-1] for other in found if other[-1]]:
@@ -185,7 +195,6 @@ class DistributedOptimizer(PrivateOptimizer):
                     f"process {rank} has other weights, another key, another batch or another number of steps than "
                     "process 0: start all from the same weights, and let every process take every step"
                 )
-        return mine[0]
 
     @staticmethod
     def _finite_everywhere(sums: list[Tensor]) -> None:

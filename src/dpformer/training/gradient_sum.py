@@ -3,7 +3,7 @@
     p.grad ← Σ_i c_i g_i        over all users that were added, whatever the micro-batches
 
 Micro-batches are added up in float64, in which the order does not matter: whoever computes them, the sum comes out the
-same. (The noise of a step is addressed by its weights, so after one different bit all noise differs.)
+same. (The noise of a step is addressed by its sum, so after one different bit all of it differs.)
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from dpformer.training.steps_taken import StepsTaken
 
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
 FIXED = {*SAVED, "inner", "noise", "assume_clipped"}  # what the steps that were counted were taken with
-ADDRESSING = 2  # how noise is found: a version that finds it otherwise would add other noise to a step taken again
+ADDRESSING = 3  # how noise is found: a version that finds it otherwise would add other noise to a step taken again
 
 
 class PrivateOptimizer(torch.optim.Optimizer):
@@ -47,10 +47,10 @@ class PrivateOptimizer(torch.optim.Optimizer):
     | `clip_norm` | C |
     | `expected_batch_size` | B |
 
-    The noise of a step is a function of a secret key, the step, `context`, the arguments here and the weights at which
-    the gradient was taken. So a run that is resumed repeats its noise exactly; and one that is resumed with anything
-    changed that reached the weights, or under another `context`, gets other noise (noise that is used twice with
-    different data can be subtracted). Sum and noise are added in float64 and rounded to a public grid (`public_grid`).
+    The noise of a step is a function of a secret key, the step, the arguments here and the sum to which it is added,
+    every bit of it. So a run that is resumed repeats its noise exactly, and one that is resumed on other data gets
+    other noise as soon as a sum differs: noise that is on two different sums could be subtracted. (RFC 6979 does the
+    same for signatures.) Sum and noise are added in float64 and rounded to a public grid (`public_grid`).
 
     Args:
         inner: the optimizer to step; its parameter groups and state stay its own.
@@ -62,7 +62,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         noise: with `Banded(b)`, N(0, I) is not independent from step to step but correlated over b of them: less in
             sums of steps. The batches must be those of one `PoissonBatches(noise=…)`, with the same noise; save both
             states after a step. It keeps b − 1 copies of the parameters in float64.
-        context: names the data and the configuration, such as a hash: put in what a resumed run must agree on.
+        context: further text that the noise depends on; for the sake of privacy none is needed.
         key: 32 secret bytes, to share between processes that step alike; by default new ones.
         seed: for tests only: marks the noise as not private.
 
@@ -181,20 +181,20 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 f"gradients were clipped to {bound}, but the noise is for clip_norm={self.clip_norm}: use the same"
             )
 
-    def _noise(self, parameters: list[Tensor]) -> Iterator[Numbers | None]:
-        """The noise of each parameter, one after the other; independent noise is made only as it is added."""
+    def _noise(self, sums: list[Tensor]) -> Iterator[Numbers | None]:
+        """The noise of each sum, one after the other; independent noise is made only as it is added."""
         if not self.noise_multiplier:
-            yield from [None] * len(parameters)
+            yield from [None] * len(sums)
             return
-        counts = [real(parameter).numel() for parameter in parameters]
-        for place, numbers in enumerate(in_turn(self._address(parameters), self.steps, counts)):
+        counts = [real(one).numel() for one in sums]
+        for place, numbers in enumerate(in_turn(self._address(sums), self.steps, counts)):
             if self.noise.correlated:
                 numbers = replace(numbers, ready=self._past.correlated(numbers.all(), place))
             yield numbers
 
-    def _address(self, parameters: list[Tensor]) -> SecureRandom:
-        """The noise to be added at these weights."""
-        return self._random.within(self._fingerprint(map(real, parameters)))
+    def _address(self, sums: list[Tensor]) -> SecureRandom:
+        """The noise for these sums: of others it is another."""
+        return self._random.within(self._fingerprint(map(real, sums)))
 
     def _release(self, parameters: list[Tensor]) -> list[Tensor]:
         """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division.
@@ -204,15 +204,11 @@ class PrivateOptimizer(torch.optim.Optimizer):
         latest: list[Tensor] = []
         copied: list[tuple[Tensor, Tensor]] = []  # sums that are not the gradient itself
         later: list[tuple[Tensor, Numbers]] = []  # small ones are released together
-        for parameter, numbers in zip(parameters, self._noise(parameters), strict=True):
-            whole = sum_of(parameter)
-            if parameter.grad is None or whole is None:
-                parameter.grad = whole = torch.zeros_like(parameter)
-            elif whole is parameter.grad and 0 in whole.stride():  # expanded: one place in memory for many numbers
-                parameter.grad = whole = whole.clone(memory_format=torch.contiguous_format)
+        sums = [summed(parameter) for parameter in parameters]
+        for parameter, whole, numbers in zip(parameters, sums, self._noise(sums), strict=True):
             flat = real(whole).reshape(-1)
             if whole is not parameter.grad or not whole.is_contiguous():
-                copied.append((real(parameter.grad), flat))
+                copied.append((real(cast(Tensor, parameter.grad)), flat))
             if numbers is None:
                 flat.div_(self.expected_batch_size)
             elif numbers.ready is None:
@@ -370,6 +366,16 @@ def refuse_other(batch: object) -> None:
         raise ValueError(
             f"a step takes the batch that PoissonBatches gave, not {type(batch).__name__}: only it knows who was drawn"
         )
+
+
+def summed(parameter: Tensor) -> Tensor:
+    """The sum that a step releases for a parameter; None, in `p.grad`, becomes zero."""
+    whole = sum_of(parameter)
+    if parameter.grad is None or whole is None:
+        parameter.grad = whole = torch.zeros_like(parameter)
+    elif whole is parameter.grad and 0 in whole.stride():  # expanded: one place in memory for many numbers
+        parameter.grad = whole = whole.clone(memory_format=torch.contiguous_format)
+    return whole
 
 
 def real(t: Tensor) -> Tensor:

@@ -96,10 +96,19 @@ def _lost_share() -> None:
     dist.reduce = forgetful
 
 
+def _same_share_twice_unseen() -> None:
+    """And nobody looks whose losses a sum holds."""
+    from dpformer.training import optimizer
+
+    _same_share_twice()
+    optimizer.check_users = lambda held, batch: None
+
+
 FAULTS: dict[str, Any] = {
     "none": lambda: None,
     "noise of each rank divided by their number": lambda: _noise_of_every_rank(1 / int(os.environ["WORLD_SIZE"])),
     "all noise on every rank": lambda: _noise_of_every_rank(1.0),
-    "the same share twice": _same_share_twice,
+    "the same share twice": _same_share_twice_unseen,
+    "the same share twice, refused": _same_share_twice,
     "a lost share": _lost_share,
 }

@@ -92,7 +92,7 @@ def test_what_is_observed_has_the_claimed_sizes(seen: Observation) -> None:
     assert set(seen.columns) == {"scalar", "unused", "vector", "kernel_1d", "kernel_2d", "table"}
     for name, added in seen.contributions.items():
         assert abs(added.total / added.count - 1) < 6 * 1.2 / math.sqrt(added.count), name
-    assert seen.same_batches and seen.restart == 20 and seen.other_run is None
+    assert seen.same_batches and seen.restart == 20 and seen.runs is None
     assert all(check.passed for check in checks(seen))
 
 
@@ -103,7 +103,7 @@ def test_members_score_higher(seen: Observation) -> None:
 def test_a_seed_repeats_and_no_seed_does_not(seen: Observation) -> None:
     mechanism = Mechanism(1.2, 0.2, 4)
     first, again, other = (observe(mechanism, half_of(200, 1), seed=seed) for seed in (1, 1, None))
-    assert np.array_equal(first.scores, again.scores) and other.other_run is not None
+    assert np.array_equal(first.scores, again.scores) and other.runs is not None
     assert not np.array_equal(first.scores, other.scores)
 
 

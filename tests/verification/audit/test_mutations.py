@@ -105,9 +105,9 @@ def test_noise_used_again_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> Non
     load = PrivateOptimizer.load_state_dict
 
     def forgetful(self: PrivateOptimizer, state: dict[str, Any]) -> None:
-        load(self, {**state, "steps": 0})
+        load(self, {**state, "steps": 0, "sampled": []})
 
-    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, parameters: self._random)
+    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)
     monkeypatch.setattr(PrivateOptimizer, "load_state_dict", forgetful)
     assert "noise: any two steps, before and after a restart" in accusations()
 
@@ -115,6 +115,7 @@ def test_noise_used_again_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_noise_that_does_not_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint resumed with other data: the same noise twice, on different sums, can be subtracted."""
     make = PrivateOptimizer.__init__
+    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)
     monkeypatch.setattr(PrivateOptimizer, "__init__", lambda self, *a, **k: make(self, *a, **{**k, "context": ""}))
     assert accusations() == {"noise: resumed with other data"}
 

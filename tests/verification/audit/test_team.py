@@ -39,6 +39,12 @@ def test_a_fault_of_the_team_is_accused(tmp_path: Path, fault: str, check: str) 
     assert check in accused and not result["passed"]
 
 
+def test_a_share_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    """By the users that the sum names, before it is released."""
+    codes = jobs.finish(jobs.start(2, team.audited, "the same share twice, refused", tmp_path / "audit.json"))
+    assert 0 not in codes and not (tmp_path / "audit.json").exists()
+
+
 def test_what_is_too_little_noise_shows_as_epsilon_too(tmp_path: Path) -> None:
     result, accused = found("noise of each rank divided by their number", tmp_path)
     assert "canaries guessed wrong" in accused and result["epsilon_lower"] > result["epsilon_claimed"]

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from dpformer.accounting import Ledger
-from dpformer.accounting.events import Event, PoissonGaussian
+from dpformer.accounting.events import Event
 from dpformer.clipping import PhantomClipping
 from dpformer.engines import sums
 from dpformer.noise.randomness import SecureRandom
@@ -71,7 +71,7 @@ def twice_the_sample_rate(patch: pytest.MonkeyPatch) -> None:
 
 def the_same_noise_in_every_step(patch: pytest.MonkeyPatch) -> None:
     in_turn = optimizers.in_turn
-    patch.setattr(PrivateOptimizer, "_address", lambda self, parameters: self._random)
+    patch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)
     patch.setattr(optimizers, "in_turn", lambda random, step, counts: in_turn(random, 0, counts))
 
 
@@ -80,13 +80,13 @@ def vectors_without_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_step_too_few_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
-    event = PrivateOptimizer.event
+    events = PrivateOptimizer.events
 
-    def fewer(self: PrivateOptimizer, *given: Any, **named: Any) -> PoissonGaussian:
-        counted = event(self, *given, **named)
-        return replace(counted, steps=counted.steps - 1)
+    def fewer(self: PrivateOptimizer, *given: Any, **named: Any) -> tuple[Event, ...]:
+        (counted,) = events(self, *given, **named)
+        return (counted.repeated(counted.repeats - 1),)
 
-    patch.setattr(PrivateOptimizer, "event", fewer)
+    patch.setattr(PrivateOptimizer, "events", fewer)
 
 
 def a_resumed_run_repeats_a_batch(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.accounting.events import PoissonGaussian
+from dpformer.accounting.events import Event, PoissonGaussian
 from dpformer.verification.audit.bound import Guesses, total_variation
 from dpformer.verification.audit.observation import Contribution, Observation
 
@@ -66,8 +66,8 @@ def noise_checks(seen: Observation) -> Iterator[Check]:
     yield _largest("noise: any two coordinates", x[:, :MOST].T)
     # Training was resumed from one checkpoint twice, once with other data: the same noise would cancel.
     yield _largest("noise: resumed with other data", np.stack([x[seen.restart], seen.other_data]))
-    if seen.other_run is not None:
-        yield another_run(x[0], seen.other_run)
+    if seen.runs is not None:
+        yield another_run(*seen.runs)
 
 
 def another_run(noise: np.ndarray, other: np.ndarray) -> Check:
@@ -154,12 +154,19 @@ def in_each_parameter(seen: dict[str, Contribution], deviation: float) -> Check:
 
 def counted(seen: Observation) -> Check:
     """What training says it did, for the ledger, is what was claimed and what was done."""
-    ledger, claimed = seen.ledger, seen.mechanism.claimed
+    claimed = seen.mechanism.claimed
     # The rate is that of batches of so many users among so many, which rounds.
-    same = replace(ledger, label="", private=True, sample_rate=claimed.sample_rate) == claimed
-    same &= math.isclose(ledger.sample_rate, claimed.sample_rate, rel_tol=1e-12)
-    measured = f"{ledger.repeats} steps, noise {ledger.noise_multiplier:.5g}, rate {ledger.sample_rate:.5g}"
+    same = len(seen.ledger) == 1 and _nearly(seen.ledger[0], claimed)
+    measured = "; ".join(f"{event.repeats} steps, noise {event.noise_multiplier:.5g}" for event in seen.ledger)
     return Check("ledger: the event of these steps", measured, "as claimed" if same else repr(claimed), float(same))
+
+
+def _nearly(event: Event, claimed: PoissonGaussian) -> bool:
+    """The same, but for the last digit of the rate."""
+    if not isinstance(event, PoissonGaussian):
+        return False
+    rates = math.isclose(event.sample_rate, claimed.sample_rate, rel_tol=1e-12)
+    return rates and replace(event, label="", private=True, sample_rate=claimed.sample_rate) == claimed
 
 
 def alone_check(released: int, users: int, chance: float) -> Check:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpformer.accounting.events import PoissonGaussian
+from dpformer.accounting.events import Event, PoissonGaussian
 from dpformer.noise.mechanisms import INDEPENDENT, Noise
 
 
@@ -67,8 +67,8 @@ class Observation:
     once: bool  # nobody was twice in one step
     in_turn: bool  # nobody was twice in a round of all groups, wherever it begins
     contributions: dict[str, Contribution]  # of members in the steps in which they took part, by parameter
-    ledger: PoissonGaussian  # what training says it did
+    ledger: tuple[Event, ...]  # what training says it did
     same_batches: bool  # a second process with the same key draws the same batches
     other_data: np.ndarray  # (some,): the first noise after the restart, had one user been another
-    other_run: np.ndarray | None  # (some,): the first noise of another run; None with a seed
+    runs: np.ndarray | None  # (2, some): the noise of two runs on the same sum, of nobody; None with a seed
     restart: int  # the step before which training was stopped and resumed

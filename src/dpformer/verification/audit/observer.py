@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpformer.accounting.events import PoissonGaussian
 from dpformer.data import Dataset
 from dpformer.noise import SecureRandom
 from dpformer.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -136,10 +135,10 @@ class _Observer:
             in_turn=self._in_turn(),
             columns=self._columns(),
             contributions=self.contributions,
-            ledger=cast(PoissonGaussian, trainer.event),
+            ledger=trainer.optimizer.events(),
             same_batches=same,
             other_data=other_data,
-            other_run=None if self.seed is not None else self._noise_of_another_run(),
+            runs=None if self.seed is not None else np.stack([self._noise_of_a_run() for _ in range(2)]),
             restart=restart,
         )
 
@@ -198,10 +197,11 @@ class _Observer:
         neighbour.restore(saved)
         return self._kept(self._advance(neighbour)[0])
 
-    def _noise_of_another_run(self) -> np.ndarray:
-        first, _ = self._advance(self._trainer(self.data))
+    def _noise_of_a_run(self) -> np.ndarray:
+        """The first noise of a further run, on the sum of nobody: under one key it would be the same in every run."""
+        trainer = self._trainer(self.data)
         self.past.clear()
-        return self._kept(first)
+        return self._kept(self._released(trainer, trainer.optimizer.step))
 
     def _same_batches(self, trainer: Trainer) -> bool:
         other = self._trainer(self.data).batches
@@ -210,7 +210,13 @@ class _Observer:
         return all(np.array_equal(other.draw(t), trainer.batches.draw(t)) for t in (0, last // 2, last))
 
     def _advance(self, trainer: Trainer) -> tuple[np.ndarray, np.ndarray]:
-        """o_t, the sum that one step hands to Adam, of all parameters one behind the other; and who was in the step."""
+        """o_t of a step, and who was in it."""
+        assert isinstance(trainer.users, Watched)
+        trainer.users.taken()
+        return self._released(trainer, trainer.advance), trainer.users.taken()
+
+    def _released(self, trainer: Trainer, step: Callable[[], object]) -> np.ndarray:
+        """o_t, the sum that one step hands to Adam, of all parameters one behind the other."""
         seen: list[np.ndarray] = []
 
         def look(*_: object) -> None:
@@ -218,15 +224,13 @@ class _Observer:
             numbers = torch.cat([gradient.flatten().double() for gradient in gradients])
             seen.append(numbers.numpy() * trainer.optimizer.expected_batch_size / self.mechanism.clip_norm)
 
-        assert isinstance(trainer.users, Watched)
-        trainer.users.taken()
         handle = trainer.optimizer.inner.register_step_pre_hook(look)
         try:
-            trainer.advance()
+            step()
         finally:
             handle.remove()
         (released,) = seen
-        return released, trainer.users.taken()
+        return released
 
     # What is kept of a step.
 
