@@ -260,8 +260,8 @@ FAULTS = (
     Fault(
         "SIGHUP ends a run at once",
         "runs/signals.py",
-        "STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)",
-        "STOPPING = (signal.SIGINT, signal.SIGTERM)",
+        '("SIGINT", "SIGTERM", "SIGHUP") if',
+        '("SIGINT", "SIGTERM") if',
         "runs/test_run.py::test_a_request_to_stop_saves_and_says_how_to_go_on",
     ),
     # Verify.

@@ -30,6 +30,7 @@ def test_a_run_leaves_nothing_else_and_what_is_private_is_its_owners(
     printed("audit", run, "--canaries", 100, "--seed", 0)
     printed("card", run, "--deployment", deployment)
     printed("card", run, "--opendp", "--deployment", deployment)
+    printed("card", run, "--dpia", "--deployment", deployment)
     known = {content.name: content for content in CONTENTS}
     made = {path.name for path in run.iterdir() if path.name != ".lock"}
     assert made == known.keys() - {"SHA256SUMS", "SHA256SUMS.sig"}

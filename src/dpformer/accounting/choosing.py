@@ -47,7 +47,7 @@ class Choice:
         return self.noise_multiplier * math.sqrt(self.items_per_user)
 
     def kept(self) -> dict[str, float]:
-        """Data set → NDCG@10 of counts at this ε as a share of that without noise; where it was measured."""
+        """Data set → accuracy of counts at this ε as a share of that without noise, where it was measured."""
         found = {}
         for name, facts in measured()["data"].items():
             here = facts["by_epsilon"].get(f"{self.epsilon:g}")

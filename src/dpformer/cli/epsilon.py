@@ -73,7 +73,8 @@ def _print(choices: list[Any], delta: float, users: int | None) -> None:
         "those who are not in the data; accusing at random finds as many.",
         "noise: standard deviation, in users, of how many users have an item, if everything is spent on these counts "
         f"and a user has at most {items} items.",
-        f"{sets}: NDCG@10 of counts as a share of that without noise, as measured (docs/privacy/choosing-epsilon.md).",
+        f"{sets}: {measured()['metric'].upper()} of counts as a share of that without noise, as measured "
+        "(docs/privacy/choosing-epsilon.md).",
         ADVICE,
     ):
         console.print(line, highlight=False)

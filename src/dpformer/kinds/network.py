@@ -100,6 +100,7 @@ class NetworkKind(ModelKind):
                 trainer = make_trainer(config, plan, dataset, model, random)
                 batch = Batch(np.arange(rows), 0, trainer.batches.origin)
                 trainer.add_gradients(batch)  # the first time includes self-checks and page faults
+                trainer.optimizer.zero_grad(set_to_none=True)
                 began = time.monotonic()
                 trainer.add_gradients(batch)
                 seconds = time.monotonic() - began
