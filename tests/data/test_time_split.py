@@ -112,7 +112,7 @@ def test_a_run_is_trained_before_and_evaluated_after(tmp_path: Path) -> None:
     split = json.loads(printed("data", path, "--split", "time", "--until", "6", "--json"))["split"]
     sizes = {"test_users": 26, "cold_users": 5, "train_only_users": 4}
     assert split == {"rule": "time", "until": "6", "validation": False, **sizes}
-    assert "5 are new after it" in " ".join(printed("data", path, "--split", "time", "--until", "6").split())
+    assert "5 first appear later" in " ".join(printed("data", path, "--split", "time", "--until", "6").split())
     options = ("--split", "time", "--until", 6, "--epsilon", 50, "--private-metrics")
     done = invoke("train", path, "--catalog", tmp_path / "items.csv", "--out", run, *options)
     assert done.exit_code == 0, done.output

@@ -89,7 +89,7 @@ def test_a_single_wrong_bit_or_a_cut_is_refused(good: Path, place: float, bit: i
     content[at] ^= 1 << bit
     bad = good.with_name("bad")
     bad.write_bytes(content[:at] if cut else content)
-    with pytest.raises(DpformerError, match="is not a whole model of dpformer") as error:
+    with pytest.raises(DpformerError, match="is not an intact dpformer model") as error:
         load_release(bad)
     assert "\n" not in str(error.value)
 

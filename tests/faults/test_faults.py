@@ -171,7 +171,7 @@ def test_a_torn_checkpoint(config: Config, stopped: Path, home: Path, where: flo
     content = (stopped / "checkpoint" / "state.safetensors").read_bytes()
     torn = home / "torn.safetensors"
     torn.write_bytes(content[: int(where * len(content))])
-    with pytest.raises(DpformerError, match=r"is not a whole checkpoint of dpformer .* start it again") as error:
+    with pytest.raises(DpformerError, match=r"is not an intact dpformer checkpoint .* start it again") as error:
         load_checkpoint(torn, config=config.hash())
     assert "\n" not in str(error.value)
 
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_is_a_pickle_runs_nothing(run: Path, tmp_path: Path) -
     with pytest.raises(DpformerError, match="is not a whole checkpoint"):
         resume(run)
     torch.save({"model": Bomb()}, tmp_path / "model.safetensors")
-    with pytest.raises(DpformerError, match="is not a whole model of dpformer"):
+    with pytest.raises(DpformerError, match="is not an intact dpformer model"):
         load_release(tmp_path / "model.safetensors")
     assert not (tmp_path / "ran").exists()
 

@@ -1,4 +1,4 @@
-"""The command line. One file a subcommand; each imports torch inside, so that --help is instant."""
+"""The command line. One file per subcommand; each imports torch inside its function, so that --help is instant."""
 
 import os
 import sys
@@ -79,15 +79,16 @@ app.command()(with_choices(tune))
 app.command()(demo)
 
 
-CRASHED = 3  # a fault of dpformer; 1 is "a check did not pass", 2 "bad input"
+CRASHED = 3  # an internal error; 1 means a check did not pass, 2 bad input
 
 
 def main() -> None:
-    """Runs the command line; bad input is one sentence on stderr and exit code 2, a fault of ours exit code 3."""
+    """Run the command line: bad input is one sentence on stderr and exit code 2, an internal error exit code 3."""
     code = run()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # Seen once: a finished leader aborted while the interpreter was torn down around the network's threads, and
-        # torchrun started a finished job again. Everything is written; there is nothing left to tear down.
+        # Seen once: a leader that had finished aborted while the interpreter was shutting down around the network
+        # threads, and torchrun restarted the finished job. Everything is on disk by now, so nothing needs to be torn
+        # down.
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(code)
@@ -95,7 +96,7 @@ def main() -> None:
 
 
 def run() -> int:
-    """The command of `sys.argv`, and its exit code."""
+    """Run the command of `sys.argv` and return its exit code."""
     with plain_output() as output:
         try:
             check_address_space()
@@ -108,9 +109,7 @@ def run() -> int:
             return output.sentence(str(error))
         except Exception as error:
             if out_of_memory(error):
-                return output.sentence(
-                    "there is not enough memory; free some, or lower --micro-batch-tokens or --threads"
-                )
+                return output.sentence("out of memory; free some, or lower --micro-batch-tokens or --threads")
             if isinstance(error, OSError) and output.broken(error):
                 return output.gone(error)
             traceback.print_exc()

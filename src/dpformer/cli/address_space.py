@@ -1,4 +1,4 @@
-"""A limit on address space (`ulimit -v`) is looked at first: native libraries that do not fit crash, with no error."""
+"""Check the limit on address space (`ulimit -v`) first: native libraries that do not fit crash without a message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HARMLESS = {"--help", "--help-all", "--version"}  # load no library
 
 
 def check_address_space() -> None:
-    """Refuses a limit that the libraries do not fit into, unless only help is asked for."""
+    """Refuse a limit that is too small for the libraries, unless only help was asked for."""
     try:
         resource = import_module("resource")
     except ImportError:  # Windows has no such limit

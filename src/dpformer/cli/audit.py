@@ -1,4 +1,4 @@
-"""`dpformer audit [RUN]`: canaries through training, a lower bound on ε beside the claim, checks of all chance."""
+"""`dpformer audit [RUN]`: train on canaries, report a lower bound on ε beside the claim, test all randomness."""
 
 import math
 from pathlib import Path
@@ -12,35 +12,45 @@ from dpformer.errors import DpformerError
 
 def audit(
     run: Annotated[Path | None, typer.Argument(help="Run folder whose settings to audit.", show_default=False)] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Without RUN: ε of training (5).", show_default=False)] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Instead of --epsilon: the noise multiplier.", show_default=False)
+    epsilon: Annotated[
+        float | None, typer.Option(help="ε of training, without RUN (default: 5).", show_default=False)
     ] = None,
-    users: Annotated[int | None, typer.Option(help="Number of users (6040).", show_default=False)] = None,
-    batch: Annotated[float | None, typer.Option(help="Expected batch size (1024).", show_default=False)] = None,
-    epochs: Annotated[float | None, typer.Option(help="Epochs (100).", show_default=False)] = None,
-    delta: Annotated[float | None, typer.Option(help="δ (a tenth of 1 / users).", show_default=False)] = None,
-    clipping: Annotated[str, typer.Option(help="normalize or clip.")] = "normalize",
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="The noise multiplier, instead of --epsilon.", show_default=False)
+    ] = None,
+    users: Annotated[int | None, typer.Option(help="Number of users (default: 6040).", show_default=False)] = None,
+    batch: Annotated[
+        float | None, typer.Option(help="Expected batch size (default: 1024).", show_default=False)
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="Epochs (default: 100).", show_default=False)] = None,
+    delta: Annotated[float | None, typer.Option(help="δ (default: 1 / (10 · users)).", show_default=False)] = None,
+    clipping: Annotated[str, typer.Option(help="Clip function: normalize or clip.")] = "normalize",
     clip_norm: Annotated[float, typer.Option(help="C.")] = 1.0,
-    canaries: Annotated[int, typer.Option(help="Made-up users; half of them take part.")] = 10_000,
-    confidence: Annotated[float, typer.Option(help="Of the lower bound.")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="To repeat an audit.", show_default=False)] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the result, SVG or PNG.", show_default=False)] = None,
+    canaries: Annotated[
+        int, typer.Option(help="Number of synthetic users; half of them take part in training.")
+    ] = 10_000,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the lower bound.")] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="Random seed, to repeat an audit.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot the result to this file (SVG or PNG).", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Audit: train on made-up users with the settings of a run, and see how well they can be told apart.
+    """Audit a run: train on synthetic users with its settings and measure how well members are distinguished.
 
-    The real sampler, clipping, noise and optimizer are used; no private data is touched. Exit code 1 if something
-    speaks against the claim. The outcome is kept in RUN as audit.json, for cards. Without RUN, the paper's settings on
-    MovieLens-1M are audited: 6,040 users, batches of 1,024, 100 epochs, ε = 5. Several processes are audited together:
-    torchrun --nproc-per-node 2 -m dpformer audit.
+    The audit uses the real sampler, clipping, noise and optimizer, and touches no private data. The exit code is 1 if
+    the result contradicts the claim. The outcome is stored in RUN as audit.json, where cards find it. Without RUN, the
+    paper's settings for MovieLens-1M are audited: 6,040 users, batches of 1,024, 100 epochs, ε = 5. To audit training
+    on several processes: torchrun --nproc-per-node 2 -m dpformer audit.
     """
     flags = {"--epsilon": epsilon, "--noise-multiplier": noise_multiplier, "--users": users, "--batch": batch}
     flags.update({"--epochs": epochs, "--delta": delta})
     if run is not None and (given := [name for name, value in flags.items() if value is not None]):
-        raise DpformerError(f"{given[0]} contradicts RUN, which has its own settings: give one or the other")
+        raise DpformerError(
+            f"{given[0]} and RUN exclude each other, because a run has its own settings: give one of them"
+        )
     if plot is not None and plot.suffix not in (".svg", ".png"):
-        raise DpformerError(f"{plot.name} is no picture that can be drawn: give a name ending in .svg or .png")
+        raise DpformerError(f"{plot.name}: unsupported image format; use .svg or .png")
     try:
         if run is not None:
             settings = settings_of(run)
@@ -58,7 +68,7 @@ def audit(
 
 
 def _keep(run: Path, result: Any) -> None:
-    """Beside the run, where cards find it; canaries are made up, so it may be published."""
+    """Store the result in the run folder, where cards find it. Canaries are synthetic, so it may be published."""
     import json
 
     from dpformer.files import write_text
@@ -72,7 +82,7 @@ def _keep(run: Path, result: Any) -> None:
 
 
 def settings_of(run: Path) -> dict[str, Any]:
-    """What to audit of a finished run: every event in its ledger, which is what its config asks for."""
+    """What to audit of a finished run: every event in its ledger, which must match its config."""
     from dpformer.accounting.events import Event
     from dpformer.runs.planning import make_plan
     from dpformer.runs.run import finished
@@ -80,14 +90,14 @@ def settings_of(run: Path) -> dict[str, Any]:
     done = finished(run)
     facts = done.statement
     if facts.get("epsilon") is None:
-        raise DpformerError(f"{run} was trained without noise: there is no claim to audit")
+        raise DpformerError(f"{run} was trained without noise, so there is no claim to audit")
     events = [{name: value for name, value in event.items() if name != "epsilon_alone"} for event in facts["events"]]
     claimed = [Event.from_dict(event) for event in events]
     due = make_plan(done.config, facts["users"]).events
     if [event.label for event in claimed] != [event.label for event in due]:
         held, asked = (", ".join(event.label for event in some) or "nothing" for some in (claimed, due))
         raise DpformerError(
-            f"the ledger of {run} holds {held}, and its config asks for {asked}: look at it with dpformer verify {run}"
+            f"the ledger of {run} holds {held}, but its config asks for {asked}; run dpformer verify {run} for details"
         )
     return {"events": claimed, "facts": facts}
 
@@ -159,21 +169,22 @@ def _print(result: Any) -> None:
     console.print(table)
     lines = [_mechanism(part) for part in result.parts]
     lines.append(
-        f"{len(result.scores):,} canaries, of which {result.guesses.members:,} took part; "
+        f"{len(result.scores):,} canaries, {result.guesses.members:,} of them in training; "
         f"δ = {plain(result.delta, 3, up=True)}; {result.seconds:.0f} s."
     )
-    lines.append(f"ε claimed for {result.of}: {result.epsilon_claimed:.3f}")
+    lines.append(f"claimed ε for {result.of}: {result.epsilon_claimed:.3f}")
     lines.append(
-        f"ε shown, {result.confidence:.0%} confidence: {result.epsilon_lower:.3f}, if canaries are told apart "
-        "independently of one another, as with the claimed noise"
+        f"lower bound on ε, {result.confidence:.0%} confidence: {result.epsilon_lower:.3f}, assuming that canaries are "
+        f"guessed "
+        "independently of one another, as under the claimed noise"
     )
-    lines.append(f"ε shown whatever the mechanism (Steinke et al. 2023): {result.epsilon_lower_any:.3f}")
+    lines.append(f"lower bound for any mechanism (Steinke et al. 2023): {result.epsilon_lower_any:.3f}")
     console.print("\n".join(lines), highlight=False)
     console.print(result.verdict, style="bold" if result.passed else "bold red", highlight=False)
 
 
 def _mechanism(part: Any) -> str:
-    """One mechanism in a line."""
+    """One line about one mechanism."""
     from dpformer.format_number import plain
 
     m, correlated = part.mechanism, f", {part.mechanism.noise.name}" if part.mechanism.noise.correlated else ""

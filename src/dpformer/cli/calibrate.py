@@ -1,4 +1,4 @@
-"""`dpformer calibrate`: the noise a budget needs, or the budget that noise costs."""
+"""`dpformer calibrate`: the noise that a budget needs, or the budget that some noise costs."""
 
 import json
 import math
@@ -14,35 +14,36 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    epsilon: Annotated[list[float] | None, typer.Option(help="ε to meet; may be repeated.")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="Target ε; may be repeated.")] = None,
     noise_multiplier: Annotated[
-        list[float] | None, typer.Option(help="Instead of --epsilon: noise whose ε to tell; may be repeated.")
+        list[float] | None,
+        typer.Option(help="Noise multiplier whose ε to compute, instead of --epsilon; may be repeated."),
     ] = None,
     users: Annotated[int | None, typer.Option(help="Number of users.")] = None,
     batch: Annotated[list[float] | None, typer.Option(help="Expected batch size; may be repeated.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Epochs (default: 100, unless --steps is given).")] = None,
     sample_rate: Annotated[
-        list[float] | None, typer.Option(help="Instead of --users and --batch: the share of users in a batch.")
+        list[float] | None, typer.Option(help="Sampling rate, instead of --users and --batch; may be repeated.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Instead of --epochs: number of batches.")] = None,
-    delta: Annotated[float | None, typer.Option(help="δ (default: a tenth of 1 / users).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps, instead of --epochs.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ (default: 1 / (10 · users)).")] = None,
     frequency_noise: Annotated[
-        float | None, typer.Option(help="Noise multiplier of a frequency release that is part of the budget.")
+        float | None, typer.Option(help="Noise multiplier of a frequency query within the same budget.")
     ] = None,
-    bands: Annotated[int, typer.Option(help="Steps over which noise is correlated.")] = 1,
+    bands: Annotated[int, typer.Option(help="Number of steps over which the noise is correlated.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The noise multiplier that a budget (ε, δ) needs, or the ε that a noise multiplier costs.
+    """Compute the noise multiplier that a budget (ε, δ) needs, or the ε of a noise multiplier.
 
-    For training by Poisson-sampled batches of users, everything composed together, for one user's whole history or
-    nothing in its place.
+    Assumes training on Poisson-sampled batches of users, all steps composed, under adding or removing one user's entire
+    history.
 
     For example: dpformer calibrate --users 6040 --batch 256 --batch 1024 --epsilon 5 --epsilon 8
     """
     if bool(epsilon) == bool(noise_multiplier):
-        raise DpformerError("give --epsilon to get the noise, or --noise-multiplier to get ε")
+        raise DpformerError("give --epsilon to compute the noise, or --noise-multiplier to compute ε")
     if delta is None and users is None:
-        raise DpformerError("give --delta, or --users to have δ = 1 / (10 · users)")
+        raise DpformerError("give --delta, or --users for the default δ = 1 / (10 · users)")
     if delta is None:
         delta = 1 / (10 * _at_least_one("users", users))
     from dpformer.accounting import Gaussian
@@ -113,7 +114,7 @@ def _rate_and_steps(rate: float, epochs: float | None, steps: int | None) -> tup
     epochs = 100.0 if epochs is None else epochs
     if not (rate > 0 and epochs > 0 and math.isfinite(epochs)):
         raise DpformerError(f"sample rate is {rate:g} and epochs is {epochs:g}; both must be above 0")
-    return rate, math.ceil(epochs / rate * (1 - 1e-12))  # 100/(B/N) may exceed 100·N/B by a rounding
+    return rate, math.ceil(epochs / rate * (1 - 1e-12))  # 100/(B/N) may exceed 100·N/B by a rounding error
 
 
 def _at_least_one(name: str, value: int | None) -> int:
@@ -142,10 +143,10 @@ def _print(rows: list[dict[str, Any]], frequency_noise: float | None, noise: "No
     console = Console()
     console.print(table)
     over = f" with {noise.name}" if noise.correlated else ""
-    with_ = f" and one release of frequencies with noise multiplier {frequency_noise:g}" if frequency_noise else ""
+    with_ = f" and one frequency query with noise multiplier {frequency_noise:g}" if frequency_noise else ""
     console.print(
-        f"One user's data or nothing in its place; Poisson-sampled training{over}{with_}; ε by privacy loss "
-        "distributions (by RDP to compare: looser).",
+        f"Adding or removing one user's entire history; Poisson-sampled training{over}{with_}; ε by privacy loss "
+        "distributions (RDP for comparison: looser).",
         highlight=False,
     )
 

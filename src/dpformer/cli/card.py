@@ -1,4 +1,4 @@
-"""`dpformer card RUN`: what a released model promises, in the forms that others read."""
+"""`dpformer card RUN`: the promises of a released model in the formats that others read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,25 +10,28 @@ import typer
 def card(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     opendp: Annotated[
-        bool, typer.Option("--opendp", help="An entry for OpenDP's registry of deployments instead of a model card.")
+        bool,
+        typer.Option("--opendp", help="Write an entry for OpenDP's registry of deployments instead of a model card."),
     ] = False,
     dpia: Annotated[
-        bool, typer.Option("--dpia", help="One page for a data protection officer or manager, with blanks to fill in.")
+        bool,
+        typer.Option("--dpia", help="Write a one-page summary for a data protection officer, with blanks to fill in."),
     ] = False,
     deployment: Annotated[
-        Path | None, typer.Option(help="TOML file with a section \\[deployment].  \\[default: that of training]")
+        Path | None,
+        typer.Option(help="TOML file with a section \\[deployment].  \\[default: the one given at training]"),
     ] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="The ledger that counts this run, for the budget that is left.")
+        Path | None, typer.Option(help="The ledger that counts this run, to state the remaining budget.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File to write.  \\[default: RUN/README.md, opendp.yaml or dpia.md]")
+        Path | None, typer.Option(help="Output file.  \\[default: RUN/README.md, opendp.yaml or dpia.md]")
     ] = None,
 ) -> None:
-    """Write a model card (Hugging Face), an entry for OpenDP's registry of deployments, or a page for an assessment.
+    """Write a model card (Hugging Face), an entry for OpenDP's registry of deployments, or an impact-assessment page.
 
-    All are made from the privacy statement and from what only you can say: name, curator, description, intended_use,
-    date, data_period, ids_are_persons, access, justification and others in the section \\[deployment] of a TOML file.
+    All are made from the privacy statement and from what only you can supply: name, curator, description, intended_use,
+    date, data_period, ids_are_persons, access, justification and others, in the section \\[deployment] of a TOML file.
     """
     from dpformer.errors import DpformerError
     from dpformer.files import write_text
@@ -40,7 +43,7 @@ def card(
     from dpformer.statement.signature import outdated
 
     if opendp and dpia:
-        raise DpformerError("--opendp and --dpia are two papers: ask for one at a time")
+        raise DpformerError("--opendp and --dpia exclude each other: give one at a time")
     made: Callable[..., str] = model_card
     name = "README.md"
     if opendp or dpia:

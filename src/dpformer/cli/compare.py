@@ -11,22 +11,25 @@ PAGE = "comparison.html"
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="The run folders, two or more; the first is compared with.")],
+    runs: Annotated[list[Path], typer.Argument(help="Two or more run folders; the first is the reference.")],
     out: Annotated[
-        Path | None, typer.Option(help=f"The page to write.  [default: {PAGE}; with --json none]", show_default=False)
+        Path | None, typer.Option(help=f"Output file.  [default: {PAGE}; with --json none]", show_default=False)
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="Only what the guarantee covers: a page that may be published.")
+        bool, typer.Option("--public", help="Only what the guarantee covers, so that the page may be published.")
     ] = False,
     allow_seen: Annotated[
-        bool, typer.Option("--allow-seen", help="Of `recommend --allow-seen`: items of the history may be recommended.")
+        bool,
+        typer.Option(
+            "--allow-seen", help="Measure as `recommend --allow-seen`: items of the history may be recommended."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: budgets, accuracy with intervals, settings that differ, and what all cost together.
+    """Compare runs: budgets, accuracy with intervals, settings that differ, and the total cost of all of them.
 
-    Where runs were tested on the same held-out items, differences to the first are paired by user. Exact accuracy is
-    not covered by ε.
+    Where runs were tested on the same held-out items, differences to the first run are paired by user. Exact accuracy
+    is not covered by ε.
     """
     from dpformer.report import compare as compared
     from dpformer.report import write_comparison
@@ -52,9 +55,9 @@ def _print(comparison: Any) -> None:
     _table(console, "Budgets", sides, budgets(sides))
     if together := comparison.together:
         cost = f"ε = {round_up(together['epsilon'])} at δ = {plain(together['delta'], 3)}"
-        console.print(f"All of them together, if they are of the same users: {cost}", highlight=False)
+        console.print(f"All runs together, if they share users: {cost}", highlight=False)
     else:
-        console.print("Nothing is promised for all of them together: one has no guarantee.", highlight=False)
+        console.print("No guarantee holds for all runs together, because one has none.", highlight=False)
     if not comparison.public:
         _print_accuracy(console, comparison, accuracies(sides))
     settings = [(name, [_shown(v) for v in values]) for name, values in comparison.settings.items()]
@@ -66,15 +69,15 @@ def _print_accuracy(console: Any, comparison: Any, rows: list[tuple[str, list[di
 
     sides = comparison.sides
     if rows:
-        of = "as recommended" if comparison.filter_seen else "all items ranked"
+        of = "seen items excluded" if comparison.filter_seen else "all items ranked"
         cells = [(name, [_interval(value) for value in values]) for name, values in rows]
-        _table(console, f"Accuracy on held-out test items, {of}", sides, cells)
+        _table(console, f"Accuracy on held-out test items ({of})", sides, cells)
     if comparison.differences:
         names = comparison.differences[0]
         cells = [(n.upper(), ["–", *(_interval(one[n], "+") for one in comparison.differences)]) for n in names]
-        _table(console, f"Less {sides[0].name}, paired by user", sides, cells)
+        _table(console, f"Difference to {sides[0].name}, paired by user", sides, cells)
     if comparison.same_test is False:
-        words = "Warning: the runs were measured on different held-out items, so their numbers are not of one scale."
+        words = "Warning: the runs were measured on different held-out items, so their numbers are not comparable."
         console.print(words, style="bold red", highlight=False)
     for side in sides:
         if side.no_accuracy:

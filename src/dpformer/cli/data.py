@@ -1,4 +1,4 @@
-"""`dpformer data FILE`: a look at a log, as training would see it."""
+"""`dpformer data FILE`: show a log as training would see it."""
 
 import json
 import time
@@ -10,21 +10,21 @@ from dpformer.errors import DpformerError
 from dpformer.runs.config import READING, Config
 
 CHOICES = ("file", *READING, "catalog", "drop_unknown_items", "max_length", "validation", "split")
-NOT_PRIVATE = "These numbers come straight from the data: no privacy guarantee covers them."
+NOT_PRIVATE = "These numbers are exact: no privacy guarantee covers them."
 
 
 def data(
     choices: dict[str, Any],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look at a log: users, items, lengths, split, times. Nothing is trained."""
+    """Describe a log: users, items, lengths, split, times. Nothing is trained."""
     from dpformer.data import prepare, read_catalog
     from dpformer.data.owner_notes import hints
     from dpformer.statement.data import data_statement
 
     config = Config.make(**{name: value for name, value in choices.items() if value is not None})
     if config.file is None:
-        raise DpformerError("give the log to look at: a file, a folder, a glob, or - for standard input")
+        raise DpformerError("give a log: a file, a folder, a glob, or - for standard input")
     dataset = prepare(
         config.file,
         columns=config.log_columns(),
@@ -47,7 +47,7 @@ def data(
 
 
 def _head(counts: Any) -> float:
-    """The share of interactions that the most popular tenth of the items has: how long the tail is."""
+    """The share of interactions that belong to the most popular tenth of the items."""
     counts = sorted(counts.tolist(), reverse=True)
     return round(sum(counts[: max(1, len(counts) // 10)]) / max(1, sum(counts)), 4)
 
@@ -75,35 +75,35 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in filters.items() if value}
     chosen = [f"{name.replace('_', ' ')} {value}" for name, value in shown.items()]
     spread = f"{lengths['min']:,} … {lengths['max']:,}, median {lengths['median']:g}, mean {lengths['mean']:g}"
-    which = "last item" if split["rule"] != "time" else f"first item from {split['until']} on"
-    tested = f"{split['test_users']:,} users tested on their {which}, {split['train_only_users']:,} train only"
-    tested += f", {split['cold_users']:,} are new after it" if "cold_users" in split else ""
+    which = "last item" if split["rule"] != "time" else f"first item from {split['until']}"
+    tested = f"{split['test_users']:,} users tested on their {which}, {split['train_only_users']:,} in training only"
+    tested += f", {split['cold_users']:,} first appear later" if "cold_users" in split else ""
     return [
-        ("in the file", f"{read['users']:,} users, {read['items']:,} items, {read['interactions']:,} interactions"),
+        ("log", f"{read['users']:,} users, {read['items']:,} items, {read['interactions']:,} interactions"),
         ("filters", ", ".join(chosen) or "none"),
         ("users", f"{facts['users']:,}"),
         ("items", f"{facts['items']:,} ({facts['vocabulary']['policy']})"),
         ("interactions", f"{facts['interactions']:,}"),
-        ("items a user", spread),
+        ("items per user", spread),
         ("top tenth of the items", f"{facts['head']:.1%} of the interactions"),
         ("order", _order(facts)),
-        ("exact duplicates", "not looked for" if facts["duplicates"] is None else f"{facts['duplicates']:,} rows"),
+        ("exact duplicates", "not counted" if facts["duplicates"] is None else f"{facts['duplicates']:,} rows"),
         ("rows skipped", ", ".join(f"{count:,} ({why})" for why, count in facts["skipped"].items()) or "none"),
-        ("split", tested + (", validation on the one before" if split["validation"] else "")),
+        ("split", tested + (", validation on the item before it" if split["validation"] else "")),
         ("hash of the split", facts["hash"][:16] + "…"),
     ]
 
 
 def _order(facts: dict[str, Any]) -> str:
     if facts["order"] == "file":
-        return "as in the file"
+        return "file order"
     first, last = (_instant(number) for number in facts["time_range"])
-    tied = f"{facts['tied_share']:.1%} tie within their user and stay in file order"
+    tied = f"{facts['tied_share']:.1%} tied within their user (kept in file order)"
     return f"by {facts['time_column']}, {first} … {last}; {tied}"
 
 
 def _instant(number: float) -> str:
-    """A timestamp as a date where it can be seconds since 1970, else as it is."""
+    """A timestamp as a date if it can be seconds since 1970, else the number."""
     if not 1e8 <= number < 1e10:
         return f"{number:,}"
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(number))

@@ -1,4 +1,4 @@
-"""`dpformer demo`: from nothing to private recommenders and their reports, in a few minutes on two cores."""
+"""`dpformer demo`: train private recommenders and write a report, in a few minutes on two cores."""
 
 from itertools import count
 from pathlib import Path
@@ -14,18 +14,19 @@ from dpformer.runs.config import Config
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(help="The run folder to make.  [default: runs/demo]")] = None,
-    epsilon: Annotated[float, typer.Option(help="ε of everything together.")] = 5.0,
-    quick: Annotated[bool, typer.Option("--quick", help="Counts alone: seconds.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run folder to create.  [default: runs/demo]")] = None,
+    epsilon: Annotated[float, typer.Option(help="Total privacy budget ε for the run.")] = 5.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Transition counts only; takes seconds.")] = False,
 ) -> None:
     """Train on the embedded synthetic data, compare with popularity, write the report.
 
-    Two models: the one that `--model auto` chooses for this data, and the other one to compare (in the folder beside).
+    Trains two models: the one that `--model auto` chooses for this data, and the other one for comparison (in a second
+    folder).
     """
     first = out or next(path for path in _names(Path("runs/demo")) if not path.exists())
     typer.echo(
-        f"6,000 made-up users, 400 items; ε = {epsilon:g}. First what is recommended for such data, into {first}.\n"
-        "Each step of a network bounds what one user can add, and hides it in noise. This takes a minute or two."
+        f"6,000 synthetic users, 400 items; ε = {epsilon:g}. First the recommended model, into {first}.\n"
+        "Each step bounds what one user can contribute and hides it in noise. This takes a minute or two."
     )
     model = auto.UNDECIDED.name if quick else None
     recommended = run_or_exit(Config.make(epsilon=epsilon, model=model), first)
@@ -33,7 +34,7 @@ def demo(
     if not quick:
         (other,) = (kind.name for kind in auto.CANDIDATES if kind is not recommended.config.kind)
         second = first.with_name(f"{first.name}-{other}")
-        typer.echo(f"Then, to compare, {KINDS[other].phrase} into {second}.")
+        typer.echo(f"For comparison, {KINDS[other].phrase} into {second}.")
         runs[other] = run_or_exit(Config.make(epsilon=epsilon, model=other), second)
     from dpformer.report import write_report
     from dpformer.report.accuracy import measure
@@ -56,7 +57,7 @@ def _print(measured: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
     from dpformer.evaluation.metrics import tracked
     from dpformer.format_number import round_up
 
-    table = Table(title="Next item, full ranking, seen items left out", title_justify="left")
+    table = Table(title="Next item, full ranking, seen items excluded", title_justify="left")
     table.add_column("")
     for name in (*(metric.heading() for metric in tracked()), "ε", "δ"):
         table.add_column(name, justify="right")
@@ -71,8 +72,8 @@ def _print(measured: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
     if len(measured) == 1:
         return
     console.print(
-        "That is each model's alone: whoever releases both spends more. Few items and many users favour the network; "
-        "on logs of thousands of items counts won by far.",
+        "Each ε holds for one model alone; releasing both costs more. Few items and many users favour the network; "
+        "on logs with thousands of items, counts were far better.",
         highlight=False,
     )
 

@@ -13,18 +13,20 @@ def epsilon(
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="ε to show; may be repeated.  [default: 0.5, 1, 2, 4, 8]")
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="δ.  [default: a tenth of 1 / users]", show_default=False)] = None,
-    items_per_user: Annotated[int, typer.Option(help="Items that one user may have, for the noise on counts.")] = 20,
+    delta: Annotated[float | None, typer.Option(help="δ.  [default: 1 / (10 · users)]", show_default=False)] = None,
+    items_per_user: Annotated[
+        int, typer.Option(help="Maximum number of items per user, for the noise on counts.")
+    ] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """What ε means: how many members an attack can find, the noise on a count, and the accuracy that is left.
+    """Show what ε means: how many members an attack can find, the noise on a count, and the accuracy that remains.
 
     The first two hold for every data set; accuracy was measured on public ones.
 
     For example: dpformer epsilon --users 100000
     """
     if users is None and delta is None:
-        raise DpformerError("give --users, of which δ = 1 / (10 · users) follows, or --delta")
+        raise DpformerError("give --users, for the default δ = 1 / (10 · users), or --delta")
     if users is not None and users < 2:
         raise DpformerError(f"users is {users}; it must be 2 or more")
     from dpformer.accounting.choosing import ADVICE, EPSILONS, choice, measured
@@ -68,13 +70,15 @@ def _print(choices: list[Any], delta: float, users: int | None) -> None:
     sets = ", ".join(f"{name} ({facts['users']:,} users)" for name, facts in data.items())
     items = choices[0].items_per_user
     for line in (
-        f"{of}δ = {plain(delta, 3, up=True)}; whoever is in the data changes no chance by more than the factor, e^ε.",
-        f"found: no attack finds more of the members, if it accuses {percent(ALARMS[0])} or {percent(ALARMS[1])} of "
-        "those who are not in the data; accusing at random finds as many.",
-        "noise: standard deviation, in users, of how many users have an item, if everything is spent on these counts "
-        f"and a user has at most {items} items.",
-        f"{sets}: {measured()['metric'].upper()} of counts as a share of that without noise, as measured "
-        "(docs/privacy/choosing-epsilon.md).",
+        f"{of}δ = {plain(delta, 3, up=True)}; adding or removing one user changes no probability by more than the "
+        f"factor e^ε.",
+        f"found: the largest share of members that any attack finds while accusing {percent(ALARMS[0])} or "
+        f"{percent(ALARMS[1])}"
+        " of the non-members; random accusations find as many.",
+        "noise: standard deviation, in users, of the number of users who have an item, if the whole budget is spent on "
+        "these "
+        f"counts and a user has at most {items} items.",
+        f"{sets}: measured {measured()['metric'].upper()} of counts relative to training without noise (docs/privacy/choosing-epsilon.md).",
         ADVICE,
     ):
         console.print(line, highlight=False)

@@ -1,4 +1,4 @@
-"""`dpformer evaluate RUN [DATA]`: how good the recommendations are, on items held out from training."""
+"""`dpformer evaluate RUN [DATA]`: measure recommendations on items held out from training."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,34 +14,37 @@ def evaluate(
     choices: dict[str, Any],
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     data: Annotated[
-        Path | None, typer.Argument(help="A log to evaluate on.  [default: the run's, if the run is your own]")
+        Path | None, typer.Argument(help="Log to evaluate on.  [default: the run's log, if the run is your own]")
     ] = None,
     k: Annotated[
-        list[int] | None, typer.Option("-k", help="Length of the list; may be repeated.  [default: 10]")
+        list[int] | None, typer.Option("-k", help="Cut-off of the ranking; may be repeated.  [default: 10]")
     ] = None,
-    split: Annotated[str, typer.Option(help="Which held-out item: test or validation.")] = "test",
+    split: Annotated[str, typer.Option(help="Held-out items to use: test or validation.")] = "test",
     allow_seen: Annotated[
-        bool, typer.Option("--allow-seen", help="Of `recommend --allow-seen`: items of the history may be recommended.")
+        bool,
+        typer.Option(
+            "--allow-seen", help="Measure as `recommend --allow-seen`: items of the history may be recommended."
+        ),
     ] = False,
     metric: Annotated[
-        list[str] | None, typer.Option("--metric", help="A metric to show; may be repeated.  [default: NDCG, HIT, MRR]")
+        list[str] | None, typer.Option("--metric", help="Metric to show; may be repeated.  [default: NDCG, HIT, MRR]")
     ] = None,
     unfiltered: Unfiltered = False,
     samples: Annotated[int, typer.Option(help="Bootstrap samples of the confidence intervals.")] = 1000,
     private_metrics: Annotated[
-        bool, typer.Option("--private-metrics", help="Only what the run released with noise, covered by ε.")
+        bool, typer.Option("--private-metrics", help="Show only the noisy metrics that the run released under ε.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rank each user's held-out item among all items: NDCG@k, HIT@k, MRR and others, with popularity beside them.
+    """Rank each user's held-out item among all items: NDCG@k, HIT@k, MRR and others, with popularity for comparison.
 
-    What is measured is what `recommend` gives: no item of the history, or with --allow-seen any. Papers rank the
-    held-out item even if it is in the history; where that differs, it stands apart.
+    By default this measures what `recommend` returns: items of the history are excluded, or kept with --allow-seen.
+    Papers usually rank the held-out item even if it is in the history; where that differs, it is shown separately.
 
-    The log is read as `dpformer train` read its own; options of reading (--help-all) override that.
+    The log is read with the options of training; reading options (--help-all) override them.
 
-    These numbers are exact, and not covered by ε. A run trained with --private-metrics has noisy ones, which are; they
-    were released once and are shown first, or alone with --private-metrics.
+    These numbers are exact and not covered by ε. A run trained with --private-metrics also has noisy ones, which are
+    covered; they are shown first, or alone with --private-metrics.
     """
     ks = sorted(set(k or [10]))
     if ks[0] < 1:
@@ -60,7 +63,7 @@ def evaluate(
     opened = finished(run)
     if private_metrics:
         if allow_seen:
-            raise DpformerError("--private-metrics were released with seen items left out: leave --allow-seen out")
+            raise DpformerError("private metrics were released with seen items excluded: omit --allow-seen")
         _covered(opened, run, data, as_json)
         return
     from dpformer.report.accuracy import measure
@@ -77,12 +80,12 @@ def evaluate(
 
 
 def _covered(run: Any, path: Path, data: Path | None, as_json: bool) -> None:
-    """What was released with noise: nothing is measured again, for that would spend budget again."""
+    """Metrics released with noise: nothing is measured again, because that would spend budget again."""
     released = run.statement.get("metrics")
     if data is not None:
-        raise DpformerError("--private-metrics are of the run's own data, released once: give no other log")
+        raise DpformerError("private metrics were released once, for the run's own data: give no other log")
     if released is None:
-        raise DpformerError(f"{path} has no private metrics, and no budget left for any: train with --private-metrics")
+        raise DpformerError(f"{path} has no private metrics and no budget for any: train with --private-metrics")
     if as_json:
         facts = {"headline": run.statement["headline"], "covered": run.statement["private"], "metrics": released}
         print_json(facts)
@@ -92,21 +95,21 @@ def _covered(run: Any, path: Path, data: Path | None, as_json: bool) -> None:
 
 
 def covered_line(statement: dict[str, Any]) -> str:
-    """The private metrics of a statement that has some."""
+    """One line with the private metrics of a statement that has them."""
     from dpformer.evaluation.metrics import released
 
     found = statement["metrics"]
     values = "  ".join(f"{label} {found[label]:.4f}" for label in (metric.label() for metric in released()))
     return (
-        f"{values}  with noise of deviation {found['deviation']:.4f}, on {found['of']} "
-        f"({'covered by ε' if statement['private'] else 'NOT PRIVATE'})"
+        f"{values}  ± {found['deviation']:.4f} noise ({'covered by ε' if statement['private'] else 'NOT PRIVATE'}); "
+        f"{found['of']}"
     )
 
 
 def _print_language(facts: dict[str, Any], statement: dict[str, Any]) -> None:
     found = facts["metrics"]
     typer.echo(facts["headline"])
-    typer.echo(f"loss                {found['loss']:.4f} nats a token")
+    typer.echo(f"loss                {found['loss']:.4f} nats per token")
     typer.echo(f"bits per character  {found['bits_per_character']:.4f}")
     typer.echo(f"perplexity          {found['perplexity']:.3f}")
     typer.echo(f"{found['tokens']:,} tokens of held-out text. {facts['note']}")
@@ -124,18 +127,16 @@ def _print(facts: dict[str, Any], statement: dict[str, Any]) -> None:
     for policy in _told(facts):
         _print_policy(console, facts, policy)
     if "by_time" in facts:
-        title = f"From {facts['by_time']['until']} on, apart for what training has and what came later"
+        title = f"Held-out items from {facts['by_time']['until']}, by whether user and item occur in training"
         _print_parts(console, facts["by_time"]["parts"], title)
-    title = "By popularity of the held-out item: thirds of all interactions, the most popular items first"
+    title = "By popularity of the held-out item (thirds of all interactions, most popular first)"
     _print_parts(console, facts["by_popularity"], title)
     for of_lists in LIST_METRICS.values():
         console.print(of_lists.words(facts[of_lists.label]), highlight=False)
     console.print(f"Repeats: {facts['repeats']:.1%} of the held-out items are in the history.", highlight=False)
     console.print(f"{facts['users']:,} users, {facts['split']} items, {facts['ranking']}.", highlight=False)
     if facts["interactions_left_out"]:
-        left_out = (
-            f"{facts['interactions_left_out']:,} interactions with items that the model does not know were left out."
-        )
+        left_out = f"{facts['interactions_left_out']:,} interactions with items unknown to the model were ignored."
         console.print(left_out, highlight=False)
     for warning in facts["warnings"]:
         console.print(f"Warning: {warning}", style="bold red", highlight=False, markup=False)
@@ -143,7 +144,7 @@ def _print(facts: dict[str, Any], statement: dict[str, Any]) -> None:
 
 
 def _told(facts: dict[str, Any]) -> list[str]:
-    """The policies, that of the headline first; without repeats that of papers is the same as what is served."""
+    """The policies, the headline policy first; without repeats, the papers' policy equals the served one."""
     same = facts["repeats"] == 0
     return [policy for policy in facts["metrics"]["model"] if not (policy == "masked" and same)]
 
@@ -153,7 +154,7 @@ def _print_policy(console: Any, facts: dict[str, Any], policy: str) -> None:
 
     from dpformer.kinds.popularity import BASELINE
 
-    also = "; without repeats also the policy of papers" if policy == "served" and facts["repeats"] == 0 else ""
+    also = "; without repeats the same as in papers" if policy == "served" and facts["repeats"] == 0 else ""
     title = f"{policy}: {facts['policies'][policy]}{also}"
     console.print(title, style="italic", highlight=False)
     table = Table("metric", "model", "95% interval", BASELINE.name, "95% interval")

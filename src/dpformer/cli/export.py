@@ -11,15 +11,17 @@ from dpformer.errors import DpformerError
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The run folder, or its model.safetensors alone.")],
-    out: Annotated[Path, typer.Argument(help="The ONNX file to write; of a fine-tuned checkpoint, a folder.")],
-    k: Annotated[int, typer.Option("-k", help="Items to recommend, fixed in the file.")] = 10,
-    int8: Annotated[bool, typer.Option("--int8", help="Weights in 8 bits; says what that costs in NDCG.")] = False,
+    run: Annotated[Path, typer.Argument(help="Run folder, or a model.safetensors file.")],
+    out: Annotated[Path, typer.Argument(help="Output ONNX file; for a fine-tuned checkpoint, a folder.")],
+    k: Annotated[int, typer.Option("-k", help="Number of items to recommend, fixed in the file.")] = 10,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Quantize weights to 8 bits and report the loss of NDCG.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write a model as ONNX: history in, the best unseen items out; any batch and length.
+    """Export a model as ONNX: histories in, the best unseen items out, for any batch size and length.
 
-    A fine-tuned checkpoint of Hugging Face is written as one again, into a folder, with its statement.
+    A fine-tuned Hugging Face checkpoint is written in its own format, into a folder, with its privacy statement.
     """
     from dpformer.export import export_onnx
     from dpformer.kinds.registry import kind_of
@@ -41,20 +43,20 @@ def _folder(run: Path, release: Any, out: Path, as_json: bool) -> None:
     from dpformer.runs import finished
 
     if not run.is_dir():
-        raise DpformerError(f"{run} is a model alone, and its statement goes with it: give the run folder")
+        raise DpformerError(f"{run} has no privacy statement beside it: give the run folder")
     statement = finished(run).statement
     names = [path.name for path in kind_of(release.model).export_folder(release, out, statement)]
     typer.echo(json.dumps({"path": str(out), "files": names}) if as_json else f"{out}: {', '.join(names)}")
 
 
 def _loss(run: Path, release: Any, exported: Any) -> dict[str, Any]:
-    """NDCG on the run's held-out items before and after rounding, or why it could not be measured."""
+    """NDCG on the run's held-out items before and after quantization, or why it could not be measured."""
     from dpformer.export.loss import measure_loss
     from dpformer.report.accuracy import held_out_data
     from dpformer.runs import finished
 
     if not run.is_dir():
-        return {"unknown": f"{run} is a model alone; give the run folder"}
+        return {"unknown": f"{run} is a model file only; give the run folder"}
     try:
         return measure_loss(exported.path, release, held_out_data(finished(run)), exported.k)
     except DpformerError as error:
@@ -63,17 +65,17 @@ def _loss(run: Path, release: Any, exported: Any) -> dict[str, Any]:
 
 def _words(facts: dict[str, Any]) -> str:
     lines = [
-        f"{facts['path']}: {facts['bytes'] / 1e6:,.2f} MB, top {facts['k']} of unseen items inside"
-        + (", weights in int8" if facts["int8"] else ""),
+        f"{facts['path']}: {facts['bytes'] / 1e6:,.2f} MB, returns the top {facts['k']} unseen items"
+        + (", int8 weights" if facts["int8"] else ""),
         f"ONNX Runtime agrees with PyTorch on {facts['checked']} random histories; scores differ by at most "
         f"{facts['largest_difference']:.1g}",
     ]
     loss = facts.get("int8_loss")
     if loss and "unknown" in loss:
-        lines.append(f"the loss of NDCG by int8 could not be measured: {loss['unknown']}")
+        lines.append(f"the loss of NDCG from int8 could not be measured: {loss['unknown']}")
     elif loss:
         lines.append(
-            f"int8 takes NDCG@{loss['k']} from {loss['ndcg']:.4f} to {loss['ndcg_int8']:.4f}, a loss of "
+            f"int8 changes NDCG@{loss['k']} from {loss['ndcg']:.4f} to {loss['ndcg_int8']:.4f}, a loss of "
             f"{round(loss['loss'], 4) + 0:.4f}, over the held-out items of {loss['users']:,} users (not covered by the "
             "guarantee)"
         )

@@ -11,15 +11,17 @@ from dpformer.errors import DpformerError
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(help="The run folder, or its model.safetensors alone.")],
-    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "\n",
-    length: Annotated[int, typer.Option(help="Tokens to write.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Below 1 likelier, above 1 wilder; 0: the likeliest.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")] = None,
-    seed: Annotated[int | None, typer.Option(help="For the same text again.")] = None,
+    run: Annotated[Path, typer.Argument(help="Run folder, or a model.safetensors file.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "\n",
+    length: Annotated[int, typer.Option(help="Number of tokens to generate.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 always takes the most likely token.")
+    ] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens only.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed, for reproducible text.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write text with a language model. It spends no privacy budget, however much is written."""
+    """Generate text with a language model. This spends no privacy budget, however much is generated."""
     if length < 0 or (top_k is not None and top_k < 1):
         raise DpformerError(f"length is {length} and top-k {top_k}; they must not be negative, and top-k 1 or more")
     if not (math.isfinite(temperature) and temperature >= 0):

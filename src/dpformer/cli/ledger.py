@@ -1,4 +1,4 @@
-"""`dpformer ledger`: one budget for a data set over many runs: make it, plan it, see what is spent and what fits."""
+"""`dpformer ledger`: one budget for a data set over many runs: create it, plan it, see what is spent and what fits."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +10,10 @@ from dpformer.cli.results import AsJson, print_json
 from dpformer.errors import DpformerError
 
 SHOW = "show"
-LATEST = 3  # kinds of runs of which it says how many more fit
+LATEST = 3  # kinds of runs for which the number of further runs is shown
 
-File = Annotated[Path, typer.Argument(help="The ledger.")]
-Delta = Annotated[float | None, typer.Option(help="δ of all runs together.", show_default=False)]
+File = Annotated[Path, typer.Argument(help="Ledger file.")]
+Delta = Annotated[float | None, typer.Option(help="Total δ of all runs.", show_default=False)]
 
 
 class _ShowUnlessNamed(TyperGroup):
@@ -28,21 +28,25 @@ class _ShowUnlessNamed(TyperGroup):
 ledger = typer.Typer(
     cls=_ShowUnlessNamed,
     no_args_is_help=True,
-    help="One budget over many runs: dpformer ledger FILE shows it, or makes it with --epsilon and --delta.",
+    help="One budget over many runs: dpformer ledger FILE shows it, or creates it with --epsilon and --delta.",
 )
 
 
 @ledger.command(SHOW)
 def show(
     file: File,
-    epsilon: Annotated[float | None, typer.Option(help="Make it: ε of all runs together.", show_default=False)] = None,
-    delta: Annotated[float | None, typer.Option(help="Make it: δ of all runs together.", show_default=False)] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Total ε of all runs; creates the ledger.", show_default=False)
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Total δ of all runs; creates the ledger.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the budget, the runs that spent it, and how many more fit; with --epsilon and --delta, make a new one.
+    """Show the budget, the runs that spent it, and how many more fit; with --epsilon and --delta, create a ledger.
 
-    `dpformer train --ledger FILE` writes each run down before it releases anything, or refuses it. Several people may
-    use one file: processes take turns.
+    `dpformer train --ledger FILE` records each run before it releases anything, or refuses it. Several people may share
+    one file; processes wait for each other.
     """
     from dpformer.runs import ledger_file
 
@@ -54,18 +58,18 @@ def show(
 
 @ledger.command()
 def plan(
-    file: Annotated[Path | None, typer.Argument(help="The ledger to make, or to put the plan into.")] = None,
-    runs: Annotated[int, typer.Option(min=1, help="How many runs there are to be, such as 52.")] = 52,
-    epsilon: Annotated[float | None, typer.Option(help="ε of all runs together.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(help="Ledger file to create or to add the plan to.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Number of planned runs, such as 52.")] = 52,
+    epsilon: Annotated[float | None, typer.Option(help="Total ε of all runs.", show_default=False)] = None,
     delta: Delta = None,
     users: Annotated[
-        int | None, typer.Option(help="Number of users, of which δ = 1 / (10 · users) follows.", show_default=False)
+        int | None, typer.Option(help="Number of users, for the default δ = 1 / (10 · users).", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Each run's share of a budget: what as many releases of that noise cost together, not ε divided by their number.
+    """Compute each run's share of a budget by composition, which is more than ε divided by the number of runs.
 
-    With FILE the plan is kept: `dpformer train --ledger FILE` without --epsilon takes its share, and a run that takes
+    With FILE the plan is stored: `dpformer train --ledger FILE` without --epsilon takes its share, and a run that needs
     more than its share is refused.
 
     For example: dpformer ledger plan weekly.db --runs 52 --epsilon 8 --users 100000
@@ -75,7 +79,7 @@ def plan(
 
     if file is not None and file.exists():
         if epsilon is not None or delta is not None or users is not None:
-            raise DpformerError(f"{file} is there, with a budget that is set once: give --runs alone")
+            raise DpformerError(f"{file} exists, and its budget cannot be changed: give --runs only")
         budget = ledger_file.set_plan(file, runs)
     else:
         if epsilon is None or (delta is None and users is None):
@@ -94,7 +98,7 @@ def plan(
 
 @ledger.command()
 def convert(file: File) -> None:
-    """Make a ledger of an older version (JSON) one of this version; the old file stays beside it."""
+    """Convert a ledger of an older version (JSON) to the current format; the old file is kept."""
     from dpformer.runs import ledger_file
 
     _show(ledger_file.convert(file), as_json=False)
@@ -106,10 +110,10 @@ def check(
     runs: Annotated[list[Path], typer.Argument(help="Finished run folders that the ledger counts.")],
     as_json: AsJson = False,
 ) -> None:
-    """Whether the ledger still has the entries of these runs as they wrote them; exit code 1 if not.
+    """Check that the ledger still holds the entries of these runs as they were written; exit code 1 if not.
 
-    The chain of the ledger shows an edited or dropped entry by itself, in every command. A ledger that was written anew
-    from beginning to end shows here, against what the statements of runs say of it.
+    Every command checks the hash chain, which reveals an edited or dropped entry. A ledger that was rewritten from
+    beginning to end is revealed here, by comparison with the statements of the runs.
     """
     from dpformer.runs import ledger_file
 
@@ -118,7 +122,7 @@ def check(
         print_json([{"run": str(run), "problem": wrong or None} for run, wrong in found])
     else:
         for run, wrong in found:
-            typer.echo(f"{run}: {wrong or 'its entry is there as it was written'}")
+            typer.echo(f"{run}: {wrong or 'its entry is unchanged'}")
     if any(wrong for _, wrong in found):
         raise typer.Exit(1)
 
@@ -140,13 +144,13 @@ def _show(budget: Any, as_json: bool) -> None:
         return
     typer.echo(f"ε {round_up(spent)} of {plain(budget.epsilon)} is spent, at δ = {budget.delta:g}")
     for run in runs:
-        search = f", a search of {plain(run['mean_runs'])} runs on average" if "mean_runs" in run else ""
-        typer.echo(f"{run['started']}  ε {round_up(run['epsilon_alone'])} alone{search}  {run['run']}")
+        search = f", a search with {plain(run['mean_runs'])} runs on average" if "mean_runs" in run else ""
+        typer.echo(f"{run['started']}  ε {round_up(run['epsilon_alone'])} on its own{search}  {run['run']}")
     for folder, more in kinds.items():
-        typer.echo(f"{more} more like {folder} would fit")
+        typer.echo(f"{more} more runs like {folder} would fit")
     if budget.plan is not None:
-        typer.echo(f"plan: {budget.left} of {budget.plan} runs are left; train without --epsilon to take one's share")
-    typer.echo(f"entry {budget.number}, {budget.hash[:16]}…: the chain holds")
+        typer.echo(f"plan: {budget.left} of {budget.plan} runs are left; train without --epsilon to use one share")
+    typer.echo(f"entry {budget.number}, {budget.hash[:16]}…: hash chain intact")
 
 
 def _kinds(budget: Any) -> dict[str, int]:
@@ -159,7 +163,7 @@ def _kinds(budget: Any) -> dict[str, int]:
 
 
 def _share(budget: Any, runs: int) -> dict[str, Any]:
-    """Of runs that are one Gaussian release, as counts are; others find theirs when they are trained."""
+    """The share of a run that makes one Gaussian release, as counts do; other kinds compute theirs at training."""
     from dpformer.accounting import Gaussian, attack_rates, calibrate
 
     delta = budget.delta / runs
@@ -196,13 +200,13 @@ def _print_plan(facts: dict[str, Any], file: Path | None) -> None:
 
     share, found = facts["share"], facts["members_found"]
     for line in (
-        f"{facts['runs']} runs, all together ε = {round_up(facts['all_runs'])} of {plain(facts['epsilon'])} at δ = "
+        f"{facts['runs']} runs, in total ε = {round_up(facts['all_runs'])} of {plain(facts['epsilon'])} at δ = "
         f"{plain(facts['delta'], 3)}",
-        f"share of each: ε = {plain(share['epsilon'])} at δ = {plain(share['delta'], 3)}, a noise multiplier of "
-        f"{plain(share['noise_multiplier'], 5)} (counts; a network finds its share when it is trained)",
-        f"division would give ε = {plain(facts['divided'], 3)} to each, and waste the rest",
-        f"members found at 1% false alarms, at most: {percent(found['one_run'])} by one run, "
-        f"{percent(found['all_runs'])} by all of them together",
+        f"share of each: ε = {plain(share['epsilon'])} at δ = {plain(share['delta'], 3)}, noise multiplier "
+        f"{plain(share['noise_multiplier'], 5)} (counts; the share of a network is computed at training)",
+        f"dividing ε instead would give each run only ε = {plain(facts['divided'], 3)}",
+        f"members found at a false positive rate of 1%, at most: {percent(found['one_run'])} from one run, "
+        f"{percent(found['all_runs'])} from all runs together",
         *([f"each week: dpformer train LOG --ledger {file} --out runs/WEEK"] if file is not None else []),
     ):
         typer.echo(line)

@@ -1,4 +1,4 @@
-"""`dpformer moments`: the paper's table of variances through ReLU and GELU, with GELU's exact column beside it."""
+"""`dpformer moments`: the paper's table of variances through ReLU and GELU, with exact GELU for comparison."""
 
 import json
 from typing import Annotated
@@ -7,12 +7,12 @@ import typer
 
 from dpformer.errors import DpformerError
 
-DEVIATIONS = (0.01, 0.1, 1.0)  # the paper's N(0, 0.01) etc. are deviations
+DEVIATIONS = (0.01, 0.1, 1.0)  # the paper's N(0, 0.01) etc. are standard deviations
 SEED = 0
 
 
 def moments(
-    samples: Annotated[int, typer.Option(help="Samples to compare with.")] = 1_000_000,
+    samples: Annotated[int, typer.Option(help="Number of samples to compare with.")] = 1_000_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Variance after ReLU and GELU of a Gaussian input: sampled, exact, and the paper's approximation."""
@@ -26,7 +26,7 @@ def moments(
 
 
 def variances(deviation: float, samples: int) -> dict[str, float]:
-    """After ReLU and GELU of N(0, deviation²): sampled, exact, and the paper's approximation of GELU."""
+    """Variances after ReLU and GELU of N(0, deviation²): sampled, exact, and the paper's approximation of GELU."""
     import torch
     from torch.nn import functional as F
 
@@ -48,7 +48,7 @@ def _print(rows: list[dict[str, float]], samples: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"Variance of an activation of N(0, deviation²), {samples:,} samples", title_justify="left")
+    table = Table(title=f"Variance of an activation of N(0, σ²), {samples:,} samples", title_justify="left")
     titles = ("deviation", "ReLU, sampled", "ReLU, exact", "GELU, sampled", "GELU, exact", "GELU as ReLU (paper)")
     for title in titles:
         table.add_column(title, justify="right")

@@ -1,4 +1,4 @@
-"""`dpformer recommend RUN --history a,b,c`: what comes next after a history, in the users' own ids; or for a file."""
+"""`dpformer recommend RUN --history a,b,c`: the next items for a history, in the log's own ids; or for a file."""
 
 import csv
 import json
@@ -15,48 +15,48 @@ from dpformer.errors import DpformerError
 
 def recommend(
     choices: dict[str, Any],
-    run: Annotated[Path, typer.Argument(help="The run folder, or its model.safetensors alone.")],
-    history: Annotated[str | None, typer.Option(help="Item ids with commas between, oldest first.")] = None,
+    run: Annotated[Path, typer.Argument(help="Run folder, or a model.safetensors file.")],
+    history: Annotated[str | None, typer.Option(help="Comma-separated item ids, oldest first.")] = None,
     histories: Annotated[
         Path | None,
-        typer.Option(help='Many: a log (user_id, item_id, …), or JSON lines {"user_id": …, "history": […]}.'),
+        typer.Option(help='Many histories: a log (user_id, item_id, …), or JSON lines {"user_id": …, "history": […]}.'),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="With --histories: the file to write, .parquet, .csv, .tsv or .jsonl.")
+        Path | None, typer.Option(help="With --histories: output file (.parquet, .csv, .tsv or .jsonl).")
     ] = None,
-    k: Annotated[int, typer.Option("-k", help="Items to recommend.")] = 10,
+    k: Annotated[int, typer.Option("-k", help="Number of items to recommend.")] = 10,
     allow_seen: Annotated[bool, typer.Option("--allow-seen", help="Recommend items of the history too.")] = False,
     catalog: Annotated[
-        Path | None, typer.Option(help="File of items with titles.  [default: those of training]")
+        Path | None, typer.Option(help="Catalogue with titles.  [default: the one given at training]")
     ] = None,
     unknown: Annotated[
-        str, typer.Option(help="Items that the model does not know: report (left out and counted), ignore, or error.")
+        str, typer.Option(help="Items unknown to the model: report (ignore and count), ignore, or error.")
     ] = "report",
     unfiltered: Unfiltered = False,
     items: Items = None,
     exclude: Exclude = None,
     item_where: ItemWhere = None,
     max_per: MaxPer = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, one a history.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, one per history.")] = False,
 ) -> None:
-    """Recommend items for histories, none of which needs to be in the training data.
+    """Recommend items for histories; the users need not be in the training data.
 
-    A log is read as `dpformer train` read its own; options of reading (--help-all) override that.
+    A log is read with the options of training; reading options (--help-all) override them.
     """
     if k < 1:
         raise DpformerError(f"k is {k}; it must be 1 or more")
     if (history is None) == (histories is None):
-        raise DpformerError("give one of --history a,b,c and --histories FILE")
+        raise DpformerError("give either --history a,b,c or --histories FILE")
     if out is not None and (histories is None or as_json):
-        raise DpformerError("--out is for --histories, and instead of --json")
+        raise DpformerError("--out needs --histories and excludes --json")
     asked = parse_rules(items, exclude, item_where, max_per)
     given = reading_of(choices, unfiltered)
     if history is not None and given:
-        raise DpformerError(f"--{next(iter(given)).replace('_', '-')} is for --histories: leave it out")
+        raise DpformerError(f"--{next(iter(given)).replace('_', '-')} needs --histories: omit it")
     if out is not None:
         from dpformer.serving.batch import format_of
 
-        format_of(out)  # before anything is read
+        format_of(out)  # refuse an unknown format before anything is read
     ranker = _ranker(run, catalog)
     rules = None if asked is None else _bound(asked, ranker, run, catalog)
     packed = _packed(ranker, run, history, histories, unknown, given)
@@ -93,7 +93,7 @@ def _bound(rules: Any, ranker: Any, run: Path, catalog: Path | None) -> Any:
 def _packed(
     ranker: Any, run: Path, history: str | None, histories: Path | None, unknown: str, given: dict[str, Any]
 ) -> Any:
-    """The histories in item numbers; what the model does not know is told."""
+    """Pack the histories as item numbers; items unknown to the model are reported."""
     from dpformer.serving.histories import histories_of, read_histories
     from dpformer.serving.packed import Packed
 
@@ -116,7 +116,7 @@ def _answers(ranker: Any, packed: Any, k: int, filter_seen: bool, rules: Any) ->
 
 
 def _of_one(ranker: Any, packed: Any, line: dict[str, Any]) -> dict[str, Any]:
-    """The answer to --history, with the items that count instead of a user."""
+    """The answer to --history, with the items that were used instead of a user."""
     named = [ranker.release.vocabulary[number] for number in packed.items.tolist()]
     return {"history": named, "recommendations": line["recommendations"]}
 
@@ -158,11 +158,11 @@ def _print(lines: list[dict[str, Any]], titles: bool) -> None:
 
 
 def split_ids(text: str) -> list[str]:
-    """Ids between commas; quotes keep a comma inside an id."""
+    """Comma-separated ids; quotes keep a comma inside an id."""
     if not text.strip():
         return []
     try:
         (fields,) = csv.reader([text], skipinitialspace=True)
     except (csv.Error, ValueError) as error:
-        raise DpformerError(f"{text!r} is not a list of ids with commas between: {error}") from None
+        raise DpformerError(f"{text!r} is not a comma-separated list of ids: {error}") from None
     return fields

@@ -7,19 +7,19 @@ import typer
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The run folder.")],
-    out: Annotated[Path | None, typer.Option(help="The page to write.  [default: RUN/report.html]")] = None,
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[Path | None, typer.Option(help="Output file.  [default: RUN/report.html]")] = None,
     history: Annotated[
-        list[str] | None, typer.Option(help="An example history to show, item ids with commas; may be repeated.")
+        list[str] | None, typer.Option(help="Example history to show (comma-separated item ids); may be repeated.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The run's data.  [default: where it was, if the run is your own]")
+        Path | None, typer.Option(help="The run's data.  [default: its path at training, if the run is your own]")
     ] = None,
     catalog: Annotated[
-        Path | None, typer.Option(help="File of items with titles to show.  [those of training]")
+        Path | None, typer.Option(help="Catalogue with titles.  [default: the one given at training]")
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="Only what the guarantee covers: a page that may be published.")
+        bool, typer.Option("--public", help="Only what the guarantee covers, so that the page may be published.")
     ] = False,
 ) -> None:
     """Write one self-contained HTML page: guarantee, accuracy, curves, long tail, attention, config."""

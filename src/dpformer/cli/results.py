@@ -1,4 +1,4 @@
-"""What commands that check something have in common: JSON on request, and an exit code that says how it went."""
+"""Shared by commands that check something: JSON on request, and an exit code that reports the outcome."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def print_json(facts: Any) -> None:
 
 
 def conclude(result: Any, show: Callable[[Any], None], as_json: bool) -> None:
-    """Prints a result with `to_dict` and `passed`; exit code 1 if it did not pass."""
+    """Print a result with `to_dict` and `passed`; exit code 1 if it did not pass."""
     if as_json:
         print_json(result.to_dict())
     else:

@@ -1,4 +1,4 @@
-"""Options of `dpformer recommend` for rules on items, and how their text becomes `serving.rules.Rules`."""
+"""Options of `dpformer recommend` for rules on items, and their conversion to `serving.rules.Rules`."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from dpformer.serving.rules import Rules
 
 Items = Annotated[
-    str | None, typer.Option("--items", help="Recommend only these: item ids with commas between, or @FILE.")
+    str | None, typer.Option("--items", help="Recommend only these items: comma-separated ids, or @FILE.")
 ]
 Exclude = Annotated[
-    str | None, typer.Option("--exclude", help="Never recommend these: item ids with commas between, or @FILE.")
+    str | None, typer.Option("--exclude", help="Never recommend these items: comma-separated ids, or @FILE.")
 ]
 ItemWhere = Annotated[
     list[str] | None,
@@ -24,7 +24,7 @@ ItemWhere = Annotated[
     ),
 ]
 MaxPer = Annotated[
-    list[str] | None, typer.Option("--max-per", help="At most so many of each value among the k: category=2.")
+    list[str] | None, typer.Option("--max-per", help="Maximum number of items per value among the k: category=2.")
 ]
 
 CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<sign><=|>=|=)\s*(?P<value>.*?)\s*", re.DOTALL)
@@ -33,7 +33,7 @@ CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<sign><=|>=|=)\s*(?P<value>.*?)
 def parse_rules(
     items: str | None, exclude: str | None, item_where: list[str] | None, max_per: list[str] | None
 ) -> "Rules | None":
-    """The rules of some options; None if none is given."""
+    """The rules that some options describe; None if no option was given."""
     if items is None and exclude is None and not item_where and not max_per:
         return None
     from dpformer.serving.rules import Rules
@@ -75,7 +75,7 @@ def _whole(text: str, value: str) -> int:
 
 
 def _ids(text: str) -> list[str]:
-    """Ids with commas between; @FILE has one per line."""
+    """Comma-separated ids; @FILE holds one per line."""
     from dpformer.cli.recommend import split_ids
 
     if not text.startswith("@"):

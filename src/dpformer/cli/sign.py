@@ -1,4 +1,4 @@
-"""`dpformer sign RUN --key KEY`: a signature under every published file of a finished run."""
+"""`dpformer sign RUN --key KEY`: sign every published file of a finished run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,17 +7,17 @@ import typer
 
 
 def sign(
-    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     key: Annotated[Path, typer.Option(help="Private key (PEM, Ed25519).")],
     also: Annotated[
         list[str] | None,
-        typer.Option(help="Name of a further file in RUN to publish: report.html, if made with --public; repeatable."),
+        typer.Option(help="Further file in RUN to publish, such as report.html made with --public; may be repeated."),
     ] = None,
 ) -> None:
-    """Sign all files of a run that may be published, card and audit included; sign again after any of them changed.
+    """Sign all files of a run that may be published, including card and audit; sign again after any of them changes.
 
-    The list is RUN/SHA256SUMS, the signature RUN/SHA256SUMS.sig; dpformer verify RUN --key PUBLIC checks them, and so
-    do sha256sum and openssl.
+    The list is RUN/SHA256SUMS and the signature RUN/SHA256SUMS.sig; dpformer verify RUN --key PUBLIC checks them, as do
+    sha256sum and openssl.
     """
     from dpformer.runs.folder import RunFolder
     from dpformer.runs.run import finished

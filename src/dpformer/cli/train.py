@@ -1,4 +1,4 @@
-"""`dpformer train [FILE]`: a log in, a run folder with a private model out. Its options are the choices of `Config`."""
+"""`dpformer train [FILE]`: read a log, write a run folder with a private model. Its options are those of `Config`."""
 
 import inspect
 import json
@@ -19,16 +19,17 @@ from dpformer.runs.config import Config, section_of
 ESSENTIAL = (
     "epsilon", "delta", "model", "catalog", "user_column", "item_column", "timestamp_column", "task", "unit", "recipe",
 )  # fmt: skip
-FLAGS = {"reattention": ["--re-attention/--no-re-attention"]}  # the others are named after their choice
+FLAGS = {"reattention": ["--re-attention/--no-re-attention"]}  # the other flags have the name of their option
 
 
 def train(
     choices: dict[str, Any],
-    out: Annotated[Path | None, typer.Option(help="The run folder to make.", rich_help_panel="Run")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of choices.", rich_help_panel="Run")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.", rich_help_panel="Run")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to create.", rich_help_panel="Run")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with options.", rich_help_panel="Run")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.", rich_help_panel="Run")] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="One budget over many runs: see dpformer ledger.", rich_help_panel="Run")
+        Path | None,
+        typer.Option(help="Ledger file for one budget over many runs (see dpformer ledger).", rich_help_panel="Run"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan; no private data is touched.", rich_help_panel="Run")
@@ -43,7 +44,7 @@ def train(
     key_file: Annotated[
         Path | None,
         typer.Option(
-            help="Keep the run's secret key in this new file, for verify --replay. It is as private as the data. "
+            help="Keep the run's secret key in this new file, for verify --replay; it is as sensitive as the data. "
             "[default: the key is deleted]",
             rich_help_panel="Run",
         ),
@@ -52,20 +53,20 @@ def train(
 ) -> None:
     """Train a model on private sequences and write a run folder.
 
-    The model, its privacy statement and its metrics land in the folder. Without FILE the synthetic default is used.
+    The folder holds the model, its privacy statement and its metrics. Without FILE, a synthetic data set is used.
     """
     given = {name: value for name, value in choices.items() if value is not None}
     moved = given.pop("file", None) if resume is not None else None
     if resume is not None and (given or config or out or dry_run or ledger or key_file):
         raise DpformerError(
-            "--resume goes on with a run as it was started: give no other options beside it, but for the file if it "
-            "has moved"
+            "--resume continues a run with its original options: give no other options, except FILE if the log has "
+            "moved"
         )
     if dry_run:
         _print_plan(Config.make(config, **given), items, as_json)
         return
     if items is not None:
-        raise DpformerError("--items is for --dry-run; training counts them itself")
+        raise DpformerError("--items needs --dry-run; training counts the items itself")
     if resume is None:
         made = Config.make(config, **given)
         say_model(made, given)
@@ -76,7 +77,7 @@ def train(
 
 
 def say_model(config: Config, given: dict[str, Any]) -> None:
-    """An option that changes the model says so."""
+    """Report that an option has changed the model."""
     causes = [name for name in OF_NETWORKS if name in given]
     if causes and given.get("model", AUTO) == AUTO and "recipe" not in given and config.task == "recommend":
         typer.echo(f"model: {config.model}, because --{causes[0].replace('_', '-')} was given", err=True)
@@ -90,7 +91,7 @@ def run_or_exit(
     key_file: Path | None = None,
     ledger: Path | None = None,
 ) -> Any:
-    """Trains by a config, or goes on with a run folder; stopped by Ctrl-C, it says so and exits with 130."""
+    """Train by a config, or resume a run folder; after Ctrl-C, report that the run can be resumed and exit with 130."""
     quiet_threads()
     from dpformer import runs as training
     from dpformer.runs.run import started_before
@@ -115,7 +116,7 @@ def run_or_exit(
     except training.Interrupted as stopped:
         typer.echo(f"dpformer: {stopped}", err=True)
     except KeyboardInterrupt:
-        typer.echo("dpformer: stopped at once; what was saved before is whole", err=True)
+        typer.echo("dpformer: interrupted; the last checkpoint is intact", err=True)
     finally:
         if team is not None:
             team.dismiss()
@@ -123,9 +124,9 @@ def run_or_exit(
 
 
 def quiet_threads() -> None:
-    """Threads that wait give the core away: on a busy machine, threads that spin made a step 7 times as slow.
+    """Make waiting threads release their core: on a busy machine, spinning threads made a step 7 times as slow.
 
-    It has to come before torch is imported.
+    This must run before torch is imported.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -173,15 +174,15 @@ def _print_plan(config: Config, items: int | None, as_json: bool) -> None:
         typer.echo(f"note: {note}", err=True)
 
 
-# The options are made from the choices, so that both have one definition.
+# The options are generated from `Config`, so that each is defined once.
 
 
 def with_choices(
     command: Callable[..., None], names: Iterable[str] | None = None, essential: Iterable[str] = ESSENTIAL
 ) -> Callable[..., None]:
-    """The command with one option for each choice of `Config`, or of some of them, given to it as one dict.
+    """The command with one option for each field of `Config` (or for some of them), passed to it as one dict.
 
-    Essential ones come first; the others are shown by --help-all.
+    Essential options come first; the others are shown by --help-all.
     """
     shown = ("file", *essential)
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "choices"]

@@ -14,16 +14,17 @@ def tune(
     choices: dict[str, Any],
     tries: Annotated[
         list[str] | None,
-        typer.Option("--try", help="NAME=A,B,…: values to try; may be repeated.", rich_help_panel="Tuning"),
+        typer.Option("--try", help="NAME=A,B,…: candidate values; may be repeated.", rich_help_panel="Tuning"),
     ] = None,
-    mean_runs: Annotated[float, typer.Option(help="Runs on average.", rich_help_panel="Tuning")] = 10.0,
-    out: Annotated[Path | None, typer.Option(help="The run folder to make.", rich_help_panel="Run")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of choices.", rich_help_panel="Run")] = None,
+    mean_runs: Annotated[float, typer.Option(help="Expected number of runs.", rich_help_panel="Tuning")] = 10.0,
+    out: Annotated[Path | None, typer.Option(help="Run folder to create.", rich_help_panel="Run")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with options.", rich_help_panel="Run")] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="One budget over many runs: see dpformer ledger.", rich_help_panel="Run")
+        Path | None,
+        typer.Option(help="Ledger file for one budget over many runs (see dpformer ledger).", rich_help_panel="Run"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what it would cost; give --users.", rich_help_panel="Run")
+        bool, typer.Option("--dry-run", help="Print the total cost; needs --users.", rich_help_panel="Run")
     ] = False,
     sign: Annotated[
         Path | None,
@@ -32,14 +33,14 @@ def tune(
     key_file: Annotated[
         Path | None,
         typer.Option(
-            help="Keep the secret key of the winner in this new file, for verify --replay.", rich_help_panel="Run"
+            help="Keep the secret key of the best run in this new file, for verify --replay.", rich_help_panel="Run"
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Run")] = False,
 ) -> None:
-    """Tune settings within a privacy budget: --epsilon is of one run; the ε of the whole search is stated.
+    """Tune settings within a privacy budget: --epsilon applies to each run; the ε of the whole search is stated.
 
-    A random number of runs is made, each scored with noise on validation items, and only the best one is kept.
+    Makes a random number of runs, scores each with noise on validation items, and keeps only the best one.
     """
     from dpformer.cli.train import default_out, quiet_threads
 
@@ -47,7 +48,9 @@ def tune(
     from dpformer.runs import tuning
 
     values = dict(_parse(text) for text in tries or [])
-    first = {name: tried[0] for name, tried in values.items() if name in tuning.TUNABLE}  # of a network, so it is one
+    first = {
+        name: tried[0] for name, tried in values.items() if name in tuning.TUNABLE
+    }  # tunable settings belong to a network, so the model is one
     chosen = Config.make(config, **{**{name: v for name, v in choices.items() if v is not None}, **first})
     if dry_run:
         if chosen.users is None:
@@ -92,6 +95,6 @@ def _print(plan: Any, as_json: bool) -> None:
     from dpformer.format_number import plain, round_up
 
     typer.echo(
-        f"{len(plan.candidates)} candidates, {plan.mean_runs:g} runs on average; the search as a whole costs "
+        f"{len(plan.candidates)} candidates, {plan.mean_runs:g} runs on average; the whole search costs "
         f"ε = {round_up(plan.epsilon)} at δ = {plain(plan.delta, 3, up=True)}"
     )

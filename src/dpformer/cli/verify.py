@@ -1,4 +1,4 @@
-"""`dpformer verify RUN`: whether statement, ledger, config, data and released file hold together."""
+"""`dpformer verify RUN`: check that statement, ledger, config, data and released file agree."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,28 +13,34 @@ from dpformer.errors import DpformerError
 def verify(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     data: Annotated[
-        Path | None, typer.Option(help="The run's data, to compare.  [default: where it was, if the run is your own]")
+        Path | None, typer.Option(help="The run's data.  [default: its path at training, if the run is your own]")
     ] = None,
     catalog: Annotated[
-        Path | None, typer.Option(help="The run's catalogue, for titles and attributes.  [default: as for data]")
+        Path | None,
+        typer.Option(
+            help="The run's catalogue, for titles and attributes.  [default: its path at training, if the run is your "
+            "own]"
+        ),
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="Public key (PEM, Ed25519) of whoever should have signed.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Public key (PEM, Ed25519) of the expected signer.")] = None,
     replay: Annotated[
         bool,
         typer.Option(
-            "--replay", help="Repeat the run from its data and --key-file, and compare bit for bit. Takes as long."
+            "--replay",
+            help="Repeat the run from its data and --key-file and compare bit for bit (takes as long as training).",
         ),
     ] = False,
     key_file: Annotated[
-        Path | None, typer.Option(help="For --replay: what dpformer train --key-file kept.", show_default=False)
+        Path | None,
+        typer.Option(help="For --replay: the file written by dpformer train --key-file.", show_default=False),
     ] = None,
-    read_data: Annotated[bool, typer.Option(help="Prepare the data again and compare it, if it is there.")] = True,
+    read_data: Annotated[bool, typer.Option(help="Prepare the data again, if available, and compare.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Verify a run: list every claim of its statement with what checked it, or that nothing did.
+    """Verify a run: list every claim of its statement and how it was checked, or that it was not.
 
     Exit code 0 if nothing contradicts the statement, 1 if something does, 2 for bad input, 3 if dpformer itself failed.
-    Only --replay shows that training, sampling and noise were what they are said to be.
+    Only --replay shows that training, sampling and noise were what the statement says.
     """
     from dpformer.cli.train import quiet_threads
 
@@ -45,7 +51,7 @@ def verify(
     if replay != (key_file is not None):
         raise DpformerError("--replay and --key-file go together: give both, or neither")
     if key is not None:
-        public_key(key)  # a wrong file is bad input, not a wrong signature
+        public_key(key)  # an unreadable key is bad input, not a wrong signature
     dataset = _dataset(run, data) if read_data or replay else None
     public = _catalog(run, catalog, follow=read_data) or _public(dataset)
     again = None if key_file is None else _replay(run, data, catalog, dataset, key_file)
@@ -53,7 +59,7 @@ def verify(
 
 
 def _replay(run: Path, data: Path | None, catalog: Path | None, dataset: Any, key_file: Path) -> Any:
-    """The replay of a finished run, on data that is at hand."""
+    """Replay a finished run on the available data."""
     from dpformer.runs.folder import RunFolder
     from dpformer.runs.run import finished, resume
     from dpformer.runs.trust import followed
@@ -65,16 +71,16 @@ def _replay(run: Path, data: Path | None, catalog: Path | None, dataset: Any, ke
     if catalog is not None:
         config = config.replace(catalog=catalog.resolve())
     if dataset is None:
-        raise DpformerError(f"the data of {run} is not here, and a replay needs it: name it with --data")
+        raise DpformerError(f"a replay needs the data of {run}, which was not found: give it with --data")
     for name in ("catalog", "tokenizer"):
         if getattr(done.config, name) is not None and getattr(config, name) is None:
-            hint = "name it with --catalog" if name == "catalog" else "replay it where it was made"
+            hint = "give it with --catalog" if name == "catalog" else "replay it where it was made"
             raise DpformerError(f"a replay needs the {name} of {run}, which was not made by you here: {hint}")
     return Replay(folder, config, done.statement, dataset.hash, key_file, resume)
 
 
 def _dataset(run: Path, data: Path | None) -> Any:
-    """The data of a finished run prepared again; None if it is not at hand, or the run is a stranger's."""
+    """The data of a finished run, prepared again; None if it is not available or the run was made by someone else."""
     from dpformer.runs.config import Config
     from dpformer.runs.folder import RunFolder
     from dpformer.runs.model_file import load_release
@@ -94,18 +100,18 @@ def _dataset(run: Path, data: Path | None) -> Any:
     except DpformerError:
         if data is not None:
             raise
-        return None  # what is wrong with them is found again, and said, by the checks
+        return None  # the checks will find and report what is wrong
 
 
 def _missing(file: Path | None) -> bool:
-    """Whether a log is no file here any more; what a URL leads to shows when it is read."""
+    """Whether a log is no longer a local file; the target of a URL is only known when it is read."""
     from dpformer.data.sources.urls import url_of
 
     return file is not None and url_of(file) is None and not file.exists()
 
 
 def _catalog(run: Path, named: Path | None, *, follow: bool) -> Any:
-    """The catalogue that was named, or that of a run of one's own if it is still there."""
+    """The catalogue given on the command line, or the one of the user's own run if it still exists."""
     from dpformer.data import read_catalog
     from dpformer.runs.config import Config
     from dpformer.runs.folder import RunFolder
@@ -124,7 +130,7 @@ def _catalog(run: Path, named: Path | None, *, follow: bool) -> Any:
 
 
 def _public(dataset: Any) -> Any:
-    """The catalogue of the synthetic default, which is in the program."""
+    """The catalogue of the synthetic data set, which is part of the program."""
     made_up = dataset is not None and str(dataset.description.get("source")).startswith("synthetic (seed")
     return dataset.vocabulary if made_up else None
 
@@ -143,7 +149,7 @@ def _print(result: Any) -> None:
     for claim in result.claims:
         table.add_row(visible(claim.sentence), visible(claim.how))
     for assumption in result.assumed:
-        table.add_row(visible(assumption), "assumed: no check of a folder can show it")
+        table.add_row(visible(assumption), "assumed: cannot be checked from a run folder")
     console.print(table, markup=False)
-    console.print(f"The run states: {visible(result.headline)}", highlight=False, markup=False)
+    console.print(f"Statement: {visible(result.headline)}", highlight=False, markup=False)
     console.print(result.verdict, highlight=False, markup=False, style="bold" if result.passed else "bold red")

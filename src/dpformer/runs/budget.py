@@ -1,9 +1,9 @@
-"""The budget of a data set over many runs: what is spent, what still fits, and the share of each run of a plan.
+"""The budget of a data set over many runs: what is spent, what still fits, and each run's share of a plan.
 
-All of it is the composition of events by the accountant. A plan of R runs says that each run takes at most its share:
-run k is refused if what was spent before, and it R − k + 1 times (itself and all that are to come), is beyond ε. So a
-run that takes less leaves more to those after it, and no mixture of kinds can exceed the budget. Of R Gaussian releases
-each share grows like ε/√R, where naive division gives ε/R.
+Everything here is composition of events by the accountant. A plan of R runs limits each run to its share: run k is
+refused if the earlier spending together with R − k + 1 runs like it (itself and all that follow) would exceed ε. So a
+run that takes less leaves more to later runs, and no mixture of kinds can exceed the budget. For R Gaussian releases
+the share is about ε/√R, where naive division gives ε/R.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dpformer.accounting.searches import Search, epsilon_with_searches
 from dpformer.errors import DpformerError
 from dpformer.format_number import plain
 
-MOST_RUNS = 10_000  # that are counted as still fitting
-CLOSE = 1e-3  # of a share, relative
-NO_PLAN = "the ledger has no plan that says a run's share: give --epsilon, or make one with dpformer ledger plan"
+MOST_RUNS = 10_000  # upper limit for the number of runs that still fit
+CLOSE = 1e-3  # relative tolerance of a share
+NO_PLAN = "the ledger has no plan to take a share of: give --epsilon, or create a plan with dpformer ledger plan"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a ledger file holds."""
+    """The contents of a ledger file."""
 
     epsilon: float
     delta: float
     runs: tuple[dict[str, Any], ...] = ()
-    plan: int | None = None  # how many runs there are to be; None: not planned
-    planned_after: int = 0  # runs that were there when the plan was made
-    number: int = 0  # of the last entry
+    plan: int | None = None  # number of planned runs; None: no plan
+    planned_after: int = 0  # number of runs before the plan was made
+    number: int = 0  # number of the last entry
     hash: str = ""
 
     @property
@@ -42,7 +42,7 @@ class Budget:
         return self.spent_with(())
 
     def spent_with(self, events: Sequence[Event], mean_runs: float | None = None, times: int = 1) -> float:
-        """The same with another run so many times; with `mean_runs` it is a search."""
+        """The same with `times` more runs of these events; with `mean_runs`, each is a search."""
         ordinary = [event for run in self.runs if "mean_runs" not in run for event in events_of(run)]
         searches = [Search(tuple(events_of(run)), run["mean_runs"]) for run in self.runs if "mean_runs" in run]
         if mean_runs is None:
@@ -55,15 +55,15 @@ class Budget:
 
     @property
     def left(self) -> int | None:
-        """Runs of the plan that are still to come; None without one."""
+        """The number of planned runs that remain; None without a plan."""
         return None if self.plan is None else max(0, self.plan - (len(self.runs) - self.planned_after))
 
     def alone(self, run: dict[str, Any]) -> float:
-        """ε of one of the runs by itself, at the ledger's δ."""
+        """ε of one of the runs on its own, at the ledger's δ."""
         return Budget(self.epsilon, self.delta, (run,)).spent
 
     def fits(self, run: dict[str, Any]) -> int:
-        """How many more runs like one of these fit into the budget."""
+        """The number of further runs like this one that fit into the budget."""
         events, means = events_of(run), run.get("mean_runs")
 
         def within(times: int) -> bool:
@@ -78,10 +78,10 @@ class Budget:
         return low if self.left is None else min(low, self.left)
 
     def share(self, planned: Callable[[float], Sequence[Event]]) -> float:
-        """The largest ε of a run such that it, and all that are still to come like it, are within the budget.
+        """The largest ε for which this run and all remaining runs like it stay within the budget.
 
         Args:
-            planned: the events of a run with this ε of its own.
+            planned: maps an ε to the events of a run with that ε on its own.
         """
         left = self.left
         if not left:
@@ -94,7 +94,7 @@ class Budget:
         while not within(low):
             low /= 2
             if low < 1e-6:
-                raise DpformerError(f"nothing is left of ε = {plain(self.epsilon)} for another run")
+                raise DpformerError(f"the budget of ε = {plain(self.epsilon)} has nothing left for another run")
         high = 2 * low
         while within(high):
             low, high = high, 2 * high
@@ -107,31 +107,31 @@ class Budget:
         return f"all {self.plan} runs of the plan are taken"
 
     def refusal(self, events: Sequence[Event], mean_runs: float | None = None) -> str:
-        """Why another run would break the plan; nothing if it would not."""
+        """Why another run would break the plan; empty if it would not."""
         if self.left is None:
             return ""
         if not self.left:
-            return f"{self._all_taken()}: make a ledger for a further period, with a budget of its own, or stop here"
+            return f"{self._all_taken()}: create a new ledger with its own budget for a further period, or stop here"
         total = self.spent_with(events, mean_runs, self.left)
         if total <= self.epsilon:
             return ""
         return (
-            f"this run takes more than its share: {self.left} of {self.plan} runs are left, and if each took as much "
-            f"it would be ε = {plain(total)} of {plain(self.epsilon)}; leave --epsilon out to have its share"
+            f"this run exceeds its share: {self.left} of {self.plan} runs are left, and if each cost as much the total "
+            f"would be ε = {plain(total)} of {plain(self.epsilon)}; omit --epsilon to use this run's share"
         )
 
     def facts(self) -> dict[str, Any]:
-        """What a statement says of it: with number and hash of its last entry, which is this run's."""
+        """The facts for a statement, with number and hash of the last entry, which is this run's."""
         known = {"epsilon": self.epsilon, "delta": self.delta, "spent": self.spent, "runs": len(self.runs)}
         return {**known, "entry": self.number, "hash": self.hash}
 
 
 def events_of(run: dict[str, Any]) -> list[Event]:
-    """Of one run in a ledger."""
+    """The events of one run in a ledger."""
     return [Event.from_dict(event) for event in run["events"]]
 
 
 def rounded_down(value: float, digits: int = 4) -> float:
-    """To so many significant digits, never more than it was."""
+    """The value rounded down to `digits` significant digits."""
     unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
     return round(math.floor(value / unit) * unit, 12)

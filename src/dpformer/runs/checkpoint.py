@@ -1,8 +1,8 @@
-"""Checkpoints: all that a run needs to go on bit for bit, in one file that is replaced whole. No pickle.
+"""Checkpoints: everything a run needs to resume bit for bit, in one file that is replaced atomically. No pickle.
 
-One safetensors file: the tensors of the state, and in its header, as JSON, everything else (counters, keys, and the
-names under which tensors stand), who wrote it, and a digest. It holds the keys of sampling and noise: with them the
-noise can be taken off again, so it is private, and deleted when the run is done.
+One safetensors file holds the tensors of the state; its header holds everything else as JSON (counters, keys, and the
+names of the tensors), the version that wrote it, and a digest. It contains the keys of sampling and noise, with which
+the noise could be subtracted again; so it is private, and deleted when the run has finished.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ import dpformer
 from dpformer.errors import DpformerError
 from dpformer.files import replacing
 
-FORMAT = 3  # 2: what was released stood there under other names
+FORMAT = 3  # 2 used other names for released values
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], *, config: str, data: str) -> None:
-    """Replaces the checkpoint in one step; after an error the former one is still there, whole.
+    """Replace the checkpoint atomically; after an error the previous one is still intact.
 
     Args:
         path: the file.
         state: nested dicts, lists, tuples of tensors, numbers, texts, bytes and None.
-        config: hash of the config, which a resuming run must have too.
+        config: hash of the config, which must match on resume.
         data: hash of the data, likewise.
     """
     tensors: dict[str, Tensor] = {}
@@ -43,35 +43,35 @@ def save_checkpoint(path: Path, state: dict[str, Any], *, config: str, data: str
 
 
 def load_checkpoint(path: Path, *, config: str, data: str | None = None) -> dict[str, Any]:
-    """The state that was saved; anything torn, altered, or from another config, data or version is refused.
+    """Load the saved state; a file that is torn, altered, or from another config, data set or version is refused.
 
-    `data` None leaves the check of the data for later (`check_data`).
+    `data` None postpones the check of the data (`check_data`).
     """
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["dpformer-checkpoint"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if _digest(header["body"], tensors) != header["digest"]:
-            raise ValueError("its content is not as it was written")
+            raise ValueError("its content was altered")
         body = json.loads(header["body"])
         found, state = body["identity"], _unpack(body["state"], tensors)
         if not isinstance(found, dict) or not isinstance(state, dict):
-            raise ValueError("its parts are not those of a checkpoint")
+            raise ValueError("it lacks parts of a checkpoint")
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DpformerError(
-            f"{path} is not a whole checkpoint of dpformer ({' '.join(str(error).split())[:200]}); "
-            "this run cannot be resumed: start it again with another --out"
+            f"{path} is not an intact dpformer checkpoint ({' '.join(str(error).split())[:200]}); "
+            "this run cannot be resumed: start a new one with another --out"
         ) from None
     check_identity(path, found, identity_of(config, found.get("data") if data is None else data))
     return {**state, "data": found.get("data")}
 
 
 def check_data(path: Path, saved: str, found: str) -> None:
-    """The same data, or a clear refusal: going on with other data would spend the budget on two data sets."""
+    """Refuse data other than the saved run's: resuming with it would spend the budget on two data sets."""
     if saved != found:
         raise DpformerError(
             f"{path} was made with other data (split {saved[:12]}…, now {found[:12]}…); "
-            "bring the data back as it was, or start again with another --out"
+            "restore the original data, or start again with another --out"
         )
 
 
@@ -94,7 +94,7 @@ def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) 
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The value as JSON; each tensor is put aside under a number. Keys of dicts keep their type."""
+    """The value as JSON; each tensor is replaced by a number. Keys of dicts keep their type."""
     if isinstance(value, Tensor):
         name = f"{len(tensors):06d}"
         tensors[name] = value.detach().cpu().contiguous()
@@ -115,7 +115,7 @@ def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
-        return tensors[content].clone()  # else a view of the file
+        return tensors[content].clone()  # otherwise a view of the file
     if kind == "dict":
         return {key: _unpack(item, tensors) for key, item in content}
     if kind == "bytes":

@@ -1,6 +1,6 @@
-"""The dry run: the plan of a config and what it will take, from public numbers only.
+"""The dry run: the plan of a config and what it will take, from public numbers alone.
 
-Time and memory are measured, not guessed: one micro-batch of random histories of full length goes through the very
+Time and memory are measured, not guessed: one micro-batch of random histories of full length runs through the same
 code that trains. No private data is touched.
 """
 
@@ -25,12 +25,12 @@ from dpformer.runs.tasks.recommend import SYNTHETIC_USERS
 
 
 def dry_run(config: Config, users: int | None = None, items: int | None = None) -> dict[str, Any]:
-    """The plan as a dict, with an estimate if the number of items is known.
+    """The plan as a dict, with a time estimate if the number of items is known.
 
     Args:
-        config: the choices.
-        users: the number of users, public; by default the declared one, and that of the synthetic default is known.
-        items: the number of items, public; a catalogue tells it.
+        config: the options.
+        users: the public number of users; by default the declared one, or that of the synthetic data.
+        items: the public number of items; a catalogue implies it.
     """
     users = users or config.users
     if config.synthetic:
@@ -53,7 +53,7 @@ def dry_run(config: Config, users: int | None = None, items: int | None = None) 
 
 
 def plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """A plan for people: names and values."""
+    """A plan as names and values for printing."""
     rows = [("model", facts["model"]), ("users N", f"{facts['users']:,} (public)")]
     if facts["steps"]:
         rows.append(("expected batch B", f"{facts['expected_batch_size']:,}"))
@@ -66,7 +66,7 @@ def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["epsilon"] is None:
         return [("NOT PRIVATE", "no clipping and no noise: epsilon is inf")]
     rows = [
-        ("ε", f"{round_up(facts['epsilon'])} (asked for: {facts['epsilon_target']:g})"),
+        ("ε", f"{round_up(facts['epsilon'])} (target: {facts['epsilon_target']:g})"),
         ("δ", f"{facts['delta']:.3g}"),
     ]
     if facts["steps"]:
@@ -82,5 +82,5 @@ def _budget(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _effort(facts: dict[str, Any]) -> list[tuple[str, str]]:
     estimate = facts["estimate"]
     if estimate is None:
-        return [("time, memory", "not known: give --items, or --catalog")]
+        return [("time, memory", "unknown: give --items, or --catalog")]
     return KINDS[facts["model"]].effort(estimate)

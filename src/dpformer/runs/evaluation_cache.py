@@ -1,7 +1,7 @@
-"""What `evaluate` measured of a run, kept in its folder so that `report` need not measure it again.
+"""Cached results of `evaluate` in a run folder, so that `report` need not repeat the evaluation.
 
-Ranks of users' held-out items are as private as the data: they are in checkpoint/, readable by the owner alone, and are
-used for the same model, the same data and the same split only.
+Ranks of users' held-out items are as private as the data: they are stored in checkpoint/, readable by the owner alone,
+and reused only for the same model, data and split.
 """
 
 import hashlib
@@ -22,17 +22,17 @@ class EvaluationCache:
         self.folder = folder
 
     def get(self, *facts: str) -> dict[str, np.ndarray] | None:
-        """What was kept of the same facts, if anything."""
+        """The arrays stored for these facts, if any."""
         try:
             with np.load(self.folder.evaluation, allow_pickle=False) as file:
                 if str(file["key"]) != self._key(facts):
                     return None
                 return {name: file[name] for name in file.files if name != "key"}
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            return None  # none, or not whole: it is measured again
+            return None  # missing or damaged: evaluate again
 
     def put(self, arrays: dict[str, np.ndarray], *facts: str) -> None:
-        """Keeps arrays instead of what was there. A folder that cannot be written to keeps nothing."""
+        """Replace the cached arrays. A folder that is not writable caches nothing."""
         if not self.folder.private.is_dir():
             return
         try:

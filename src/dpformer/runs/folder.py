@@ -1,5 +1,5 @@
-"""The run folder: what is in it and what of it may be published (`CONTENTS`), who may write to it, and how it appears
-whole."""
+"""The run folder: its contents, which of them may be published (`CONTENTS`), who may write to it, and how it is created
+atomically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCK = ".lock"
 
 
 class Content(NamedTuple):
-    """Something in a run folder. What may not be published is readable by its owner alone."""
+    """One entry of a run folder. What may not be published is readable by its owner alone."""
 
     name: str
     public: bool
@@ -29,25 +29,25 @@ class Content(NamedTuple):
 
 CONTENTS = (
     Content("model.safetensors", True, "the model: weights, vocabulary, noisy frequencies, the headline"),
-    Content("privacy.json", True, "the statement, written last: with it the run is done"),
-    Content("config.toml", True, "every choice; nothing measured, but names of files and columns"),
-    Content("releases.safetensors", True, "noisy numbers as they were released, of which the model is made"),
-    Content("audit.json", True, "the outcome of `dpformer audit`, on made-up users"),
+    Content("privacy.json", True, "the statement, written last; it marks the run as finished"),
+    Content("config.toml", True, "every option; nothing measured, but names of files and columns"),
+    Content("releases.safetensors", True, "the noisy query results from which the model was made"),
+    Content("audit.json", True, "the outcome of `dpformer audit`, on synthetic users"),
     Content("README.md", True, "the model card (`dpformer card`)"),
     Content("opendp.yaml", True, "the entry for OpenDP's registry (`dpformer card --opendp`)"),
     Content("dpia.md", True, "one page for a data protection officer (`dpformer card --dpia`)"),
-    Content("SHA256SUMS", True, "the hashes of all published files, if they are signed"),
+    Content("SHA256SUMS", True, "hashes of all published files, if signed"),
     Content("SHA256SUMS.sig", True, "the signature (`--sign`, `dpformer sign`)"),
-    Content("metrics.jsonl", False, "a line a step, and evaluations: exact statistics of the data"),
-    Content("report.html", False, "curves of metrics.jsonl, exact accuracy; with --public it is public"),
+    Content("metrics.jsonl", False, "one line per step, and evaluations: exact statistics of the data"),
+    Content("report.html", False, "curves of metrics.jsonl, exact accuracy; public if made with --public"),
     Content(
-        "checkpoint", False, "keys and state of an unfinished run; hash and salt of the data, ranks, the owner's mark"
+        "checkpoint", False, "keys and state of an unfinished run; hash and salt of the data, ranks, ownership mark"
     ),
 )
 
 
 class RunFolder:
-    """Paths and whole writes. Opening it changes nothing; `lock` it before writing."""
+    """Paths and atomic writes. Opening it changes nothing; `lock` it before writing."""
 
     PRIVATE = frozenset({"metrics.jsonl", "checkpoint"})  # never to be published
 
@@ -70,7 +70,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: str) -> RunFolder:
-        """A new folder with its config, or nothing; one that is there is refused."""
+        """Create a folder with its config, atomically; an existing one is refused."""
         folder = cls(path)
         folder.refuse_existing()
         part = folder.beside(".part")
@@ -80,23 +80,23 @@ class RunFolder:
             write_text(part / folder.config.name, config)
             os.rename(part, folder.path)
         except OSError as error:
-            folder.refuse_existing()  # another process was first
-            raise DpformerError(f"{folder.path} cannot be made: {error.strerror}") from None
+            folder.refuse_existing()  # another process may have created it meanwhile
+            raise DpformerError(f"{folder.path} cannot be created: {error.strerror}") from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return folder
 
     def beside(self, suffix: str) -> Path:
-        """A new hidden folder in the same place, for what is to become this one."""
+        """A new hidden sibling folder, to be renamed to this one later."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=suffix, dir=self.path.parent))
         except (OSError, ValueError) as error:  # ValueError: a name with a null character
-            raise DpformerError(f"{_shown(self.path)} cannot be made: {_reason(error)}") from None
+            raise DpformerError(f"{_shown(self.path)} cannot be created: {_reason(error)}") from None
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run."""
+        """Open an existing run."""
         folder = cls(path)
         if not folder.config.is_file():
             raise DpformerError(f"{folder.path} is not a run folder: it has no config.toml")
@@ -105,28 +105,28 @@ class RunFolder:
     def refuse_existing(self) -> None:
         if _exists(self.path):
             raise DpformerError(
-                f"{self.path} is already there: go on with --resume {self.path}, or choose another folder with --out"
+                f"{self.path} already exists: resume it with --resume {self.path}, or choose another folder with --out"
             )
 
     @property
     def done(self) -> bool:
-        """The statement is written last."""
+        """Whether the run has finished: the statement is written last."""
         return self.statement.is_file() and self.model.is_file()
 
     def published(self) -> list[str]:
-        """Names of the files here that may be published, but for the signature."""
+        """Names of the files here that may be published, except the signature."""
         signing = {self.sums.name, self.signature.name}
         names = [content.name for content in CONTENTS if content.public and content.name not in signing]
         return [name for name in names if _exists(self.path / name)]
 
     def unknown(self) -> list[str]:
-        """Names of what is here and no part of a run."""
+        """Names of entries that do not belong to a run."""
         known = {content.name for content in CONTENTS}
         return sorted(path.name for path in self.path.iterdir() if path.name not in known and path.name != LOCK)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps other processes out; the system lets go of it when this one ends, however it ends."""
+        """Keep other processes out; the system releases the lock when this process ends, however it ends."""
         try:
             file = (self.path / LOCK).open("w")
         except OSError as error:
@@ -135,7 +135,7 @@ class RunFolder:
             try:
                 lock_file(file, wait=False)
             except OSError:
-                raise DpformerError(f"another process is at work in {self.path}; wait for it, or stop it") from None
+                raise DpformerError(f"another process is using {self.path}; wait for it, or stop it") from None
             for part in (*self.path.glob(".*.part"), *self.private.glob(".*.part")):
                 part.unlink(missing_ok=True)  # left by a process that was killed while writing
             yield
@@ -159,38 +159,38 @@ class RunFolder:
         return content
 
     def forget_secrets(self) -> None:
-        """Deletes the keys and the state of a run that is done."""
+        """Delete the keys and the state of a finished run."""
         for path in (self.checkpoint, self.keys, self.budget):
             path.unlink(missing_ok=True)
 
     def stray_secrets(self) -> list[Path]:
-        """What is in checkpoint/ of a finished run, and should not be."""
+        """Files in checkpoint/ of a finished run that should not be there."""
         left = {self.data.name, self.owner.name, self.evaluation.name}
         return [path for path in self.private.iterdir() if path.name not in left] if self.private.is_dir() else []
 
     def refuse_released(self, *, by_steps: bool) -> None:
-        """A model without its statement, and without the state that made it: another one would be a second release."""
+        """Refuse a model without its statement or the state that made it: another one would be a second release."""
         made_by = self.checkpoint if by_steps else self.keys
         if self.statement.exists():
             raise DpformerError(
-                f"{self.path} holds a statement, and its model is gone: going on would release another model of the "
-                "same data; bring the model back, or start again with another --out"
+                f"{self.path} holds a statement but no model: resuming would release another model of the "
+                "same data; restore the model, or start again with another --out"
             )
         if self.model.exists() and not made_by.exists():
             raise DpformerError(
-                f"{self.path} holds a model, and neither its statement nor the keys it was made with: going on would "
+                f"{self.path} holds a model, but neither its statement nor its keys: resuming would "
                 "release another model of the same data; start again with another --out, and delete this one"
             )
 
 
 def _exists(path: Path) -> bool:
-    """Whether anything is there; a name too long, or a folder that must not be looked into, is one sentence."""
+    """Whether the path exists; an invalid name or an unreadable parent folder becomes one sentence."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
-        raise DpformerError(f"{_shown(path)} cannot be made: {_reason(error)}") from None
+        raise DpformerError(f"{_shown(path)} cannot be created: {_reason(error)}") from None
     return True
 
 
@@ -204,7 +204,7 @@ def _reason(error: Exception) -> str:
 
 
 class Metrics:
-    """metrics.jsonl: lines are appended; after a resume, those of steps that will be taken again are cut off."""
+    """metrics.jsonl: lines are appended; on resume, those of steps that will be repeated are cut off."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
@@ -228,7 +228,7 @@ class Metrics:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """The lines up to the first that is not JSON: a killed process may leave half a line, a full disk too."""
+    """The lines up to the first that is not JSON: a killed process or a full disk may leave half a line."""
     lines: list[str] = []
     if path.is_file():  # not a named pipe, which would never end
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):

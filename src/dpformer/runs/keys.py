@@ -1,14 +1,15 @@
-"""The secret key of a run: saved before anything is released, committed to in the statement, and perhaps kept.
+"""The secret key of a run: saved before anything is released, committed to in the statement, optionally kept.
 
-All random numbers of a run are derived from one key of the operating system: noise, sampling, initial weights, dropout.
+All random numbers of a run are derived from one key drawn from the operating system: noise, sampling, initial weights,
+dropout.
 
-- *Saved* in the run folder before anything is released, so that a run that dies and is resumed draws the same numbers
-  again. A second start under another key would release the same data a second time with other noise, and whoever saw
-  both would know more than ε says. The file is deleted when the run is done.
-- *Committed to*: the statement holds a hash of the key, which tells nothing about it (it has 256 random bits) and which
-  no other key has. Whoever is shown key and data later can repeat the run bit for bit (`dpformer verify --replay`).
-- *Kept*, if the owner asks for it (`dpformer train --key-file FILE`), outside the run folder. Whoever has
-  it may be able to take the noise off: the file is as private as the data.
+- *Saved* in the run folder before anything is released, so that a run that is killed and resumed draws the same numbers
+again. A restart under another key would release the same data again with other noise, and anyone who saw both
+releases would know more than ε allows. The file is deleted when the run has finished.
+- *Committed to*: the statement holds a hash of the key, which reveals nothing about it (the key has 256 random bits)
+and identifies it. Anyone given key and data later can repeat the run bit for bit (`dpformer verify --replay`).
+- *Kept*, if the owner asks for it (`dpformer train --key-file FILE`), outside the run folder. The key may allow
+removing the noise, so the file is as sensitive as the data.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ KEPT = {"format", "key", "private", "processes", "processor"}
 
 
 def save_keys(folder: RunFolder, random: SecureRandom, *, config: str, data: str) -> None:
-    """Writes the key to the run folder, with the hashes of the config and the data that it is for."""
+    """Write the key to the run folder, with the hashes of the config and the data it belongs to."""
     content = {**identity_of(config, data), "random": random.state_dict()}
     write_text(folder.keys, folder.as_json(content), private=True)
 
 
 def load_keys(folder: RunFolder, *, config: str) -> dict[str, Any] | None:
-    """What was saved, None if nothing was; keys of another config or version are refused."""
+    """The saved key, or None; keys of another config or version are refused."""
     if not folder.keys.exists():
         return None
     found = folder.read_json(folder.keys)
@@ -49,7 +50,7 @@ def load_keys(folder: RunFolder, *, config: str) -> dict[str, Any] | None:
 
 
 def commitment(random: SecureRandom) -> str:
-    """The hash of the key that the statement holds."""
+    """The hash of the key, for the statement."""
     return commitment_of(bytes.fromhex(str(random.state_dict()["key"])))
 
 
@@ -57,23 +58,23 @@ def commitment_of(key: bytes) -> str:
     return hashlib.sha256(DOMAIN + key).hexdigest()
 
 
-# The key that the owner keeps.
+# The key file of the owner.
 
 
 def keep_key(path: Path, random: SecureRandom, *, processes: int = 1) -> None:
-    """Writes the key to a file of the owner's, with what else bit-for-bit repetition depends on."""
+    """Write the key to a file for the owner, with everything else that bit-for-bit repetition depends on."""
     facts = {"format": FORMAT, **random.state_dict(), "processes": processes, "processor": processor()}
     write_text(path, RunFolder.as_json(facts), private=True)
 
 
 def refuse_kept(path: Path | None) -> None:
-    """A key that is there is never replaced: the run that it belongs to could not be replayed any more."""
+    """Refuse to overwrite a key: the run that it belongs to could no longer be replayed."""
     if path is not None and path.exists():
-        raise DpformerError(f"{path} is already there, and a key is never replaced: name another file with --key-file")
+        raise DpformerError(f"{path} already exists, and keys are never overwritten: give another file with --key-file")
 
 
 def read_kept_key(path: Path) -> dict[str, Any]:
-    """What `keep_key` wrote, with the key as `random`."""
+    """The contents written by `keep_key`, with the key as `random`."""
     try:
         if problem := regular(path):
             raise ValueError(problem)
@@ -89,13 +90,13 @@ def read_kept_key(path: Path) -> dict[str, Any]:
             raise ValueError("its fields have other types")
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise DpformerError(f"{path} is not a key file of dpformer train --key-file: {reason}") from None
+        raise DpformerError(f"{path} is not a key file written by dpformer train --key-file: {reason}") from None
     state = {name: found[name] for name in ("key", "private")}
     return {**found, "random": SecureRandom("run").with_state(state)}
 
 
 def processor() -> str:
-    """What rounding depends on: the architecture, and the instructions that torch uses."""
+    """What rounding depends on: the architecture and torch's instruction set."""
     import torch
 
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -1,14 +1,14 @@
-"""A file of entries that are only ever added: SQLite, in which each entry holds the hash of the one before it.
+"""An append-only file: SQLite, in which each entry holds the hash of the previous one.
 
     entries   number 0, 1, 2, …; kind; body (JSON); previous, the hash of the entry before; hash of all of these
     head      number and hash of the last entry
 
-Whoever edits, drops or moves an entry, or cuts the last ones off, breaks the chain, and the file is refused. Somebody
-who writes the whole file anew can make a chain that holds; that shows against the runs, whose statements keep number
-and hash of their own entry (`ledger_file.check_runs`).
+Editing, dropping or moving an entry, or cutting off the last ones, breaks the chain, and the file is refused. Someone
+who rewrites the whole file can make a consistent chain; that is found by comparing it with the runs, whose statements
+hold number and hash of their own entry (`ledger_file.check_runs`).
 
-Processes take turns by SQLite's own lock, and an entry is there whole or not at all, whenever a process dies. The lock
-needs a file system with locks: a local disk, or a network file system that has them.
+Processes are serialised by SQLite's lock, and an entry is written whole or not at all, even if the process dies. The
+lock needs a file system that supports locks: a local disk, or a suitable network file system.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ TABLES = {
     ),
     "head": "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, hash TEXT NOT NULL)",
 }
-Draft = tuple[str, dict[str, Any]]  # kind and body of an entry to be
+Draft = tuple[str, dict[str, Any]]  # kind and body of a new entry
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry, as it was added."""
+    """One entry, as written."""
 
     number: int
     kind: str
@@ -53,17 +53,17 @@ class Entry:
 
 
 class Chain:
-    """The entries of an open file; `append` adds to it where it was opened to write."""
+    """The entries of an open file; `append` adds one if the file was opened for writing."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.entries: tuple[Entry, ...] = tuple(_checked(connection))
 
     def append(self, kind: str, body: dict[str, Any]) -> Entry:
-        """Adds an entry; it is on disk when `opened` ends without an error."""
+        """Append an entry; it is on disk once `opened` ends without an error."""
         last = self.entries[-1] if self.entries else None
         number, previous = len(self.entries), NOTHING if last is None else last.hash
-        salted = {**body, "salt": os.urandom(16).hex()}  # so that a published hash tells nothing of what it is of
+        salted = {**body, "salt": os.urandom(16).hex()}  # so that a published hash reveals nothing about its entry
         text = json.dumps(salted, sort_keys=True, ensure_ascii=False, allow_nan=False)
         entry = Entry(number, kind, salted, _hash(number, kind, text, previous))
         values = (number, kind, text, previous, entry.hash)
@@ -74,7 +74,7 @@ class Chain:
 
 
 def make(path: Path, drafts: Sequence[Draft], *, replace: bool = False) -> None:
-    """A new file with these entries, whole or not at all; one that is there is refused, or replaced in one step."""
+    """Create a file with these entries, atomically; an existing one is refused, or replaced atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         if not replace:
@@ -91,7 +91,7 @@ def make(path: Path, drafts: Sequence[Draft], *, replace: bool = False) -> None:
             connection.execute("COMMIT")
         os.replace(part, path)
     except FileExistsError:
-        raise DpformerError(f"{path} is already there, and a budget is set once") from None
+        raise DpformerError(f"{path} already exists, and its budget cannot be changed") from None
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DpformerError(f"{path} cannot be written: {reason}") from None
@@ -101,9 +101,9 @@ def make(path: Path, drafts: Sequence[Draft], *, replace: bool = False) -> None:
 
 @contextmanager
 def opened(path: Path, *, write: bool = False) -> Iterator[Chain]:
-    """The chain in a file, checked whole; to write, nobody else writes until the end, and an error leaves it as it was.
+    """Open and check a chain. For writing it holds the lock until the end, and an error leaves the file unchanged.
 
-    A file that is no chain, or whose chain is broken, is a DpformerError.
+    A file that is not a chain, or whose chain is broken, raises DpformerError.
     """
     _refuse_others(path)
     try:
@@ -119,47 +119,47 @@ def opened(path: Path, *, write: bool = False) -> Iterator[Chain]:
         if "locked" in str(error) or "busy" in str(error):
             raise DpformerError(f"{path} has been in use by another process for {WAIT:g} seconds: try again") from None
         if "readonly" in str(error):
-            raise DpformerError(f"{path} cannot be written: it is read-only for you") from None
+            raise DpformerError(f"{path} cannot be written: you have read-only access") from None
         raise DpformerError(_unreadable(path, error)) from None
 
 
 def _unreadable(path: Path, error: Exception) -> str:
-    return f"{path} is not a ledger that can be read: {' '.join(str(error).split())[:200]}"
+    return f"{path} is not a readable ledger: {' '.join(str(error).split())[:200]}"
 
 
 def _connection(path: Path, *, create: bool = False) -> sqlite3.Connection:
-    mode = "rwc" if create else "rw"  # rw: reading alone, where the file may not be written
+    mode = "rwc" if create else "rw"  # rw falls back to read-only where the file is not writable
     address = f"file:{quote(str(path.absolute()))}?mode={mode}"
     connection = sqlite3.connect(address, uri=True, timeout=WAIT, isolation_level=None)
-    connection.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
+    connection.execute("PRAGMA trusted_schema = OFF")  # the file may be untrusted
     return connection
 
 
 def _refuse_others(path: Path) -> None:
-    """What is no chain at all, before SQLite sees it."""
+    """Refuse what is clearly not a chain, before SQLite sees it."""
     if not path.is_file():
-        raise DpformerError(f"{path} is no ledger: make one with dpformer ledger {path} --epsilon 10 --delta 1e-6")
+        raise DpformerError(f"{path} is not a ledger: create one with dpformer ledger {path} --epsilon 10 --delta 1e-6")
     try:
         if path.stat().st_size > MOST_LEDGER:
-            raise DpformerError(f"{path} is not a ledger that can be read: it is larger than {MOST_LEDGER:,} bytes")
+            raise DpformerError(f"{path} is not a readable ledger: it is larger than {MOST_LEDGER:,} bytes")
         with path.open("rb") as file:
             start = file.read(len(MAGIC))
     except OSError as error:
-        raise DpformerError(f"{path} is not a ledger that can be read: {error.strerror}") from None
+        raise DpformerError(f"{path} is not a readable ledger: {error.strerror}") from None
     if start.lstrip()[:1] == b"{":
-        raise DpformerError(f"{path} is a ledger of an older version: dpformer ledger convert {path}")
+        raise DpformerError(f"{path} is a ledger of an older version: run dpformer ledger convert {path}")
     if start != MAGIC:
-        raise DpformerError(f"{path} is not a ledger that can be read: it is {'no' if start else 'empty, no'} database")
+        raise DpformerError(f"{path} is not a readable ledger: it is {'not a database' if start else 'empty'}")
 
 
 def _checked(connection: sqlite3.Connection) -> Iterator[Entry]:
-    """All entries, if the chain holds; else a ValueError."""
+    """All entries, if the chain is intact; otherwise ValueError."""
     found = dict(connection.execute("SELECT name, sql FROM sqlite_master").fetchall())
     (application,), (version,) = (
         connection.execute(f"PRAGMA {n}").fetchone() for n in ("application_id", "user_version")
     )
     if found != TABLES or application != APPLICATION:
-        raise ValueError("its tables are others")
+        raise ValueError("it has other tables")
     if version != FORMAT:
         raise ValueError(f"it has format {version}, this version reads {FORMAT}")
     last, previous = -1, NOTHING
@@ -167,9 +167,9 @@ def _checked(connection: sqlite3.Connection) -> Iterator[Entry]:
         "SELECT number, kind, body, previous, hash FROM entries ORDER BY number"
     ):
         if number != last + 1:
-            raise ValueError(f"entry {last + 1} is missing: somebody dropped it")
+            raise ValueError(f"entry {last + 1} is missing: it was deleted")
         if before != previous or digest != _hash(number, kind, text, before):
-            raise ValueError(f"entry {number} is not as it was written: somebody edited it, or one before it")
+            raise ValueError(f"entry {number} does not match its hash: it, or an earlier one, was edited")
         body = strict_json(text)
         if not isinstance(body, dict):
             raise ValueError(f"entry {number} is not a JSON object")
@@ -178,7 +178,7 @@ def _checked(connection: sqlite3.Connection) -> Iterator[Entry]:
     head = connection.execute("SELECT number, hash FROM head").fetchone()
     if (last, previous) != (head or (-1, NOTHING)):
         raise ValueError(
-            f"its last entry is {last}, and {head[0] if head else 'none'} was written: somebody dropped it"
+            f"its last entry is {last}, but {head[0] if head else 'none'} was written: entries were deleted"
         )
 
 

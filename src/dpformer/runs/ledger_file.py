@@ -1,12 +1,12 @@
 """One budget for a data set over many runs, in a file: `dpformer train --ledger FILE`.
 
-The file is a chain of entries (`ledger_chain`): the budget, perhaps a plan, then one entry for each run with all it
-plans to do to the data, written down *before* it releases anything, so that a crash can only leave the ledger saying
-too much. A run that fails later stays written down: what it drew may have been seen, and `--resume` brings it to its
-end at no further cost. Only one whose folder could not be made has drawn nothing, and is taken back by a further entry.
-What is counted is every event of every run together, at the ledger's own δ (`budget`); a run that would go beyond ε, or
-beyond its share of a plan, is refused, and nothing is released. The entry of a search (`dpformer tune`) holds the
-events of one repetition and "mean_runs", how many there are on average.
+The file is a chain of entries (`ledger_chain`): the budget, perhaps a plan, then one entry per run with everything it
+plans to do to the data, recorded *before* it releases anything, so that after a crash the ledger can only overstate
+the spending. A run that fails later stays recorded: its noisy values may have been seen, and `--resume` finishes it at
+no further cost. Only a run whose folder could not be created has drawn nothing; a further entry withdraws it. The cost
+is the composition of all events of all runs, at the ledger's own δ (`budget`); a run that would exceed ε, or its share
+of a plan, is refused, and nothing is released. The entry of a search (`dpformer tune`) holds the events of one
+repetition and "mean_runs", the expected number of repetitions.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dpformer.runs.ledger_chain import Chain, Draft, Entry, make, opened
 from dpformer.statement.sp800_226 import spent_of
 
 BUDGET, PLAN, RUN, TAKEN_BACK = "budget", "plan", "run", "taken back"
-JSON_FORMAT = 1  # of the files before SQLite
+JSON_FORMAT = 1  # format of the files before SQLite
 
 
 def create(path: str | Path, epsilon: float, delta: float, plan: int | None = None) -> Budget:
-    """A new file with a budget, and perhaps a plan of so many runs; one that is there is refused."""
+    """Create a file with a budget and optionally a plan of so many runs; an existing file is refused."""
     if not (epsilon > 0 and math.isfinite(epsilon) and 0 < delta < 1):
         raise DpformerError(f"the budget is ε = {epsilon:g}, δ = {delta:g}; ε must be above 0, δ between 0 and 1")
     drafts: list[Draft] = [(BUDGET, {"epsilon": float(epsilon), "delta": float(delta)})]
@@ -45,7 +45,7 @@ def create(path: str | Path, epsilon: float, delta: float, plan: int | None = No
 
 
 def set_plan(path: str | Path, runs: int) -> Budget:
-    """Says how many more runs there are to be; the last plan counts."""
+    """Plan the number of further runs; the latest plan counts."""
     kind, body = _plan(runs)
     with opened(Path(path), write=True) as chain:
         chain.append(kind, body)
@@ -59,17 +59,17 @@ def _plan(runs: int) -> Draft:
 
 
 def read(path: str | Path) -> Budget:
-    """The budget in a file; anything that cannot be believed is refused."""
+    """The budget in a file; anything inconsistent is refused."""
     with opened(Path(path)) as chain:
         return _budget(chain, Path(path))
 
 
 def _budget(chain: Chain, path: Path) -> Budget:
-    """What the entries say."""
+    """The budget that the entries describe."""
     try:
         first, *others = chain.entries
         if first.kind != BUDGET:
-            raise ValueError("it begins with something else than a budget")
+            raise ValueError("it does not begin with a budget")
         epsilon, delta = _numbers(first.body)
         runs: dict[int, dict[str, Any]] = {}
         plan: int | None = None
@@ -82,25 +82,25 @@ def _budget(chain: Chain, path: Path) -> Budget:
             elif entry.kind == PLAN and type(entry.body["runs"]) is int and entry.body["runs"] > 0:
                 plan, planned_after = entry.body["runs"], len(runs)
             else:
-                raise ValueError(f"entry {entry.number} is of no known kind")
+                raise ValueError(f"entry {entry.number} is of an unknown kind")
         last = chain.entries[-1]
         return Budget(epsilon, delta, tuple(runs.values()), plan, planned_after, last.number, last.hash)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DpformerError(f"{path} is not a ledger that can be read: {' '.join(str(error).split())[:200]}") from None
+        raise DpformerError(f"{path} is not a readable ledger: {' '.join(str(error).split())[:200]}") from None
 
 
 def _numbers(body: dict[str, Any]) -> tuple[float, float]:
     epsilon, delta = float(body["epsilon"]), float(body["delta"])
     if not (0 < epsilon < math.inf and 0 < delta < 1):
-        raise ValueError("its budget is no budget")
+        raise ValueError("its budget is invalid")
     return epsilon, delta
 
 
 def _run(entry: Entry) -> dict[str, Any]:
-    """A run as it was written down, with the number of its entry."""
+    """A recorded run, with the number of its entry."""
     body = {name: value for name, value in entry.body.items() if name != "salt"}
     if not _is_run(body):
-        raise ValueError("a run in it is not one that was written down here")
+        raise ValueError("it contains an invalid run")
     return {**body, "entry": entry.number}
 
 
@@ -116,7 +116,7 @@ def _is_run(body: dict[str, Any]) -> bool:
 
 
 def reserve(path: str | Path, run: str | Path, events: Sequence[Event], mean_runs: float | None = None) -> Budget:
-    """Writes down what a run will do, or refuses it; to be called before anything is released.
+    """Record what a run will do, or refuse it; call this before anything is released.
 
     With `mean_runs` it is a search, and the events are those of one repetition.
     """
@@ -139,11 +139,11 @@ def reserve(path: str | Path, run: str | Path, events: Sequence[Event], mean_run
 def _refuse_beyond(path: Path, budget: Budget, events: Sequence[Event], mean_runs: float | None) -> None:
     spent = budget.spent_with(events, mean_runs) if events else math.inf
     if not spent <= budget.epsilon:
-        # An event that fails outright with more than the ledger's δ (a released list of items) has no ε there.
-        total = round_up(spent) if math.isfinite(spent) else "∞: its δ is not below the ledger's, lower --delta"
+        # An event with a failure probability above the ledger's δ (a released item list) has no finite ε.
+        total = round_up(spent) if math.isfinite(spent) else "∞: its δ is not below the ledger's; lower --delta"
         raise DpformerError(
             f"{path} has a budget of ε = {plain(budget.epsilon)} at δ = {budget.delta:g}, of which "
-            f"{round_up(budget.spent)} is spent by earlier runs; with this one it would be {total}: "
+            f"{round_up(budget.spent)} was spent by earlier runs; with this run it would be {total}: "
             "lower --epsilon; nothing was released"
         )
     if problem := budget.refusal(events, mean_runs):
@@ -152,7 +152,7 @@ def _refuse_beyond(path: Path, budget: Budget, events: Sequence[Event], mean_run
 
 @contextmanager
 def taken_back(path: str | Path | None, reserved: Budget | None) -> Iterator[None]:
-    """Takes a run back from the ledger if what is inside fails: before anything was drawn."""
+    """Withdraw a run from the ledger if the body fails before anything was drawn."""
     try:
         yield
     except BaseException:
@@ -164,28 +164,28 @@ def taken_back(path: str | Path | None, reserved: Budget | None) -> Iterator[Non
 
 @contextmanager
 def kept(path: str | Path | None, out: str | Path, search: bool = False) -> Iterator[None]:
-    """Says that a run stays in the ledger if what is inside fails."""
+    """Report that a run stays recorded in the ledger if the body fails."""
     try:
         yield
     except BaseException:
         if path is not None:
-            goes_on = f"it goes on at no further cost with: dpformer train --resume {out}"
+            goes_on = f"resume it at no further cost with: dpformer train --resume {out}"
             said = (
-                f"note: {path} counts this {'search' if search else 'run'} as spent, since noisy numbers were drawn "
-                f"that somebody may see; {'it cannot go on' if search else goes_on}"
+                f"note: {path} counts this {'search' if search else 'run'} as spent, because noisy values were drawn "
+                f"that someone may have seen; {'it cannot be resumed' if search else goes_on}"
             )
             say(said)
         raise
 
 
 def convert(path: str | Path) -> Budget:
-    """A ledger of an older version (JSON) as a chain in its place; the old file stays beside it as `….json-before`."""
+    """Convert a ledger of an older version (JSON) to a chain in its place; the old file is kept as `….json-before`."""
     path = Path(path)
     with _locked(path):
         drafts = _json_entries(path)
         before = path.with_name(f"{path.name}.json-before")
         if before.exists():
-            raise DpformerError(f"{before} is already there: move it away first")
+            raise DpformerError(f"{before} already exists: move it away first")
         shutil.copy2(path, before)
         make(path, drafts, replace=True)
     return read(path)
@@ -195,10 +195,10 @@ def _json_entries(path: Path) -> list[Draft]:
     try:
         facts = strict_json(read_text(path, MOST_LEDGER))
         if facts.pop("format") != JSON_FORMAT or set(facts) != {"epsilon", "delta", "runs"}:
-            raise ValueError("its keys are others")
+            raise ValueError("it has other keys")
         _numbers(facts)
         if not all(map(_is_run, facts["runs"])):
-            raise ValueError("a run in it is not one that was written down here")
+            raise ValueError("it contains an invalid run")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         said = " ".join(str(error).split())[:200]
         raise DpformerError(f"{path} is not a ledger of an older version: {said}") from None
@@ -207,7 +207,7 @@ def _json_entries(path: Path) -> list[Draft]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """As older versions lock a ledger: none of them writes to it meanwhile."""
+    """Lock the file as older versions do, so that none of them writes to it meanwhile."""
     try:
         file = path.with_name(f".{path.name}.lock").open("w")
     except OSError as error:
@@ -217,11 +217,11 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-# Against the runs: whoever writes the whole file anew cannot change what statements say of it.
+# Comparison with the runs: rewriting the whole file cannot change what their statements say about it.
 
 
 def check_runs(path: str | Path, folders: Iterable[str | Path]) -> list[tuple[Path, str]]:
-    """For each finished run what is wrong with its entry in the ledger; nothing if it is as the run knew it."""
+    """For each finished run, what is wrong with its entry in the ledger; empty if it is as the run recorded it."""
     with opened(Path(path)) as chain:
         return [(Path(folder), _against(chain, RunFolder.open(folder))) for folder in folders]
 
@@ -229,14 +229,13 @@ def check_runs(path: str | Path, folders: Iterable[str | Path]) -> list[tuple[Pa
 def _against(chain: Chain, folder: RunFolder) -> str:
     known = folder.read_json(folder.statement).get("budget")
     if not isinstance(known, dict):
-        return "its statement knows of no ledger"
+        return "its statement names no ledger"
     if "entry" not in known:
-        return "" if _counted(chain, folder) else "the ledger does not count it"  # of an older version
+        return "" if _counted(chain, folder) else "the ledger does not count it"  # written by an older version
     number, digest = known["entry"], known.get("hash")
     if type(number) is not int or not 0 <= number < len(chain.entries) or chain.entries[number].hash != digest:
-        return (
-            f"its entry {number} is not in the ledger as the run wrote it: the ledger was written anew, or is another"
-        )
+        return f"the ledger does not hold its entry {number} as the run recorded it: it was rewritten, or is another "
+        "ledger"
     return ""
 
 
@@ -245,11 +244,11 @@ def _counted(chain: Chain, folder: RunFolder) -> bool:
 
 
 def budget_left(ledger: str | Path, folder: Path) -> str:
-    """What a ledger says of the budget of the data, after all runs that it counts."""
+    """The remaining budget of the data, after all runs that the ledger counts."""
     with opened(Path(ledger)) as chain:
         budget = _budget(chain, Path(ledger))
         if not _counted(chain, RunFolder(folder)):
-            raise DpformerError(f"{ledger} does not count {folder}: it is the ledger of other runs")
+            raise DpformerError(f"{ledger} does not count {folder}: it belongs to other runs")
     ((_, wrong),) = check_runs(ledger, [folder])
     if wrong:
         raise DpformerError(f"{folder}: {wrong}")

@@ -1,4 +1,4 @@
-"""The training loop of a run: a step, its record, an evaluation now and then, a checkpoint now and then."""
+"""The training loop of a run: step, record, periodic evaluation, periodic checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def train_to_the_end(session: Session, trainer: Trainer) -> None:
-    """Takes the steps that are left, and is interrupted between two of them only."""
+    """Take the remaining steps; interruptions happen only between two of them."""
     config, plan = session.config, session.plan
     metrics = Metrics(session.folder.metrics, trainer.step)
     progress = TrainingProgress(plan.steps, start=trainer.step, private=plan.private)
@@ -38,8 +38,8 @@ def train_to_the_end(session: Session, trainer: Trainer) -> None:
                 saved = time.monotonic()
             if stop.is_set():
                 raise Interrupted(
-                    f"stopped after step {trainer.step:,} of {plan.steps:,}, all saved; "
-                    f"go on with: dpformer train --resume {session.folder.path}"
+                    f"interrupted after step {trainer.step:,} of {plan.steps:,}; everything is saved; "
+                    f"resume with: dpformer train --resume {session.folder.path}"
                 )
     metrics.close()
 
@@ -48,13 +48,13 @@ def _advance(trainer: Trainer, *, private: bool) -> Step:
     try:
         return trainer.advance()
     except ValueError as error:
-        if private:  # the sum holds finite users only
+        if private:  # non-finite gradients are left out of the sum
             raise
         raise DpformerError(f"training without clipping has diverged ({error}): lower --learning-rate") from None
 
 
 def step_record(step: Step, trainer: Trainer, plan: Plan) -> dict[str, Any]:
-    """What metrics.jsonl keeps of a step: exact statistics of the data, and an upper bound on ε so far."""
+    """The record of a step in metrics.jsonl: exact statistics of the data, and an upper bound on ε so far."""
     losses = torch.cat([part.losses for part in step.parts]) if step.parts else torch.zeros(0)
     norms = torch.cat([part.norms for part in step.parts if part.norms is not None] or [torch.zeros(0)])
     losses, norms = losses[losses.isfinite()], norms[norms.isfinite()]
@@ -73,7 +73,7 @@ def step_record(step: Step, trainer: Trainer, plan: Plan) -> dict[str, Any]:
     }
 
 
-# Evaluation on users' own held-out items: for the owner's eyes, and without influence on training.
+# Evaluation on users' held-out items: for the owner only, and without influence on training.
 
 
 def evaluation_is_due(step: int, plan: Plan, every: int) -> bool:

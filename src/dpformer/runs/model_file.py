@@ -1,14 +1,14 @@
-"""What may leave the house: one safetensors file with the model, its vocabulary and what is to be known about it.
+"""The released model file (safetensors): the model, its vocabulary and its metadata.
 
     header "dpformer"      JSON: format, the model's class and constructor arguments, metadata
     model.<name>           the tensors of the model's state
-    vocabulary, titles     JSON as bytes: the users' own ids of items 0, 1, …, in their own types, and titles
-    attributes             JSON as bytes: [column, value] of each attribute that the model knows
-    frequencies            (M,) float64, how often items occur, if public or released with DP
+    vocabulary, titles     JSON as bytes: the ids of items 0, 1, … as in the log (text or int), and titles
+    attributes             JSON as bytes: [column, value] of each attribute of the model
+    frequencies            (M,) float64, item frequencies, if public or released with DP
 
-There is no pickle. A file comes from a stranger until it is checked: class names are looked up among those that a kind
-of model has (`kinds.registry.classes`), and the model is built without memory (on the meta device) and compared with
-what the file holds, before anything is loaded.
+There is no pickle. A file is untrusted until it is checked: class names are looked up among those that a kind of model
+has (`kinds.registry.classes`), and the model is built without memory (on the meta device) and compared with the
+contents of the file, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Id: TypeAlias = "str | int"
 
 
 class Model(Protocol):
-    """A module of a known class: built again by `type(model)(**model.arguments)`, and then its state is loaded."""
+    """A module of a known class: rebuilt by `type(model)(**model.arguments)`, after which its state is loaded."""
 
     arguments: dict[str, Any]
     num_items: int
@@ -51,9 +51,9 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Release:
-    """A model in evaluation mode, and what its item numbers mean."""
+    """A model in evaluation mode, and the meaning of its item numbers."""
 
-    model: Any  # a `Model`, which is an nn.Module too
+    model: Any  # a `Model`, which is also an nn.Module
     vocabulary: list[Id]
     titles: list[str] | None
     metadata: dict[str, Any]
@@ -64,11 +64,11 @@ class Release:
         return {id_text(name): number for number, name in enumerate(self.vocabulary)}
 
     def index(self, ids: Iterable[Any]) -> np.ndarray:
-        """Item numbers of users' own ids, (n,) int64; unknown ones are named in the error."""
+        """Item numbers of ids, (n,) int64; unknown ids are named in the error."""
         try:
             names = [id_text(name) for name in ids]
         except ValueError as error:
-            raise DpformerError(f"a history holds what is no item id: {error}") from None
+            raise DpformerError(f"a history holds an invalid item id: {error}") from None
         unknown = list(dict.fromkeys(name for name in names if name not in self._numbers))
         if unknown:
             shown = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
@@ -76,23 +76,23 @@ class Release:
         return np.array([self._numbers[name] for name in names], dtype=np.int64)
 
     def title(self, item: int) -> str:
-        """An item's title, or its id where there is none."""
+        """An item's title, or its id if it has none."""
         return (self.titles[item] if self.titles is not None else "") or str(self.vocabulary[item])
 
     def titled(self, catalog: Vocabulary) -> Release:
-        """The same with the titles of a catalogue; an item it lacks keeps its id."""
+        """The same release with the titles of a catalogue; an item missing there keeps its id."""
         titles = {name: catalog.title(number) for number, name in enumerate(catalog.ids)}
         return replace(self, titles=[titles.get(name := id_text(item), name) for item in self.vocabulary])
 
     def recommend(self, histories: Sequence[np.ndarray], k: int = 10) -> list[list[dict[str, Any]]]:
-        """For each history, of item numbers (`index`), the k best items that are not in it, or as many as there are.
+        """For each history of item numbers (`index`), the k best items that are not in it, or as many as there are.
 
-        An item is a dict of `item_id`, `title` where there are titles, and `score`, the model's logit.
+        An item is a dict of `item_id`, `title` if there are titles, and `score`, the model's logit.
         """
         with torch.no_grad():
             scores = self.model.scores(histories)
         if not bool(torch.isfinite(scores).all()):
-            raise NonFiniteScores("the model's scores are not finite: it has diverged in training")
+            raise NonFiniteScores("the model's scores are not finite: training has diverged")
         for row, history in zip(scores, histories, strict=True):
             row[torch.from_numpy(np.array(history, dtype=np.int64))] = -torch.inf
         values, items = scores.topk(min(k, len(self.vocabulary)))
@@ -102,7 +102,7 @@ class Release:
         ]
 
     def entries(self, items: np.ndarray, scores: np.ndarray) -> list[dict[str, Any]]:
-        """Ranked items as dicts; those below 0 stand for none."""
+        """Ranked items as dicts; negative numbers are padding."""
         return [self._entry(item, s) for item, s in zip(items.tolist(), scores.tolist(), strict=True) if item >= 0]
 
     def _entry(self, item: int, score: float) -> dict[str, Any]:
@@ -119,15 +119,15 @@ def save_release(
     metadata: Mapping[str, Any],
     frequencies: ArrayLike | None = None,
 ) -> None:
-    """Writes a model for release, whole or not at all.
+    """Write a model for release, atomically.
 
     Args:
         path: the file, replaced if it is there.
-        model: of a class that a kind of model has.
-        vocabulary: the users' own ids of items 0 … M−1, text or whole numbers; a `Vocabulary` brings its titles.
+        model: of a class that belongs to a kind of model.
+        vocabulary: the ids of items 0 … M−1, text or integers; a `Vocabulary` includes titles.
         titles: of the items.
-        metadata: anything JSON; it is public with the model, so nothing about single users.
-        frequencies: (M,) of the items, public or released with DP: never raw counts.
+        metadata: any JSON; it is published with the model, so it must hold nothing about individual users.
+        frequencies: (M,) item frequencies, public or released with DP: never raw counts.
     """
     if isinstance(vocabulary, Vocabulary):
         titles = vocabulary.titles if titles is None else titles
@@ -146,14 +146,14 @@ def save_release(
     if frequencies is not None:
         tensors["frequencies"] = _check_frequencies(torch.as_tensor(np.asarray(frequencies)), model.num_items)
     about = {"format": FORMAT, "model": name, "arguments": model.arguments, "metadata": dict(metadata)}
-    # One key: safetensors writes several in random order, and equal runs are to give equal files.
+    # One key only: safetensors writes several in random order, and equal runs must give equal files.
     header = {"dpformer": json.dumps({**about, "sha256": _digest(about, tensors)}, allow_nan=False)}
     with replacing(Path(path)) as part:
-        part.write_bytes(save(tensors, header))  # safetensors' own writing keeps others from reading
+        part.write_bytes(save(tensors, header))  # safetensors' own function makes the file unreadable for others
 
 
 def sha256_of(path: Path) -> str:
-    """Of every bit of a file."""
+    """SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -162,17 +162,19 @@ def sha256_of(path: Path) -> str:
 
 
 def model_file(path: str | Path) -> Path:
-    """The model of a run folder, or the file itself."""
+    """The model file of a run folder, or the file itself."""
     path = Path(path)
     if path.is_dir():
         if not (path / "model.safetensors").exists():
-            raise DpformerError(f"{path} holds no model.safetensors: it is no run folder, or the run is not finished")
+            raise DpformerError(
+                f"{path} holds no model.safetensors: it is not a run folder, or the run is not finished"
+            )
         return path / "model.safetensors"
     return path
 
 
 def load_release(path: str | Path) -> Release:
-    """Reads what `save_release` wrote; anything else is refused in one sentence, and no code in it can run."""
+    """Read what `save_release` wrote; anything else is refused in one sentence, and no code in it can run."""
     path = Path(path)
     if not path.is_file():
         raise DpformerError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
@@ -181,13 +183,13 @@ def load_release(path: str | Path) -> Release:
             return _load(file)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise DpformerError(f"{path} is not a whole model of dpformer: {reason}") from None
+        raise DpformerError(f"{path} is not an intact dpformer model: {reason}") from None
 
 
 def _load(file: Any) -> Release:
     header = file.metadata() or {}
     if "dpformer" not in header:
-        raise ValueError("it is a safetensors file from elsewhere")
+        raise ValueError("it was not written by dpformer")
     about = _parse(header["dpformer"], dict)
     if about.get("format") != FORMAT:
         raise ValueError(f"it has format {about.get('format')!r}, this version reads {FORMAT}")
@@ -199,15 +201,15 @@ def _load(file: Any) -> Release:
     titles = _check_titles(_parse(_bytes(file.get_tensor("titles")), list), num_items) if "titles" in others else None
     model = _empty_model(about["model"], _parse_arguments(about["arguments"], len(names), num_items))
     _check_shapes(model, {key: tuple(file.get_slice(name).get_shape()) for key, name in names.items()})
-    # Copies: a tensor of an open file is a view of the disk.
+    # Copies: a tensor of an open file is a memory map.
     tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     if about.pop("sha256", None) != _digest(about, tensors):
-        raise ValueError("its contents are not as they were written")
+        raise ValueError("its contents were altered")
     state = {key: tensors[name] for key, name in names.items()}
     _check_kinds(model, state)
     _check_finite(state)
     model.load_state_dict(state, assign=True)
-    if hasattr(model, "check_state"):  # tensors that are indices have to lead somewhere
+    if hasattr(model, "check_state"):  # tensors of indices must be in range
         cast(Any, model).check_state()
     if getattr(model, "num_attributes", 0):
         cast(Any, model).attribute_names = _attribute_names(tensors["attributes"], cast(Any, model).num_attributes)
@@ -230,7 +232,7 @@ def _attribute_names(packed: Tensor, size: int) -> list[tuple[str, str]]:
 
 
 def _empty_model(name: object, arguments: dict[str, Any]) -> nn.Module:
-    """The model without memory behind its tensors."""
+    """The model on the meta device, without memory behind its tensors."""
     known = classes()
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"it names the model {name!r}; known are {', '.join(known)}")
@@ -243,15 +245,15 @@ def _parse_arguments(arguments: object, num_tensors: int, num_items: int) -> dic
     known = _dict(arguments)
     if known.get("num_items") != num_items:
         raise ValueError(f"it has {num_items} ids for {known.get('num_items')} items")
-    # Layers take time to build even without memory: there cannot be more than tensors.
+    # Layers take time to build even without memory, so their number is bounded by that of the tensors.
     layers = known.get("blocks", 0)
     if not isinstance(layers, int) or layers > num_tensors:
-        raise ValueError(f"it claims {layers!r} blocks and holds {num_tensors} tensors")
+        raise ValueError(f"it claims {layers!r} blocks but holds {num_tensors} tensors")
     return known
 
 
 def _digest(about: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of all that the file says: bits fall over on disks, and a wrong weight looks like any other."""
+    """SHA-256 of the contents of the file: bits flip on disks, and a wrong weight looks like any other."""
     digest = hashlib.sha256(json.dumps(about, allow_nan=False).encode("ascii"))
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -264,17 +266,17 @@ def _check_shapes(model: nn.Module, found: dict[str, tuple[int, ...]]) -> None:
     expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     if found.keys() != expected.keys():
         odd = sorted(found.keys() ^ expected.keys())
-        raise ValueError(f"its tensors are not those of a {type(model).__name__} ({odd[0]})")
+        raise ValueError(f"its tensors do not fit a {type(model).__name__} ({odd[0]})")
     for key, shape in found.items():
         if shape != expected[key]:
-            raise ValueError(f"{key} has shape {shape} where the model needs {expected[key]}")
+            raise ValueError(f"{key} has shape {shape} but the model needs {expected[key]}")
 
 
 def _check_kinds(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """The very types of the model: half a precision, or a complex number, would fail much later, or worse, not."""
+    """Require exactly the model's dtypes: another precision, or complex numbers, would fail much later, or silently."""
     for key, empty in model.state_dict().items():
         if state[key].dtype != empty.dtype:
-            raise ValueError(f"{key} holds {state[key].dtype} where the model needs {empty.dtype}")
+            raise ValueError(f"{key} holds {state[key].dtype} but the model needs {empty.dtype}")
 
 
 def _check_finite(tensors: dict[str, Tensor]) -> None:
@@ -288,14 +290,14 @@ def _check_ids(ids: Sequence[object], num_items: int) -> None:
         raise ValueError(f"there are {len(ids)} ids for {num_items} items")
     for name in ids:
         if isinstance(name, bool) or not isinstance(name, str | int):
-            raise ValueError(f"the id {name!r} is neither text nor a whole number")
+            raise ValueError(f"the id {name!r} is neither text nor an integer")
     if len({id_text(name) for name in ids}) != len(ids):
-        raise ValueError("an id stands in the vocabulary twice (7 and '7' are one id)")
+        raise ValueError("an id occurs twice in the vocabulary (7 and '7' are the same id)")
 
 
 def _check_titles(titles: list[Any], num_items: int) -> list[str]:
     if len(titles) != num_items or not all(isinstance(title, str) for title in titles):
-        raise ValueError(f"titles must be {num_items} texts, one an item")
+        raise ValueError(f"titles must be {num_items} texts, one per item")
     return titles
 
 
@@ -326,5 +328,5 @@ def _parse(text: str, kind: type) -> Any:
 
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"its JSON holds a {type(value).__name__} where an object is due")
+        raise ValueError(f"its JSON holds a {type(value).__name__} instead of an object")
     return value

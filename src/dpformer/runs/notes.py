@@ -1,4 +1,4 @@
-"""What whoever starts a run should hear: of a large δ, and of runs beside it on the same data that nobody counts."""
+"""Notes for the person who starts a run: a large δ, and uncounted runs on the same data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _fitted_here: set[str] = set()  # hashes of the data that this process trained o
 
 
 def notes(out: str | Path, dataset: Dataset, delta: float | None, ledger: bool) -> list[str]:
-    """Of a large δ, and of runs beside this one on the same data, if no ledger counts them.
+    """Notes on a large δ, and on earlier runs on the same data that no ledger counts.
 
     Args:
-        out: the run folder to be; its neighbours are looked at.
-        dataset: what is trained on.
+        out: the new run folder; its siblings are inspected.
+        dataset: the training data.
         delta: δ, None without privacy.
         ledger: whether a ledger counts all runs.
     """
@@ -27,7 +27,7 @@ def notes(out: str | Path, dataset: Dataset, delta: float | None, ledger: bool) 
         return said
     seen = {path.parents[1]: _hash(path.parents[1]) for path in Path(out).parent.glob("*/checkpoint/data.json")}
     hashes = {dataset.hash}
-    if seen or _fitted_here:  # whatever is held out: the users are the same
+    if seen or _fitted_here:  # regardless of the split: the users are the same
         whole = dataset.leave_last_out() if isinstance(dataset, TimeSplitDataset) else dataset
         hashes |= {replace(whole, validation=held_out).hash for held_out in (False, True)}
     same = [str(path) for path, found in sorted(seen.items()) if found in hashes]
@@ -37,21 +37,25 @@ def notes(out: str | Path, dataset: Dataset, delta: float | None, ledger: bool) 
     if same:
         more = f" and {len(same) - 1} more" if len(same) > 1 else ""
         said.append(
-            f"{same[0]}{more} saw the same data: the budgets of all runs that anybody sees add up; count them with "
+            f"{same[0]}{more} used the same data: the budgets of all runs that anyone sees add up; count them with "
             "a ledger (--ledger FILE, ledger=…)"
         )
     return said
 
 
 def delta_notes(delta: float | None, users: int) -> list[str]:
-    """On a δ that is large for so many users."""
+    """Notes on a δ that is large for so many users."""
     if delta is not None and delta > 1.000001 / users:
         return [
-            f"δ = {plain(delta, 3, up=True)} is above 1 / {users:,} users: a mechanism that gives one user's history "
-            "away whole would satisfy it; give a smaller delta"
+            f"δ = {plain(delta, 3, up=True)} is above 1 / {users:,} users: a mechanism that publishes one user's "
+            f"entire history "
+            "would satisfy it; give a smaller delta"
         ]
     if delta is not None and delta > 0.1000001 / users:
-        return [f"δ is above 1 / (10 · {users:,} users); NIST SP 800-226 advises a far smaller one: give another delta"]
+        return [
+            f"δ is above 1 / (10 · {users:,} users); NIST SP 800-226 recommends a much smaller one: give a smaller "
+            f"delta"
+        ]
     return []
 
 

@@ -1,4 +1,4 @@
-"""The plan of a config: steps, noise, and the share of the budget that each query gets; a run's share of a ledger."""
+"""The plan of a config: steps, noise, and each query's share of the budget; a run's share of a ledger."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from dpformer.training.plan import Plan
 
 
 def make_plan(config: Config, users: int) -> Plan:
-    """Calibrates a resolved config for a public number of users."""
+    """Calibrate a resolved config for a public number of users."""
     check_budget(config)
     others = other_events(config)
     found = config.kind.mechanism(config, users, others)
@@ -33,7 +33,7 @@ def make_plan(config: Config, users: int) -> Plan:
 
 
 def check_budget(config: Config) -> None:
-    """Refuses an ε for which nothing is worked out, before any data is read."""
+    """Refuse an ε for which there is no calibration, before any data is read."""
     try:
         if config.private:
             epsilon_budget(config.epsilon)
@@ -42,21 +42,21 @@ def check_budget(config: Config) -> None:
 
 
 def with_share_of_delta(config: Config, budget: Budget | None) -> Config:
-    """A run of a plan that names no δ gets its part of the ledger's, so that what all may fail with stays within it."""
+    """Give a planned run without δ its part of the ledger's δ, so that the failure probabilities of all runs fit."""
     if budget is None or budget.plan is None or config.delta is not None:
         return config
     fields = config.model_fields_set
     found = config.replace(delta=budget.delta / budget.plan)
-    found.model_fields_set.intersection_update({*fields, "delta"})  # what nobody chose stays unchosen
+    found.model_fields_set.intersection_update({*fields, "delta"})  # defaults stay unset
     return found
 
 
 def with_share(config: Config, budget: Budget, users: int) -> Config:
-    """A resolved config with the ε that is its share of a ledger's plan."""
+    """A resolved config whose ε is its share of a ledger's plan."""
 
     def planned(epsilon: float) -> Sequence[Event]:
         return make_plan(config.replace(epsilon=epsilon), users).events
 
     if not config.private or config.seed is not None:
-        raise DpformerError("a run without noise, or with noise of a seed, has no share of a budget")
+        raise DpformerError("a run without noise, or with seeded noise, has no share of a budget")
     return config.replace(epsilon=budget.share(planned))

@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-LINES = 20  # plain lines of a whole run, about
+LINES = 20  # approximate number of plain lines per run
 
 
 class TrainingProgress:
-    """Shows each step's loss, median gradient norm, ε spent and the time left; as a context around the loop."""
+    """Shows each step's loss, median gradient norm, ε spent and the remaining time; a context around the loop."""
 
     def __init__(self, steps: int, *, start: int = 0, private: bool = True, console: Console | None = None) -> None:
         self.steps, self.start, self.private = steps, start, private
@@ -45,7 +45,7 @@ class TrainingProgress:
             self.bar.stop()
 
     def update(self, record: dict[str, Any]) -> None:
-        """Shows the record of a step."""
+        """Show the record of a step."""
         done = record["step"]
         if self.bar is not None:
             self.bar.update(self.task, completed=done, facts=self._facts(record))
@@ -55,7 +55,7 @@ class TrainingProgress:
             self.say(f"step {done:,}/{self.steps:,}  {self._facts(record)}  {self._left(done)}")
 
     def say(self, line: str) -> None:
-        """A line of its own, above the bar if there is one."""
+        """Print a separate line, above the bar if there is one."""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _facts(self, record: dict[str, Any]) -> str:
@@ -66,15 +66,15 @@ class TrainingProgress:
 
     def _left(self, done: int) -> str:
         if done == self.steps:
-            return f"{time.monotonic() - self.began:.0f} s in all"
+            return f"{time.monotonic() - self.began:.0f} s in total"
         pace = (time.monotonic() - self.began) / max(1, done - self.start)
         return f"{math.ceil(pace * (self.steps - done)):,} s left"
 
 
 class NotebookBar:
-    """A bar that a notebook draws anew in its place, by HTML alone: no widgets are needed."""
+    """A bar that a notebook redraws in place, in plain HTML without widgets."""
 
-    EACH = 0.25  # seconds between two pictures
+    EACH = 0.25  # seconds between two updates
 
     def __init__(self, steps: int) -> None:
         from IPython.display import HTML, display

@@ -1,7 +1,7 @@
-"""`releases.safetensors`: the noisy numbers as they came out of the queries, before anything was made of them.
+"""`releases.safetensors`: the noisy query results, before anything was computed from them.
 
-They are covered by the guarantee like the model, which is made of them. Whoever has the data can count again and see
-that the noise is there (`verify`); nothing else reads the file, and it need not be published.
+They are covered by the guarantee, as is the model that is computed from them. Anyone with the data can count again
+and check that the noise is there (`verify`); nothing else reads the file, and it need not be published.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dpformer.queries.registry import all_queries
 
 
 def save_releases(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes what was released, whole or not at all."""
+    """Write the released arrays, atomically."""
     with replacing(path) as part:
         part.write_bytes(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 
 
 def load_releases(path: Path) -> dict[str, np.ndarray]:
-    """Reads it again: arrays that some query knows, finite and of the right type. Anything else is refused.
+    """Read released arrays: known to some query, finite and of the right type. Anything else is refused.
 
-    Whether they belong together is for the query to say (`Query.restore`).
+    Whether they are consistent is for the query to check (`Query.restore`).
     """
     try:
         arrays = load_file(path)
@@ -36,7 +36,7 @@ def load_releases(path: Path) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         kind = next((kind for query in all_queries() if (kind := query.array_kinds(name)) is not None), None)
         if kind is None:
-            raise DpformerError(f"{path} holds {name[:200]!r}, which is not what a run releases")
+            raise DpformerError(f"{path} holds {name[:200]!r}, which no run releases")
         if (array.dtype, array.ndim) != kind or not np.isfinite(array).all():
             raise DpformerError(f"{path}: {name} is not a table of finite {kind[0].__name__}")
     return arrays

@@ -1,4 +1,4 @@
-"""A run, from config to released model: start it, resume it, open what it left."""
+"""A run, from config to released model: start, resume, open."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ def train(
     ledger: Path | Ledger | None = None,
     source: dict[str, str] | None = None,
 ) -> Run:
-    """Trains a model and writes the run folder `out`, which must not be there yet.
+    """Train a model and write the run folder `out`, which must not exist yet.
 
     Args:
-        config: all choices.
+        config: all options.
         out: the run folder.
-        team: processes, which this one leads; the others are to call `team.follow()`.
+        team: processes led by this one; the others call `team.follow()`.
         key: private key (PEM, Ed25519) that signs the published files.
-        key_file: keeps the secret key of the run there, so that it can be replayed (`runs.keys`).
-        ledger: a file keeps one budget over many runs (`ledger_file`): this one is written down there before anything
-            is released, or refused. If it has a plan, and the config no ε of its own, ε is this run's share of the
-            plan. A `Ledger` only counts.
-        source: what whoever gave the data calls it, instead of the file it was put into (`order_line`).
+        key_file: stores the secret key of the run in this file, so that it can be replayed (`runs.keys`).
+        ledger: a file holds one budget over many runs (`ledger_file`): this run is recorded there before anything is
+            released, or refused. If the file has a plan and the config no ε, ε is this run's share of the plan. A
+            `Ledger` only counts.
+        source: name of the data to show, instead of the file it was put into (`order_line`).
     """
     RunFolder(out).refuse_existing()
     refuse_kept(key_file)
@@ -128,21 +128,21 @@ def train(
 
 
 def _say_of_data(config: Config, dataset: Dataset, source: dict[str, str] | None) -> None:
-    """How a log was read and what is odd about it, for whoever trains on it."""
+    """Report how a log was read and what is unusual about it."""
     if line := order_line({**dataset.description, **(source or {})}):
         say(line)
-    if isinstance(dataset, Dataset) and config.task == "recommend":  # on this machine
+    if isinstance(dataset, Dataset) and config.task == "recommend":  # not in a cluster
         for hint in hints(dataset, config.user_column, config.item_column):
             say(hint)
 
 
 def _decided(config: Config, dataset: Dataset) -> tuple[Config, Dataset, str]:
-    """The config with `auto` decided, the data cut to the length of the model, and a comment for config.toml."""
+    """The config with `auto` decided, the data cut to the model's length, and a comment for config.toml."""
     if config.model != auto.AUTO:
         return config, dataset, ""
     attributes = dataset.vocabulary.attributes
     config, choice = auto.decide(config, users=dataset.num_users, items=dataset.num_items, attributes=attributes)
-    say(f"model: {choice.model}, because {choice.reason}; --model chooses another")
+    say(f"model: {choice.model}, because {choice.reason} (override with --model)")
     dataset = dataset.with_max_length(config.max_length or config.default_length)
     return config, dataset, f"# model = auto was {choice.model}, because {choice.reason}\n"
 
@@ -151,18 +151,18 @@ def with_attributes(config: Config, vocabulary: Vocabulary) -> Config:
     """The config with `attributes` decided: whether counts use those of the catalogue, if it has any. Public."""
     there = vocabulary.attributes is not None and len(vocabulary.attributes) > 0
     if config.attributes and not there:
-        raise DpformerError("there is no catalogue that says what items share: give --catalog, or leave attributes out")
+        raise DpformerError("attributes need a catalogue with attribute columns: give --catalog, or omit attributes")
     if config.kind.trains and not config.warm_start:
         return config.replace(attributes=None)
     return config if config.attributes is not None else config.replace(attributes=there or None)
 
 
 def _counted(plan: Plan, ledger: Path | Ledger | None) -> Path | None:
-    """The file in which a run is to be written down; a ledger in memory has it at once."""
+    """The file in which a run must be recorded; a ledger in memory records it immediately."""
     if ledger is None:
         return None
     if not plan.private:
-        raise DpformerError("a run without noise, or with noise of a seed, cannot be counted in a ledger")
+        raise DpformerError("a run without noise, or with seeded noise, cannot be counted in a ledger")
     if isinstance(ledger, Ledger):
         ledger.extend(plan.events)
         return None
@@ -170,7 +170,7 @@ def _counted(plan: Plan, ledger: Path | Ledger | None) -> Path | None:
 
 
 def started_before(config: Config, out: str | Path) -> bool:
-    """Whether `out` is a run of this very config: what a job that is started again finds."""
+    """Whether `out` is a run of the same config, which a restarted job finds."""
     folder = RunFolder(out)
     if not folder.config.is_file():
         return False
@@ -180,15 +180,15 @@ def started_before(config: Config, out: str | Path) -> bool:
 
 
 def resume(path: str | Path, team: Team | None = None, *, file: Path | None = None, key: Path | None = None) -> Run:
-    """Goes on with an interrupted run to the model it would have made; a run that is done is left as it is.
+    """Resume an interrupted run to the model it would have made; a finished run is left unchanged.
 
-    Nothing is released twice: the keys were saved before anything was, so what was released comes out again, bit for
-    bit; where they are gone, and something was, the run is refused.
+    Nothing is released twice: the keys were saved before any release, so the same values are released again, bit for
+    bit; a run that has released something and lost its keys is refused.
 
     Args:
         path: the run folder.
         team: as for `train`.
-        file: where the log is now, if it was moved; it must hold the same data.
+        file: the new path of the log, if it was moved; it must hold the same data.
         key: as for `train`.
     """
     folder = RunFolder.open(path)
@@ -199,7 +199,7 @@ def resume(path: str | Path, team: Team | None = None, *, file: Path | None = No
     with folder.lock(), _threads(config.threads):
         if not folder.done:
             _go_on(folder, config, team)
-        folder.forget_secrets()  # it may have been killed just before
+        folder.forget_secrets()  # the run may have been killed just before this
         if signer is not None:
             sign(folder, signer)
         return finished(folder.path)
@@ -207,18 +207,17 @@ def resume(path: str | Path, team: Team | None = None, *, file: Path | None = No
 
 def _go_on(folder: RunFolder, config: Config, team: Team | None) -> None:
     if config.engine == "spark" and not is_own(folder):
-        raise DpformerError(
-            f"{folder.path} was not made by you on this machine, so that its SQL is not run in a cluster"
-        )
+        raise DpformerError(f"{folder.path} was not made by you on this machine, so its SQL is not run in a cluster")
     folder.refuse_released(by_steps=config.kind.trains)
     random, state = SecureRandom("run", seed=config.seed), None
     keys = load_keys(folder, config=config.hash())
-    if keys is not None:  # else it was stopped before anything was released
+    if keys is not None:  # otherwise it was interrupted before anything was released
         random = random.with_state(keys["random"])
     if folder.checkpoint.exists():
         state = load_checkpoint(folder.checkpoint, config=config.hash())
         random = random.with_state(state["random"])
-    # The log is named in the folder, and going on is to read it; where prepared data is written, its owner alone says.
+    # The folder names the log, and resuming reads it; only the owner's own run may choose where prepared data is
+    # written.
     dataset = load_dataset(config if is_own(folder) else config.replace(cache=None))
     for saved in (keys, state):
         if saved is not None:
@@ -234,7 +233,7 @@ def _go_on(folder: RunFolder, config: Config, team: Team | None) -> None:
 
 
 def _same_plan(folder: RunFolder, due: Plan, state: dict[str, Any]) -> Plan:
-    """The plan of a checkpoint, which is that of the config, or a refusal."""
+    """The plan of a checkpoint, which must equal that of the config."""
     try:
         plan = Plan.from_dict(state["plan"])
         noise = state["trainer"]["optimizer"]["noise_multiplier"]
@@ -242,24 +241,24 @@ def _same_plan(folder: RunFolder, due: Plan, state: dict[str, Any]) -> Plan:
         raise DpformerError(f"{folder.checkpoint} holds no plan: {error}") from None
     if plan != due or noise != due.noise_multiplier:
         raise DpformerError(
-            f"{folder.checkpoint} was made with another plan than config.toml asks for (noise {noise:g}, due "
-            f"{due.noise_multiplier:g}): bring back what was changed, or start again with another --out"
+            f"{folder.checkpoint} was made with another plan than that of config.toml (noise {noise:g} instead of "
+            f"{due.noise_multiplier:g}): restore config.toml, or start again with another --out"
         )
     return plan
 
 
 def finished(path: str | Path) -> Run:
-    """Opens a run that is done."""
+    """Open a finished run."""
     folder = RunFolder.open(path)
     if not folder.done:
-        raise DpformerError(f"{folder.path} is not finished; go on with: dpformer train --resume {folder.path}")
+        raise DpformerError(f"{folder.path} is not finished; resume with: dpformer train --resume {folder.path}")
     facts = check_shape(folder.read_json(folder.statement), folder.statement)
     return Run(folder.path, Config.make(folder.config), facts)
 
 
 @contextmanager
 def _threads(wanted: int | None) -> Iterator[int]:
-    """The number of threads is part of a run: another one adds numbers up in another order."""
+    """Set the number of threads, which is part of a run: another number changes the order of summation."""
     before = torch.get_num_threads()
     torch.set_num_threads(wanted or before)
     try:

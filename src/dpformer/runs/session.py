@@ -1,7 +1,7 @@
-"""One process at work in a run folder: queries, fit, queries about the model, release.
+"""One process that works in a run folder: queries, fit, queries about the model, release.
 
-The ledger is what happened. At the end it is compared with the plan, which σ was calibrated for, and where the two
-differ nothing is released.
+The ledger records what happened. At the end it is compared with the plan for which σ was calibrated; if they differ,
+nothing is released.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """What a kind of model finds when it is fitted (`ModelKind.fit`)."""
+    """What `ModelKind.fit` receives."""
 
     def __init__(
         self,
@@ -59,24 +59,24 @@ class Session:
         Args:
             folder: locked.
             config: resolved.
-            plan: of the config.
-            dataset: with all its items.
-            random: the key of the run.
-            state: of a checkpoint, if the run is resumed.
-            team: of processes, which this one leads.
+            plan: the plan of the config.
+            dataset: the data with all its items.
+            random: random numbers from the key of the run.
+            state: state of a checkpoint, if the run is resumed.
+            team: processes led by this one.
         """
         self.folder, self.config, self.plan = folder, config, plan
         self.dataset, self.random, self.state, self.team = dataset, random, state, team
         self.task = task_of(config)
-        self.ledger = Ledger()  # what happened
+        self.ledger = Ledger()  # the events so far
         self.released = Released()
-        self.stated: dict[str, Any] = {}  # values of queries that stand in the statement
+        self.stated: dict[str, Any] = {}  # results of queries, for the statement
 
-    # What is at hand for fitting.
+    # Inputs for fitting.
 
     @property
     def resuming(self) -> bool:
-        """Whether the state of a checkpoint is there to go on from."""
+        """Whether there is a checkpoint to resume from."""
         return self.state is not None
 
     @cached_property
@@ -86,18 +86,18 @@ class Session:
 
     @cached_property
     def users(self) -> Dataset:
-        """What a network is trained on."""
+        """The training data of a network."""
         return restrict_to_vocabulary(self.dataset, self.vocabulary)
 
     @property
     def attributes(self) -> Attributes | None:
-        """What the public catalogue says about items, if counts are to use it."""
+        """Public attributes of items from the catalogue, if counts use them."""
         return self.vocabulary.attributes if self.config.attributes else None
 
     # From queries to the release.
 
     def ask(self) -> None:
-        """The queries before training; after a crash in training their answers are in the checkpoint, and paid for."""
+        """Ask the queries before training; on resume, their answers come from the checkpoint."""
         if self.state is None:
             self.released = release_before_training(self.config, self.plan, self.dataset, self.random)
         else:
@@ -109,44 +109,46 @@ class Session:
         self._compare_ledger([planned(self.plan, query) for query in asked])
 
     def fit_and_release(self) -> dict[str, Any]:
-        """Fits the model, asks about it, and writes it with its statement, which is what comes back."""
-        if not self.config.kind.trains:  # seconds; nothing to save on the way
+        """Fit the model, ask the queries about it, write it with its statement, and return the statement."""
+        if not self.config.kind.trains:  # takes seconds, so there are no checkpoints
             self._remember_data()
             Metrics(self.folder.metrics, 0).close()
         model = self.config.kind.fit(self)
         if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
-            raise DpformerError("training has diverged: weights are not finite; lower --learning-rate and train again")
+            raise DpformerError(
+                "training has diverged (the weights are not finite): lower --learning-rate and train again"
+            )
         self._ask_about(model)
         self._compare_ledger(self.plan.events)
         return self._release(model)
 
-    # For kinds that are trained.
+    # For kinds that are trained in steps.
 
     def start(self, trainer: Trainer) -> Trainer:
-        """The trainer at the step where the run is: restored from the checkpoint, or saved in one before step 1."""
+        """The trainer at the current step: restored from the checkpoint, or saved to one before step 1."""
         if self.state is not None:
             self._restored("trainer", trainer.restore)
             return trainer
-        # Before the first step, so that no resumed run ever draws other noise for the same step.
+        # Before the first step, so that a resumed run never draws other noise for the same step.
         self._remember_data()
         self.save(trainer)
         return trainer
 
     def train(self, trainer: Trainer, build: Callable[[], nn.Module]) -> None:
-        """Takes all steps that are left, by this process and its team; `build` makes the model in the others."""
+        """Take all remaining steps, in this process and its team; `build` makes the model in the others."""
         if self.team is not None:
             store = Store.of(self.dataset, self.vocabulary)
             self.team.enlist(trainer, build, self.config.device, None if store is None else store.open)
             if store is not None:
                 say(
                     f"{len(self.team.readers)} of {self.team.size - 1} other processes read their histories from "
-                    f"{store.folder}; the rest do not see it and are sent theirs"
+                    f"{store.folder}; the others cannot see it and receive theirs over the network"
                 )
         train_to_the_end(self, trainer)
         self.ledger.add(trainer.event)
 
     def save(self, trainer: Trainer) -> None:
-        """Replaces the checkpoint."""
+        """Replace the checkpoint."""
         state = {
             "random": self.random.state_dict(),
             "plan": self.plan.to_dict(),
@@ -161,7 +163,7 @@ class Session:
             return restore(self.state[part])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             said = " ".join(str(error).split())[:300]
-            raise DpformerError(f"{self.folder.checkpoint} is not a state of this run: {said}") from None
+            raise DpformerError(f"{self.folder.checkpoint} is not the state of this run: {said}") from None
 
     def _remember_data(self) -> None:
         self.folder.write_json(self.folder.data, {"hash": self.dataset.hash, "salt": self._salt().hex()})
@@ -172,7 +174,7 @@ class Session:
     # The end.
 
     def _ask_about(self, model: Any) -> None:
-        """The queries about the model, each once: a resumed run draws the same noise again."""
+        """Ask the queries about the model, each once: a resumed run draws the same noise again."""
         question = Question(
             self.config, self.dataset, ranks=lambda: served_ranks(model, self.dataset, vocabulary=self.vocabulary)
         )
@@ -188,11 +190,11 @@ class Session:
                 self.stated[query.stated] = query.facts(answer.value)
 
     def _compare_ledger(self, due: Iterable[Event]) -> None:
-        """What happened is what was planned, and what σ is calibrated for; else nothing is released."""
+        """Refuse to release anything unless the events are those planned, for which σ is calibrated."""
         happened, planned_so_far = (sorted(repr(event) for event in events) for events in (self.ledger, due))
         if happened != planned_so_far:
             raise RuntimeError(
-                f"what happened, {happened}, is not what was planned, {planned_so_far}: nothing is released"
+                f"the recorded events, {happened}, differ from the plan, {planned_so_far}: nothing is released"
             )
 
     def _release(self, model: Any) -> dict[str, Any]:
@@ -238,6 +240,6 @@ class Session:
 
 
 def _tokens(dataset: Dataset) -> str:
-    """The sentence on the vocabulary of text."""
+    """The sentence about the vocabulary of text."""
     tokens = getattr(dataset, "tokens", None)
     return "" if tokens is None else str(tokens.description)

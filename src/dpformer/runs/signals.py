@@ -1,4 +1,4 @@
-"""Being stopped: Ctrl-C, SIGTERM and SIGHUP let a run finish its step and save, so that it can be resumed."""
+"""Interruption: Ctrl-C, SIGTERM and SIGHUP let a run finish its step and save, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Interrupted(DpformerError):
 
 @contextmanager
 def stop_requested() -> Iterator[threading.Event]:
-    """Ctrl-C, SIGTERM and SIGHUP (the terminal is gone) set the event once.
+    """Ctrl-C, SIGTERM and SIGHUP (the terminal closed) set the event once.
 
-    A second one ends the process at once, as after a kill.
+    A second signal terminates the process immediately, like a kill.
     """
     stop = threading.Event()
     former: dict[int, Any] = {}

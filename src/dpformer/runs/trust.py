@@ -1,13 +1,13 @@
-"""Whether this user made a run folder here: only then are the paths in its config followed unasked.
+"""Whether this user made a run folder on this machine: only then are the paths in its config followed by default.
 
-A run folder names files: the log, a catalogue, a folder for prepared data. In a folder of one's own that is convenient,
-`dpformer evaluate RUN` finds its data. In a stranger's it is a trap: the report of it would show rows of whatever file
-the stranger named, and prepared private data would be written where they want it.
+A run folder names files: the log, a catalogue, a folder for prepared data. In the user's own folder that is convenient:
+`dpformer evaluate RUN` finds its data. In a folder from someone else it is a trap: its report would show rows of any
+file named there, and prepared private data would be written wherever its author wants.
 
-So a run is marked as one's own by a code that only this user can make: HMAC-SHA256 of the choices in config.toml under
-a secret in the user's state folder ($XDG_STATE_HOME/dpformer/owner, readable by the user alone). The secret never
-leaves the machine. Where it cannot be kept, folders are not marked, and the data has to be named. The section
-[deployment] is not covered: it is written afterwards, and names no file.
+So a run is marked as the user's own by a code that only this user can make: HMAC-SHA256 of the options in config.toml
+under a secret in the user's state folder ($XDG_STATE_HOME/dpformer/owner, readable by the user alone). The secret never
+leaves the machine. Where it cannot be stored, folders are not marked, and the data must be given. The section
+[deployment] is not covered: it is written later, and names no file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BYTES = 32
 
 
 def mark_as_own(folder: RunFolder) -> None:
-    """Marks a new folder; without a place for the secret it stays unmarked."""
+    """Mark a new folder; if the secret cannot be stored, it stays unmarked."""
     secret = _secret(make=True)
     code = None if secret is None else _code(folder, secret)
     if code is not None:
@@ -42,7 +42,7 @@ def mark_as_own(folder: RunFolder) -> None:
 
 
 def is_own(folder: RunFolder) -> bool:
-    """Whether this user made the folder, and the choices in config.toml are as they were then."""
+    """Whether this user made the folder, and the options in config.toml are unchanged."""
     secret = _secret(make=False)
     code = None if secret is None or not folder.owner.is_file() else _code(folder, secret)
     if code is None:
@@ -52,27 +52,27 @@ def is_own(folder: RunFolder) -> bool:
 
 
 def followed(folder: RunFolder, config: Config, data: Path | None = None, **reading: Any) -> Config:
-    """The config with paths that may be followed: those of one's own run, and what whoever asks has named.
+    """The config with the paths that may be followed: those of the user's own run, and those given explicitly.
 
     Args:
         folder: the run.
         config: of the run.
-        data: the log to read; by default the run's own, if the run is one's own.
-        reading: how to read it, where that differs from training (`Config.on_file`).
+        data: the log to read; by default the run's log, if the run is the user's own.
+        reading: reading options that differ from training (`Config.on_file`).
     """
     if is_own(folder):
         return config if data is None and not reading else config.on_file(data or config.file, **reading)
     if data is None and not config.synthetic:
         name = config.file.name if config.file is not None else config.table or "a query"
         raise NotOwn(
-            f"{folder.path} was not made by you on this machine, or its config.toml was changed since, so the file "
-            f"that it names is not read: name its data (DATA after the run, or --data; there it is called {name!r})"
+            f"{folder.path} was not made by you on this machine, or its config.toml has changed, so the file "
+            f"that it names is not read: give its data, {name!r} there (as DATA after the run, or with --data)"
         )
     return config.on_file(data, **reading).replace(catalog=None, tokenizer=None, cache=None)
 
 
 class NotOwn(DpformerError):
-    """Files that a stranger's folder names are not read."""
+    """Files named by someone else's run folder are not read."""
 
 
 def _code(folder: RunFolder, secret: bytes) -> str | None:
@@ -87,7 +87,7 @@ def _code(folder: RunFolder, secret: bytes) -> str | None:
 
 
 def _secret(*, make: bool) -> bytes | None:
-    """The user's secret; None where there is none and none can be made."""
+    """The user's secret; None if there is none and none can be created."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     path = Path(state) / "dpformer" / "owner"
     try:
@@ -97,7 +97,7 @@ def _secret(*, make: bool) -> bytes | None:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(os.urandom(BYTES))
         secret = path.read_bytes()
-    except FileExistsError:  # another process was first
+    except FileExistsError:  # another process created it meanwhile
         return _secret(make=False)
     except OSError:
         return None

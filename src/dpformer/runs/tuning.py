@@ -1,13 +1,13 @@
-"""Tuning that is paid for: a random number of runs, a noisy score each, and only the best one is ever seen.
+"""Private tuning: a random number of runs, a noisy score for each, and only the best one is kept.
 
 Trying settings on the data and keeping the best leaks through the choice: ten runs of ε = 5 cost 23.7 if all are seen.
-If the *number* of runs is drawn from the logarithmic law, P(K = k) ∝ (1 − γ)^k / k, every score is itself private, and
-nothing but the winner leaves this function, the cost is far less (Papernot and Steinke 2022, by Rényi accounting;
+If the *number* of runs is drawn from the logarithmic distribution, P(K = k) ∝ (1 − γ)^k / k, every score is private,
+and only the best run is published, the cost is far lower (Papernot and Steinke 2022, by Rényi accounting;
 `RepeatAndSelectDpEvent`): about 7.7, 8.9 or 9.9 for 3, 10 or 30 runs on average.
 
-One repetition is: choose a candidate at random, train it, score it on held-out validation items with noise. All
-candidates must cost the same, so only settings that accounting does not see can be tuned. How often it was repeated is
-not told: given K, the guarantee would be another.
+One repetition chooses a candidate at random, trains it, and scores it on held-out validation items with noise. All
+candidates must cost the same, so only settings that do not affect the accounting can be tuned. The number of
+repetitions stays secret: given K, the guarantee would be another.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ TUNABLE = (
 
 @dataclass(frozen=True)
 class Tuning:
-    """What will be tried, and what that costs in all. Everything here is public."""
+    """What will be tried, and the total cost. Everything here is public."""
 
     candidates: tuple[dict[str, Any], ...]
     mean_runs: float
-    events: tuple[Event, ...]  # of one repetition, the score included
+    events: tuple[Event, ...]  # events of one repetition, including the score
     delta: float
     epsilon: float  # of the whole search
 
@@ -74,17 +74,17 @@ class Tuning:
 
 
 def plan_tuning(config: Config, choices: dict[str, list[Any]], mean_runs: float, users: int) -> Tuning:
-    """What a search over all combinations of `choices` costs; refuses what could not be accounted for honestly."""
+    """The cost of a search over all combinations of `choices`; refuses what cannot be accounted for."""
     _refuse(config, choices, mean_runs)
     candidates = tuple(dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
-    configs = [config.replace(**candidate) for candidate in candidates]  # each is checked; none changes what it costs
+    configs = [config.replace(**candidate) for candidate in candidates]  # each is validated; none changes the cost
     plan = make_plan(configs[0].resolve(users=users, threads=1), users)
     events = (*plan.events, Gaussian(SCORE_NOISE, label="score"))
     return Tuning(candidates, mean_runs, events, plan.delta, repeated_epsilon(events, mean_runs, plan.delta))
 
 
 def logarithmic_gamma(mean: float) -> float:
-    """γ of the logarithmic law with this mean: (1/γ − 1) / ln(1/γ)."""
+    """γ of the logarithmic distribution with this mean: (1/γ − 1) / ln(1/γ)."""
     low, high = 1e-12, 1 - 1e-9
     for _ in range(200):
         middle = math.sqrt(low * high)
@@ -92,11 +92,11 @@ def logarithmic_gamma(mean: float) -> float:
             low = middle
         else:
             high = middle
-    return high  # never more runs than accounted for
+    return high  # rounded so that the mean is never above the accounted one
 
 
 def draw_runs(mean: float, uniform: float) -> int:
-    """K from the logarithmic law, by inversion of a uniform number in [0, 1)."""
+    """K from the logarithmic distribution, by inversion of a uniform number in [0, 1)."""
     gamma = logarithmic_gamma(mean)
     k, term = 1, (1 - gamma) / math.log(1 / gamma)
     while uniform >= term and k < 1_000_000:
@@ -106,7 +106,7 @@ def draw_runs(mean: float, uniform: float) -> int:
     return k
 
 
-Trial = Callable[[Config, Path], float]  # trains into a folder and returns the noisy score
+Trial = Callable[[Config, Path], float]  # trains into a folder and returns a noisy score
 
 
 def tune(
@@ -121,18 +121,18 @@ def tune(
     key_file: Path | None = None,
     ledger: Path | None = None,
 ) -> dict[str, Any]:
-    """Tunes and keeps the winner in the run folder `out`; returns its statement, which states the ε of the search.
+    """Tune and keep the best run in the run folder `out`; returns its statement, which states the ε of the search.
 
     Args:
-        config: all other settings; its `epsilon` is that of one run.
+        config: all other settings; its `epsilon` applies to one run.
         choices: setting → values to try, in all combinations.
-        out: the run folder to make.
-        mean_runs: how many runs on average.
+        out: the run folder to create.
+        mean_runs: expected number of runs.
         trial: trains and scores one candidate; by default `train_and_score`.
-        announce: is told the plan before any data is touched for it.
-        key: private key (PEM, Ed25519) that signs the published files of the winner.
-        key_file: keeps the secret key of the winner there, so that its run can be replayed.
-        ledger: file with one budget over many runs: the whole search is written down there first, or refused.
+        announce: called with the plan before any data is touched.
+        key: private key (PEM, Ed25519) that signs the published files of the best run.
+        key_file: stores the secret key of the best run, so that it can be replayed.
+        ledger: file with one budget over many runs: the whole search is recorded there first, or refused.
     """
     folder = RunFolder(out)
     folder.refuse_existing()
@@ -161,7 +161,7 @@ def tune(
                 write_text(key_file, read_text(_key_beside(best)), private=True)
             best.rename(folder.path)
     finally:
-        shutil.rmtree(workshop, ignore_errors=True)  # losers, and everything about them
+        shutil.rmtree(workshop, ignore_errors=True)  # the other runs, and everything about them
     return facts
 
 
@@ -175,15 +175,15 @@ def _search(config: Config, tuning: Tuning, workshop: Path, random: SecureRandom
         loser = folder
         if best is None or score > highest:
             loser, best, highest = best or workshop / "none", folder, score
-        shutil.rmtree(loser, ignore_errors=True)  # nobody ever sees it
+        shutil.rmtree(loser, ignore_errors=True)  # no one ever sees it
     assert best is not None
     return best
 
 
 def train_and_score(config: Config, out: Path) -> float:
-    """Trains one candidate; its score is the metric that models are compared by, on validation items, with noise.
+    """Train one candidate; its score is the metric for model comparison, on validation items, with noise.
 
-    Without a word: how often candidates are tried, and what losers looked like, is part of what the proof keeps hidden.
+    Prints nothing: the number of candidates tried, and the results of the others, must stay hidden for the guarantee.
     """
     from dpformer.evaluation.metrics import headline
     from dpformer.kinds.ranking import served_ranks
@@ -198,12 +198,12 @@ def train_and_score(config: Config, out: Path) -> float:
 
 
 def _key_beside(run: Path) -> Path:
-    """Where the key of a repetition is kept until the search is over."""
+    """Where the key of a repetition is stored until the search is over."""
     return run.with_name(f"{run.name}.key")
 
 
 def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
-    """The statement of a winner: ε is that of the whole search, and says so."""
+    """The statement of the best run, with the ε of the whole search."""
     changed = {**facts, "epsilon": tuning["epsilon"], "epsilon_one_run": facts["epsilon"], "tuning": tuning}
     changed["accountant"] = "Rényi differential privacy (dp-accounting), repeated a random number of times and selected"
     search = Search(tuple(Event.from_dict(event) for event in tuning["events"]), tuning["mean_runs"])
@@ -211,14 +211,15 @@ def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
     changed[sp800_226.NAME] = sp800_226.nist_fields(changed)
     sentence = (
         f"Settings were tuned on the same data: {plain(tuning['mean_runs'])} runs on average, their number drawn at "
-        f"random, scored with noise, and only the best one kept. The ε above is of all of it; one run alone has "
+        f"random, scored with noise, and only the best one kept. The ε above covers the whole search; one run alone "
+        f"has "
         f"ε = {round_up(facts['epsilon'])}."
     )
     return {**changed, "headline": headline(changed), "words": [*words(changed), sentence]}
 
 
 def restate(run: Path, tuning: dict[str, Any], budget: dict[str, Any] | None) -> dict[str, Any]:
-    """Writes the statement of the winner, and its metadata, with the ε of the search."""
+    """Write the statement of the best run, and its metadata, with the ε of the search."""
     folder = RunFolder(run)
     said = folder.read_json(folder.statement)
     facts = restated(said if budget is None else {**said, "budget": budget}, tuning)
@@ -238,17 +239,19 @@ def restate(run: Path, tuning: dict[str, Any], budget: dict[str, Any] | None) ->
 
 
 def _refuse(config: Config, choices: dict[str, list[Any]], mean_runs: float) -> None:
-    """What would make the stated ε a lie."""
+    """Refuse anything that would make the stated ε wrong."""
     if not config.private:
         raise DpformerError("epsilon is inf: tuning without privacy needs no accounting; compare runs yourself")
     check_budget(config)
     if config.seed is not None:
-        raise DpformerError("tuning with a seed is not private: whoever knows it can repeat the search; leave it out")
+        raise DpformerError(
+            "tuning with a seed is not private: anyone who knows the seed can repeat the search; omit it"
+        )
     if config.evaluate_every:
-        raise DpformerError("evaluate_every shows exact metrics of every run; leave it out, scores are noisy here")
+        raise DpformerError("evaluate_every shows exact metrics of every run, but scores must be noisy: omit it")
     if config.items_policy == "dp":
         raise DpformerError(
-            "a list of items released from the data spends δ in every run, for which there is no bound here: give "
+            "an item list released from the data spends δ in every run, which this analysis does not cover: give "
             "--catalog, or --assume-items-public"
         )
     if not config.kind.trains:
@@ -259,4 +262,4 @@ def _refuse(config: Config, choices: dict[str, list[Any]], mean_runs: float) -> 
         raise DpformerError("there is nothing to try: give a setting with its values, such as learning_rate=1e-3,3e-3")
     for name in choices:
         if name not in TUNABLE:
-            raise DpformerError(f"{name} cannot be tuned: only {', '.join(TUNABLE)} leave the cost of a run as it is")
+            raise DpformerError(f"{name} cannot be tuned: only {', '.join(TUNABLE)} leave the cost of a run unchanged")

@@ -1,6 +1,6 @@
-"""Tasks: what a run is for. Each knows how to read its data, evaluate a model, describe and name things.
+"""Tasks: what a run is for. A task knows how to read its data, evaluate a model, and describe things.
 
-Nothing else asks which task it is: it takes `task_of(config)` and uses what `Task` names.
+No other code compares tasks; it calls `task_of(config)` and uses the methods of `Task`.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 
 class Task(Protocol):
-    """What differs between items of users and text."""
+    """What differs between users' items and text."""
 
-    thing: str  # what a sequence is made of
+    thing: str  # the elements of a sequence
     things: str
-    metadata_keys: frozenset[str]  # what the model file says besides what every one says
+    metadata_keys: frozenset[str]  # metadata of the model file beyond the common keys
 
     def read(self, config: Config, vocabulary: Vocabulary | None = None) -> Dataset:
-        """The prepared data, whole; nothing is released. `vocabulary` is that of a model: others are left out."""
+        """All prepared data; nothing is released. With the `vocabulary` of a model, other items are dropped."""
 
     def read_again(self, config: Config, release: Release) -> Dataset:
-        """The data of a finished run, with the public vocabulary of its model: no file but the data is opened."""
+        """The data of a finished run, with the public vocabulary of its model; no other file is opened."""
 
     def count_items(self, config: Config) -> int | None:
-        """How many items there are, as far as it is public before the data is read."""
+        """The number of items, if it is public before the data is read."""
 
     def unit(self, config: Config) -> UnitOfPrivacy:
         """What one sample is, and what is protected."""
 
     def sentences(self, config: Config, plan: Plan, items: int, tokens: str = "") -> list[str]:
-        """On the data, for the statement: from public facts alone, so that `verify` can make them again."""
+        """Sentences about the data for the statement, from public facts alone, so that `verify` can rebuild them."""
 
     def metadata(self, config: Config, dataset: Dataset) -> dict[str, Any]:
-        """For the model file."""
+        """Metadata for the model file."""
 
     def evaluate(self, model: Any, dataset: Dataset, vocabulary: Vocabulary, config: Config) -> dict[str, Any]:
-        """The record of an evaluation during training, of a model with these items. Exact, and not covered."""
+        """The record of an evaluation during training. Exact, and not covered by ε."""
 
     def line(self, record: dict[str, Any]) -> str:
-        """The same for the terminal."""
+        """The same as a line for the terminal."""
 
     def measure(
         self,
@@ -61,9 +61,9 @@ class Task(Protocol):
         filter_seen: bool = True,
         kept: EvaluationCache | None = None,
     ) -> Measured:
-        """The accuracy of a released model on held-out data: the run's own, or that of a log read by another config.
+        """The accuracy of a released model on held-out data: the run's own, or a log read by another config.
 
-        What was measured before is taken from `kept`, where there is such a thing, and else put there.
+        Earlier results are read from `kept`, if given, and new ones stored there.
         """
 
 
@@ -86,11 +86,11 @@ def task_of(config: Config) -> Task:
 
 
 def load_dataset(config: Config, vocabulary: Vocabulary | None = None) -> Dataset:
-    """The prepared data of a config, with all its items. Nothing is released by reading it.
+    """The prepared data of a config, with all its items. Reading it releases nothing.
 
     Args:
         config: which file, and how to read it.
-        vocabulary: of a model that is there already; items outside it are left out.
+        vocabulary: the vocabulary of an existing model; other items are dropped.
     """
     return task_of(config).read(config, vocabulary)
 

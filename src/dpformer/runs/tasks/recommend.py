@@ -1,4 +1,4 @@
-"""Recommending: items of users in the order of time, the last one held out."""
+"""Recommendation: items of users in order of time, the last one held out."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ if TYPE_CHECKING:
     from dpformer.runs.model_file import Release
     from dpformer.training.plan import Plan
 
-MODEL = "model"  # as against the baseline, in what is measured
-SYNTHETIC_USERS, SYNTHETIC_ITEMS = 6000, 400  # of the synthetic default: made up, so public
+MODEL = "model"  # as opposed to the baseline
+SYNTHETIC_USERS, SYNTHETIC_ITEMS = 6000, 400  # synthetic data, hence public
 NOT_COVERED = (
-    "Measured on users' own held-out items: the privacy guarantee does not cover these numbers, keep them as private "
-    "as the data."
+    "Measured on users' held-out items: these numbers are not covered by the privacy guarantee; keep them as private "
+    "as "
+    "the data."
 )
 
 
 @dataclass(frozen=True)
 class RankingAccuracy:
-    """Ranks of the same held-out items under a model and under the baseline."""
+    """Ranks of the same held-out items under the model and the baseline."""
 
     model: Evaluation
     baseline: Evaluation
     dataset: Dataset
-    cold: Mapping[str, Evaluation] = field(default_factory=dict)  # of users without a history, by name
+    cold: Mapping[str, Evaluation] = field(default_factory=dict)  # for users without a history, by name
     kind = "ranking"
 
     def to_dict(
         self, ks: Sequence[int] = (10,), *, samples: int = 1000, names: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """What was measured how, and the metrics of both, as JSON."""
+        """How it was measured, and the metrics of both, as JSON."""
         from dpformer.evaluation.breakdown import by_newness, by_popularity, warnings
 
         facts = self.model.to_dict(ks, samples=samples, names=names)
@@ -94,7 +95,7 @@ class Recommend:
         return dataset if catalog is None or vocabulary is not None else dataset.with_attributes(catalog)
 
     def _in_cluster(self, config: Config, catalog: Vocabulary | None) -> Dataset:
-        """A log that stays where it is, of which counts ask no more than sums: see `ClusterLog`."""
+        """A log that stays in its cluster, from which counts need only sums: see `ClusterLog`."""
         from dpformer.data.sources.spark import cluster_log
 
         log = cluster_log(
@@ -113,8 +114,8 @@ class Recommend:
     def read_again(self, config: Config, release: Release) -> Dataset:
         if config.engine == "spark":
             raise DpformerError(
-                "the log of this run is in a cluster, and stayed there: name a log on this machine, of some users or "
-                "all: dpformer evaluate RUN sample.parquet"
+                "the log of this run stayed in a cluster: give a log on this machine, of some users or all: "
+                "dpformer evaluate RUN sample.parquet"
             )
         if config.items_policy == "catalog" and not config.synthetic:
             return self.read(config.replace(catalog=None), vocabulary_of(release))
@@ -150,7 +151,7 @@ class Recommend:
 
     def line(self, record: dict[str, Any]) -> str:
         values = "  ".join(f"{name} {value:.4f}" for name, value in record["served"].items())
-        return f"epoch {record['epoch']:g}: {values} on {record['split']} items, seen ones left out (not covered by ε)"
+        return f"epoch {record['epoch']:g}: {values} on {record['split']} items, seen items excluded (not covered by ε)"
 
     def measure(
         self,
@@ -167,7 +168,7 @@ class Recommend:
 
         dataset, vocabulary = held_out_data(config, release, other), vocabulary_of(release)
         if split == "validation" and not dataset.validation:
-            raise DpformerError("the run held out no validation items; train it with --validation, or use --split test")
+            raise DpformerError("the run held out no validation items: train with --validation, or use --split test")
 
         def measured(split: str) -> dict[str, Evaluation]:
             rankers = {MODEL: ranker(release.model, dataset, vocabulary), BASELINE.name: BASELINE.ranker(dataset)}
@@ -190,14 +191,14 @@ class Recommend:
 
 
 def held_out_data(config: Config, release: Release, other: Config | None = None) -> Dataset:
-    """The data of a run prepared again, with all its items, or a log of another config with those of the model.
+    """The data of a run, prepared again with all its items, or a log of another config with the items of the model.
 
-    Where the list of items was released from the data, the data has more: they were not released, and a held-out one
-    counts as missed. Else, of another log, items outside the model's are left out before the split.
+    If the item list was released from the data, the data has more items: they were not released, and a held-out one
+    counts as a miss. In another log, items unknown to the model are dropped before the split.
     """
     read = Recommend().read
     if other is not None:
-        # Which items are common there has no say: the model has the items it has.
+        # Item frequencies in the other log do not matter: the item list of the model is fixed.
         return read(
             other.replace(catalog=None, users=None), None if config.items_policy == "dp" else vocabulary_of(release)
         )
@@ -206,12 +207,13 @@ def held_out_data(config: Config, release: Release, other: Config | None = None)
     due = [name for name in dataset.vocabulary.ids if config.items_policy != "dp" or name in among]
     if list(known.ids) != due:
         raise DpformerError(
-            f"{config.file or 'the synthetic default'} has other items than the model: it has changed since training; "
-            "bring it back as it was, or name another log to evaluate on"
+            f"{config.file or 'the synthetic default'} has other items than the model, so it has changed since "
+            f"training: "
+            "restore it, or give another log to evaluate on"
         )
     return dataset
 
 
 def vocabulary_of(release: Release) -> Vocabulary:
-    """The items of a model, as data has them."""
+    """The items of a model, as a `Vocabulary`."""
     return Vocabulary([str(name) for name in release.vocabulary], release.titles, "catalog")

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from dpformer.runs.model_file import Release
     from dpformer.training.plan import Plan
 
-NOT_COVERED = "Measured on held-out text: the guarantee does not cover these numbers, keep them as private as the data."
+NOT_COVERED = (
+    "Measured on held-out text: not covered by the privacy guarantee; keep these numbers as private as the data."
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class Text:
     def line(self, record: dict[str, Any]) -> str:
         found = record["text"]
         return (
-            f"epoch {record['epoch']:g}: {found['loss']:.4f} nats a token, {found['bits_per_character']:.4f} bits a "
+            f"epoch {record['epoch']:g}: {found['loss']:.4f} nats per token, {found['bits_per_character']:.4f} bits "
+            f"per "
             f"character, perplexity {found['perplexity']:.2f} on held-out text (not covered by ε)"
         )
 
@@ -93,12 +96,12 @@ class Text:
         split: str = "test",
         *,
         filter_seen: bool = True,
-        kept: EvaluationCache | None = None,  # a loss is measured in seconds
+        kept: EvaluationCache | None = None,  # unused: measuring a loss takes seconds
     ) -> TextAccuracy:
         if split != "test":
-            raise DpformerError(f"split is {split!r}; text has no validation items: leave it out")
+            raise DpformerError(f"split is {split!r}, but text has no validation items: omit it")
         if not filter_seen:
-            raise DpformerError("--allow-seen is for recommendations, and this is a language model: leave it out")
+            raise DpformerError("--allow-seen applies to recommendations, but this is a language model: omit it")
         dataset = self.read_again(other or config, release)
         return TextAccuracy(_loss(release.model, dataset))
 
