@@ -21,6 +21,18 @@ def plain(value: float, digits: int = 4, *, up: bool = False) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def small(probability: float, digits: int = 3) -> str:
+    """A probability such as δ, rounded up; below a thousandth in scientific notation.
+
+    >>> small(1.6556e-05), small(1e-6), small(0.01), small(0.0123456)
+    ('1.66e-05', '1e-06', '0.01', '0.0124')
+    """
+    if not 0 < probability < 1e-3:
+        return plain(probability, digits, up=True)
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(probability)))
+    return f"{float(rounded):.{digits}g}"
+
+
 def percent(share: float) -> str:
     """A share, rounded up, and never shown as certain when it is not.
 

@@ -36,7 +36,7 @@ def test_all_tell_the_same_story(told: tuple[str, Path], tmp_path: Path) -> None
     headline, sentence = facts["headline"], LISTS[name][1]
     assert facts["delta"] == 1 / 6000 and facts["private"] and facts["epsilon"] <= 8
     assert f"ε = {round_up(facts['epsilon'])}, δ = {plain(facts['delta'], 3, up=True)}" in headline
-    assert "one user's whole history or nothing in its place" in headline
+    assert "one user's entire history or nothing in its place" in headline
     assert headline.endswith(", given the list of items.") is (name == "given") is ("given" in facts)
     assert [said for said in facts["data"] if sentence in said], facts["data"]
 

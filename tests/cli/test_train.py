@@ -61,7 +61,7 @@ def test_without_choices_it_is_one_release_of_whole_histories(log: Path, tmp_pat
     config, facts = Config.make(run / "config.toml"), json.loads((run / "privacy.json").read_text())
     assert (config.model, config.max_length, config.recipe) == ("counts", None, "default")
     assert facts["steps"] is None and [event["label"] for event in facts["events"]] == ["transition counts"]
-    assert "One user is one sequence; all items of a user are trained on." in facts["data"]
+    assert "One user is one sequence; all items of a user are used for training." in facts["data"]
     for words in (["evaluate", run], ["report", run], ["verify", run], ["recommend", run, "--history", "i1,i2"]):
         assert invoke(*words).exit_code == 0, words
     audited = json.loads(invoke("audit", run, "--canaries", 100, "--seed", 0, "--json").stdout)

@@ -39,5 +39,5 @@ def test_other_data_or_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DpformerError, match="is not whole prepared data"):
         store.open()
     save(Dataset.from_histories([[0, 1, 2], [2, 0]], 3), tmp_path / "data")
-    with pytest.raises(DpformerError, match="holds other data than process 0 has"):
+    with pytest.raises(DpformerError, match="holds other data than that of process 0"):
         store.open()

@@ -101,8 +101,8 @@ FORGED = "UPDATE entries SET body = '{}', hash = 'a' WHERE number = 2"
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
-        (EDIT, "entry 2 is not as it was written"),
-        (FORGED, "entry 2 is not as it was written"),
+        (EDIT, "entry 2 was altered"),
+        (FORGED, "entry 2 was altered"),
         ("DELETE FROM entries WHERE number = 2", "entry 2 is missing"),
         ("DELETE FROM entries WHERE number = 3", "its last entry is 2, and 3 was written"),
         ("DELETE FROM head", "somebody dropped it"),

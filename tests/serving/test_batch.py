@@ -30,7 +30,10 @@ def test_packing_leaves_out_what_is_unknown() -> None:
     packed = Packed.of(histories_of(PAIRS), made_up())
     assert packed.items.tolist() == [1, 2, 3] and packed.offsets.tolist() == [0, 2, 2, 3]
     assert packed.unknown == 3 and packed.unknown_items == 2 and len(packed) == 3
-    assert packed.note == "3 of 6 interactions are left out: the model does not know their 2 items ('new', 'newer')"
+    assert (
+        packed.note
+        == "3 of 6 interactions were ignored, because the model does not know their 2 items ('new', 'newer')"
+    )
 
 
 def test_what_is_no_history_is_refused() -> None:
@@ -47,8 +50,10 @@ def test_unknown_ids_are_reported_ignored_or_refused() -> None:
     ann, bob, cid = ("ann", ["i1", "x"]), ("bob", ["x", "y", "z", "w"]), ("cid", [])
     release = made_up()
     note = Packed.of(histories_of([ann, bob, cid]), release).note
-    assert note.startswith("5 of 6 interactions are left out: the model does not know their 4 items ('x', 'y', 'z', …)")
-    assert note.endswith("1 user of 3 have no other interactions and get what is popular")
+    assert note.startswith(
+        "5 of 6 interactions were ignored, because the model does not know their 4 items ('x', 'y', 'z', …)"
+    )
+    assert note.endswith("1 user of 3 have no other interactions and receive popular items")
     assert Packed.of(histories_of([ann, bob]), release, "ignore").note == ""
     with pytest.raises(DpformerError, match=r"does not know 1 item .*'x'.* 1 of 2 interactions"):
         Packed.of(histories_of([ann]), release, "error")

@@ -127,7 +127,7 @@ def test_the_next_model_takes_over_and_no_request_is_lost(
         current.unlink()
         current.symlink_to(tmp_path / "broken")
         os.kill(running.command.pid, signal.SIGHUP)
-        running.until(lambda: running.said("the model from before stays"), "a refusal")
+        running.until(lambda: running.said("the previous model stays"), "a refusal")
         assert running.client.get("/statement") == statement
         processes = [running.command.pid, *_settled(running), *running.children(generation)]
         running.command.process.terminate()

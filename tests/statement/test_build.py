@@ -31,7 +31,7 @@ def make(events: Any = EVENTS, **changes: Any) -> dict[str, Any]:
 def test_epsilon_is_that_of_the_ledger_not_of_the_plan() -> None:
     facts = make()
     assert facts["epsilon"] == epsilon_of(EVENTS, 1e-3) < facts["epsilon_target"] == 4
-    assert facts["private"] and facts["adjacency"].startswith("zero-out: one user's whole history or nothing")
+    assert facts["private"] and facts["adjacency"].startswith("zero-out: one user's entire history or nothing")
     assert "noise of deviation 0.6 was added" in " ".join(facts["words"]), "σ·C on the sum"
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 

@@ -17,7 +17,7 @@ from tests.tiny_runs import copied, printed, refused, tiny_run
 from tests.training.memo import accountant_remembers  # noqa: F401
 
 HEADINGS = (
-    "Extraction from the model", "Personal data by way of queries", "Tests and resistance to attacks",
+    "Extraction from the model", "Personal data obtained through queries", "Tests and resistance to attacks",
     "Legitimate interest", "Unlawful processing in development", "ε and unit", "Side channels", "Trust model",
     "Data collection exposure", "When a user withdraws", "Purpose and necessity", "Accepted by",
 )  # fmt: skip

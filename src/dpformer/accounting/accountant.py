@@ -2,12 +2,11 @@
 
 The accountant is dp-accounting's. Three things are added around it, each because the plain call can mislead:
 
-- *The grid.* A PLD is rounded, pessimistically, to a grid of privacy losses. One fixed interval is slow where ε is
-  large and loose where it is small or the steps are many (0.049 instead of 0.027 for 10⁵ steps at q = 10⁻⁴, σ = 4).
-  Here the grid follows ε and is refined until that no longer matters. Every grid gives an upper bound, so the least
-  one counts.
+- *The grid.* A PLD is rounded pessimistically to a grid of privacy losses. One fixed interval is slow for large ε and
+loose for small ε or many steps (0.049 instead of 0.027 for 10⁵ steps at q = 10⁻⁴, σ = 4). Here the grid follows ε
+and is refined until that no longer matters. Every grid gives an upper bound, so the smallest one is used.
 - *Rounding.* T-fold composition by FFT has an absolute error of about 10⁻¹⁷·T in δ, of either sign: at T = 10⁶ and
-  δ = 10⁻¹⁰ the plain call reports ε 0.3% too low. ε is therefore asked for at δ − 10⁻¹⁵·T. Where that is no small
+  δ = 10⁻¹⁰ the plain call reports ε 0.3% too low. ε is therefore computed at δ − 10⁻¹⁵·T. Where that is not a small
   part of δ, Rényi accounting (RDP), looser but without FFT, gives the answer.
 - *Gaussians*, unsampled, compose to one Gaussian with 1/σ² = Σ 1/σ_i², whose ε has a closed form (Balle and Wang 2018).
 """
@@ -28,22 +27,22 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent, PrivacyAccountant
 
 ACCOUNTANTS = ("pld", "rdp")
-COARSE = 1e-3  # the first grid interval, in units of ε
+COARSE = 1e-3  # first grid interval, in units of ε
 DRIFT = 0.06  # with T compositions the interval is at most DRIFT/√T in units of ε: the error goes with T·interval²
-SETTLED = 0.03  # a grid is fine enough when one 4× coarser is this close: 15/16 of the coarser one's error is gone
-POINTS = 2**19  # losses on a grid, at most
-ROUNDING = 1e-15  # of δ, per composition; about 100 times what is seen
+SETTLED = 0.03  # a grid is fine enough if one 4× coarser differs by less: it has 16 times the error
+POINTS = 2**19  # maximum number of losses on a grid
+ROUNDING = 1e-15  # error of δ per composition; about 100 times what is observed
 
 Composition = list[tuple["DpEvent", int]]
 
 
 def epsilon_of(events: Iterable[Event], delta: float, accountant: str = "pld") -> float:
-    """ε ≥ 0 such that all events together are (ε, δ)-DP for one user's data or nothing in its place; inf
+    """ε ≥ 0 such that all events together are (ε, δ)-DP under adding or removing one user's data; inf
     without noise.
 
     Args:
-        events: what touched the data; a `Ledger` or any collection of events.
-        delta: δ of the whole, strictly between 0 and 1.
+        events: everything that touched the data; a `Ledger` or any collection of events.
+        delta: total δ, strictly between 0 and 1.
         accountant: "pld" (tight) or "rdp" (looser; to cross-check).
     """
     events = [event for event in events if event.repeats]
@@ -72,7 +71,7 @@ def _epsilon_of(events: tuple[tuple["DpEvent", int], ...], delta: float, account
 
 
 def compose(events: Iterable[Event]) -> Composition:
-    """The events as dp-accounting's, in an order of their own: equal ones counted together, Gaussians made one."""
+    """Convert to dp-accounting events in canonical order, with equal events counted together and Gaussians merged."""
     import dp_accounting
 
     counts: Counter[DpEvent] = Counter()
@@ -89,7 +88,7 @@ def compose(events: Iterable[Event]) -> Composition:
 
 
 def epsilon_on_grid(composition: Composition, delta: float, interval: float) -> float:
-    """ε with privacy losses rounded up to multiples of `interval`; by RDP where PLD has no answer to rely on."""
+    """ε with privacy losses rounded up to multiples of `interval`; by RDP where PLD gives no reliable answer."""
     import dp_accounting
 
     trusted = delta - ROUNDING * (10 + sum(count for _, count in composition))
@@ -100,7 +99,7 @@ def epsilon_on_grid(composition: Composition, delta: float, interval: float) -> 
 
 
 def first_interval(composition: Composition, epsilon: float) -> float:
-    """The interval to try first for an ε of this size: a power of two, so that close values share it."""
+    """The first interval to try for an ε of this size: a power of two, so that similar values share it."""
     steps = sum(count for _, count in composition)
     wanted = epsilon * min(COARSE, DRIFT / math.sqrt(steps))
     return 2.0 ** math.floor(math.log2(max(wanted, _widest_loss(composition) / POINTS)))
@@ -120,8 +119,8 @@ def _pld_epsilon(composition: Composition, delta: float, renyi: float) -> float:
 
 
 def _widest_loss(composition: Composition) -> float:
-    """A bound on the privacy loss of one repetition: of a Gaussian, 10 deviations out, l = (1/2 + 10σ)/σ², and of a
-    sampled one ln(1 − q + q·eˡ)."""
+    """A bound on the privacy loss of one repetition: for a Gaussian at 10σ, l = (1/2 + 10σ)/σ², and of a
+    sampled Gaussian ln(1 − q + q·eˡ)."""
     widest = 0.0
     for event, _ in composition:
         sigma = getattr(getattr(event, "event", event), "noise_multiplier", math.inf)
@@ -138,14 +137,14 @@ def _ask(accountant: "PrivacyAccountant", composition: Composition, delta: float
         accountant.compose(event, count)
     epsilon = float(accountant.get_epsilon(delta))
     if math.isnan(epsilon):
-        return math.inf  # an accountant at its edge knows nothing; that is no guarantee
+        return math.inf  # outside its range an accountant gives no guarantee
     return max(epsilon, 0.0)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps dp-accounting's log lines (of orders that did not converge and are left out) from the user."""
-    mine = threading.get_ident()  # what other threads log is not ours to hide
+    """Hide dp-accounting's log messages (about orders that did not converge and are left out)."""
+    mine = threading.get_ident()  # messages of other threads are not hidden
 
     def others(record: logging.LogRecord) -> bool:
         return record.thread != mine

@@ -1,15 +1,15 @@
-"""Checks of the numbers a guarantee rests on: each raises with the name, the value seen and what is allowed."""
+"""Validation of the numbers a guarantee rests on: errors name the argument, the value seen and what is allowed."""
 
 import math
 from numbers import Integral, Real
 
-EPSILONS = (1e-3, 1e4)  # for which noise is worked out: outside there is no useful guarantee, or no useful training
+EPSILONS = (1e-3, 1e4)  # range of calibration: outside, either the guarantee or the training is useless
 
 
 def _number(name: str, value: object, allowed: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{name} must be {allowed}, not {number_text(value)}")
@@ -33,7 +33,7 @@ def not_negative(name: str, value: object) -> float:
 
 
 def epsilon_budget(value: object) -> float:
-    """ε to calibrate for: accounting for one outside `EPSILONS` takes for ever, or overflows."""
+    """ε to calibrate for: outside `EPSILONS`, accounting does not terminate or overflows."""
     number = positive("epsilon", value)
     if not EPSILONS[0] <= number <= EPSILONS[1]:
         raise ValueError(f"epsilon is {number:g}; it must be within {EPSILONS[0]:g} … {EPSILONS[1]:g}")
@@ -44,9 +44,7 @@ def delta_of(value: object, name: str = "delta") -> float:
     """δ: a number strictly between 0 and 1."""
     number = _number(name, value, "strictly between 0 and 1")
     if not 0 < number < 1:
-        raise ValueError(
-            f"{name} must be strictly between 0 and 1, not {value!r}; a tenth of 1 / number of users is usual"
-        )
+        raise ValueError(f"{name} must be strictly between 0 and 1, not {value!r}; 1 / (10 · number of users) is usual")
     return number
 
 
@@ -59,13 +57,13 @@ def sample_rate_of(value: object) -> float:
 
 
 def whole(name: str, value: object, least: int) -> int:
-    """A whole number of at least `least`; floats are refused, since rounding a count of steps changes the guarantee."""
+    """An integer of at least `least`; floats are refused, since rounding a number of steps changes the guarantee."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
     return int(value)
 
 
 def number_text(value: object) -> str:
-    """The value as it was given, cut off if it has hundreds of digits."""
+    """The value as given, truncated if it has hundreds of digits."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

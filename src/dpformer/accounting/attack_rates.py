@@ -1,14 +1,14 @@
-r"""What ε means for one person: how many members a membership attack can find, and what its accusations are worth.
+r"""What ε means for one person: how many members a membership attack can find, and how precise it can be.
 
-An attacker decides whether a given user was in the data. With a rate of false alarms of at most α, (ε, δ)-differential
-privacy lets it find at most a share
+An attacker decides whether a given user was in the data. At a false positive rate of at most α, (ε, δ)-differential
+privacy bounds its true positive rate by
 
     TPR ≤ min(e^ε·α + δ,  1 − e^{−ε}·(1 − δ − α))
 
-of the members (Kairouz, Oh and Viswanath 2015). A mechanism is (ε, δ(ε))-private for *every* ε at once. Its privacy
-loss distribution knows the whole curve, and the least of all these bounds holds: far less than the stated ε alone says.
+(Kairouz, Oh and Viswanath 2015). A mechanism is (ε, δ(ε))-private for *every* ε at once. Its privacy loss distribution
+gives the whole curve, and the smallest of all these bounds holds, which is far below the bound from the stated ε alone.
 
-Of those whom such an attack accuses, a share π·TPR / (π·TPR + (1 − π)·α) were members, where before it a share π was.
+If a share π of the candidates are members, the precision of the attack is at most π·TPR / (π·TPR + (1 − π)·α).
 """
 
 import math
@@ -25,16 +25,16 @@ from dpformer.accounting.searches import Search, curve_of_search
 
 FALSE_ALARMS = 0.01  # usual in the literature on membership inference (Carlini et al. 2022)
 PRIORS = (0.5, 0.01)
-POINTS = 200  # of the curve δ(ε)
+POINTS = 200  # points of the curve δ(ε)
 Curve = Sequence[tuple[float, float]]  # (ε, δ(ε))
 
 
 class AttackRates(NamedTuple):
-    """Upper bounds for every attack, now or later, whatever it knows besides."""
+    """Upper bounds for every attack, now or later, whatever else it knows."""
 
     false_positive_rate: float
     true_positive_rate: float  # at most this share of the members is found
-    precisions: dict[float, float]  # by the share of members among the candidates: that among the accused, at most
+    precisions: dict[float, float]  # share of members among the candidates → bound on the precision
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -45,7 +45,7 @@ class AttackRates(NamedTuple):
 
 
 def attack_rates(events: Iterable[Event], delta: float, false_positive_rate: float = FALSE_ALARMS) -> AttackRates:
-    """Of everything that these events release together; the curve is followed up to the ε at `delta`.
+    """Attack rates for everything that these events release together; the curve is followed up to the ε at `delta`.
 
     >>> from dpformer.accounting import Gaussian
     >>> round(attack_rates([Gaussian(1.0)], 1e-5).true_positive_rate, 3)  # Φ(Φ⁻¹(0.01) + 1)
@@ -61,17 +61,17 @@ def attack_rates(events: Iterable[Event], delta: float, false_positive_rate: flo
 
 
 def attack_rates_at(epsilon: float, delta: float, false_positive_rate: float = FALSE_ALARMS) -> AttackRates:
-    """The same where nothing is known but one (ε, δ); it says less."""
+    """Attack rates from a single (ε, δ), which are looser."""
     return rates_of([(not_negative("epsilon", epsilon), delta_of(delta))], false_positive_rate)
 
 
 def attack_rates_of_search(search: Search, delta: float, false_positive_rate: float = FALSE_ALARMS) -> AttackRates:
-    """Of the best of a random number of repetitions, from its curve by Rényi accounting."""
+    """Attack rates for the best of a random number of repetitions, from its curve by Rényi accounting."""
     return rates_of(curve_of_search(search, delta), false_positive_rate)
 
 
 def rates_of(curve: Curve, false_positive_rate: float) -> AttackRates:
-    """From points of a curve, each of which gives a bound."""
+    """Attack rates from points of a curve, each of which gives a bound."""
     alarms = delta_of(false_positive_rate, "false_positive_rate")
     found = min(_most_found(epsilon, delta, alarms) for epsilon, delta in curve)
     return AttackRates(alarms, found, {prior: _precision(found, alarms, prior) for prior in PRIORS})
@@ -89,7 +89,7 @@ def _precision(found: float, alarms: float, prior: float) -> float:
 
 @lru_cache(maxsize=256)
 def _curve(composition: tuple[Any, ...], highest: float) -> list[tuple[float, float]]:
-    """Points (ε, δ(ε)) up to the highest ε, with δ never below the truth."""
+    """Points (ε, δ(ε)) up to the highest ε, where δ is never underestimated."""
     import dp_accounting
 
     events: Composition = list(composition)

@@ -1,4 +1,4 @@
-"""Calibration: the least noise multiplier with which training meets a budget, certified by the accountant."""
+"""Calibration: the smallest noise multiplier with which training meets a budget, certified by the accountant."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -11,8 +11,8 @@ from dpformer.accounting.events import Event, PoissonGaussian
 if TYPE_CHECKING:
     from dpformer.noise import Noise
 
-LEAST, MOST = 0.1, 1e7  # noise multipliers looked at
-TOLERANCE = 1e-4  # of ε in the search, relative; what it finds is certified afterwards
+LEAST, MOST = 0.1, 1e7  # range of noise multipliers
+TOLERANCE = 1e-4  # relative, of ε in the search; the result is certified afterwards
 DIGITS = 5  # significant digits of the result, rounded up: what is printed is what is used
 
 
@@ -25,20 +25,20 @@ def calibrate(
     others: Iterable[Event] = (),
     noise: "Noise | None" = None,
 ) -> float:
-    """The least noise multiplier σ such that `steps` Poisson-sampled noisy sums, and all `others`, are (ε, δ)-DP.
+    """The smallest noise multiplier σ such that `steps` Poisson-sampled noisy sums, and all `others`, are (ε, δ)-DP.
 
     >>> calibrate(epsilon=5, delta=1 / 6040, sample_rate=1024 / 6040, steps=590)
     3.2941
 
-    σ is on the *sum* of the users' clipped gradients, in units of the clip norm; the number of micro-batches a batch is
-    cut into has no place in it. The result is certified: `epsilon_of` at it is at most ε.
+    σ applies to the *sum* of the users' clipped gradients, in units of the clip norm; the number of micro-batches per
+    batch plays no role. The result is certified: `epsilon_of` at it is at most ε.
 
     Args:
-        epsilon: ε of everything together.
-        delta: δ of everything together; far below 1 / number of users: at that, one user at random could be published.
+        epsilon: total ε.
+        delta: total δ; far below 1 / number of users, which would allow publishing one user at random.
         sample_rate: q, the probability that one user is in a batch: expected batch size / number of users.
         steps: T, the number of batches; ceil(epochs / q).
-        others: events besides training (a `Ledger`, or a frequency release's event), composed jointly.
+        others: events besides training (a `Ledger`, or the event of a frequency query), composed jointly.
         noise: how the noise of steps is correlated, such as `Banded(8)`; by default it is independent.
     """
     epsilon, delta = epsilon_budget(epsilon), delta_of(delta)
@@ -48,7 +48,7 @@ def calibrate(
     rate, times = once.rate, once.compositions
     others = list(others)
     if others and (spent := epsilon_of(others, delta)) >= epsilon:
-        raise ValueError(f"the other events alone cost ε = {spent:.4g} of {epsilon:g}; give them more noise")
+        raise ValueError(f"the other events alone cost ε = {spent:.4g} of {epsilon:g}: give them more noise")
 
     def events(sigma: float) -> list[Event]:
         return [*others, event(sigma, sample_rate, steps)]
@@ -59,12 +59,12 @@ def calibrate(
     left = delta - sum(event.repeats * event.failure for event in others)
     if rate < 1 and left >= -math.expm1(times * math.log1p(-rate)):
         raise ValueError(
-            f"delta={delta:g} is no less than the probability that a user takes part at all: choose a smaller"
+            f"delta={delta:g} is not below the probability that a user takes part at all: choose a smaller delta"
         )
     sigma = _guess(epsilon, left, rate, times)
     interval = first_interval(compose(events(sigma)), epsilon)
     aim, stride = epsilon, 0.1
-    for _ in range(3):  # search on one coarse grid, which overstates ε a little; correct its aim by the accurate ε
+    for _ in range(3):  # search on a coarse grid, which overestimates ε slightly; correct the target by the accurate ε
         sigma = _search(spent_on, aim, sigma, stride)
         accurate = epsilon_of(events(sigma), delta)
         if 0.999 * epsilon <= accurate <= epsilon:
@@ -74,7 +74,7 @@ def calibrate(
 
 
 def _guess(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
-    """Where to start: the central limit of DP-SGD, μ = q·√(T·(e^{1/σ²} − 1)). Not an accountant: it under-reports."""
+    """Initial guess: the central limit of DP-SGD, μ = q·√(T·(e^{1/σ²} − 1)). Not an accountant (it understates ε)."""
     import dp_accounting
 
     mu = 1 / dp_accounting.get_sigma_gaussian(epsilon, delta)
@@ -82,7 +82,7 @@ def _guess(epsilon: float, delta: float, sample_rate: float, steps: int) -> floa
 
 
 def _search(spent: Callable[[float], float], epsilon: float, guess: float, stride: float) -> float:
-    """σ with spent(σ) just below ε: by a bracket, then false position on log ε over log σ, which is nearly a line."""
+    """σ with spent(σ) just below ε: bracketing, then false position on log ε over log σ, which is nearly linear."""
 
     def excess(log_sigma: float) -> float:
         value = spent(math.exp(log_sigma))
@@ -106,7 +106,7 @@ def _search(spent: Callable[[float], float], epsilon: float, guess: float, strid
 def _bracket(
     excess: Callable[[float], float], start: float, stride: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Two points with their excess, above 0 at the first and not at the second, from growing strides."""
+    """Two points with their excess, above 0 at the first and not at the second, found with growing strides."""
     here = (start, excess(start))
     while True:
         up = here[1] > 0
@@ -123,7 +123,7 @@ def _bracket(
 
 
 def _certify(spent: Callable[[float], float], epsilon: float, sigma: float) -> float:
-    """σ rounded up, or as little more as it takes for the certified ε to be within the budget."""
+    """σ rounded up, and increased until the certified ε is within the budget."""
     for _ in range(100):
         sigma = _round_up(sigma)
         if (value := spent(sigma)) <= epsilon:

@@ -1,7 +1,7 @@
-"""Choosing ε: what each value means for one person, for a count, and for accuracy as it was measured on public data.
+"""Choosing ε: what each value means for one person, for a count, and for accuracy as measured on public data.
 
-One vector released with Gaussian noise stands for all mechanisms here: of those with the same (ε, δ) that the product
-has, it allows attacks the most (training on sampled batches allows slightly less).
+One vector released with Gaussian noise stands for all mechanisms here: among those with the same (ε, δ) in this
+library, it allows the strongest attacks (training on sampled batches allows slightly weaker ones).
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 ALARMS = (0.01, 0.001)
 ITEMS_PER_USER = 20
 ADVICE = (
-    "Start from 5, the default, on data as ordinary as films and games. Go down to 1 or 2 if it is delicate that "
-    "somebody is in the data at all, or if you have a hundred thousand users. Keep 8 and more for experiments: the "
+    "Start from 5, the default, for ordinary data such as films and games. Go down to 1 or 2 if being in the data at "
+    "all "
+    "is sensitive, or if you have a hundred thousand users. Keep 8 and more for experiments: the "
     "bound on attacks is weak there."
 )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One ε."""
+    """One value of ε and what it means."""
 
     epsilon: float
     delta: float
-    found: Mapping[float, float]  # false alarms → at most this share of the members is found, by any attack
-    noise_multiplier: float  # of one release with this budget
+    found: Mapping[float, float]  # false positive rate → bound on the true positive rate of any attack
+    noise_multiplier: float  # of one query with this budget
     items_per_user: int
 
     @property
     def count_noise(self) -> float:
-        """The standard deviation of each count, in users, if all of the budget counts who has each item.
+        """The standard deviation of each count, in users, if the whole budget is spent on counting who has each item.
 
         A user adds 1 to each of at most K items, an L2 norm of √K.
         """
         return self.noise_multiplier * math.sqrt(self.items_per_user)
 
     def kept(self) -> dict[str, float]:
-        """Data set → accuracy of counts at this ε as a share of that without noise, where it was measured."""
+        """Data set → accuracy of counts at this ε relative to training without noise, where it was measured."""
         found = {}
         for name, facts in measured()["data"].items():
             here = facts["by_epsilon"].get(f"{self.epsilon:g}")
@@ -67,7 +68,7 @@ class Choice:
 
 
 def choice(epsilon: float, delta: float, items_per_user: int = ITEMS_PER_USER) -> Choice:
-    """What one ε means.
+    """What one value of ε means.
 
     >>> one = choice(1.0, 1e-6)
     >>> round(one.found[0.01], 3), round(one.count_noise, 1)
@@ -80,6 +81,6 @@ def choice(epsilon: float, delta: float, items_per_user: int = ITEMS_PER_USER) -
 
 
 def measured() -> dict[str, Any]:
-    """Accuracy of counts by ε on public data sets; `python -m experiments.choosing` makes the table from the store."""
+    """Accuracy of counts by ε on public data sets; `python -m experiments.choosing` makes the table."""
     text = files("dpformer.accounting").joinpath("measured.json").read_text(encoding="utf-8")
     return dict(json.loads(text))

@@ -1,8 +1,8 @@
 """Events: what touches the data, and how noisily. Each kind is one small frozen class.
 
-All are meant for zero-out adjacency: one user's data, or nothing in its place. A new kind is a dataclass with `kind`,
-the name of the field that counts its repetitions, and `once()`, the same thing in the words of dp-accounting. Kinds of
-training are with their noise, in noise/mechanisms/.
+All assume zero-out adjacency: adding or removing one user's data while the number of users stays public. A new kind is
+a dataclass with `kind`, the name of the field that counts its repetitions, and `once()`, its dp-accounting event.
+Training events are defined with their noise, in noise/mechanisms/.
 """
 
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -14,21 +14,21 @@ from dpformer.accounting.arguments import delta_of, not_negative, sample_rate_of
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# What stands in the label of training on the caller's word.
+# Labels of training events whose assumptions the caller vouches for.
 ASSUMED_CLIPPED = "that each user was clipped is assumed, not checked"
 ASSUMED_ONCE = "without sampling; that each user counts once in a step is assumed, not checked"
 ASSUMED_RATE = "that users were sampled at this rate, each once in a step, is assumed, not checked"
 ASSUMPTIONS = (ASSUMED_CLIPPED, ASSUMED_ONCE, ASSUMED_RATE)
-KINDS: dict[str, "type[Event]"] = {}  # by name: what a ledger may hold
+KINDS: dict[str, "type[Event]"] = {}  # by name; a ledger may hold these
 
 
 @dataclass(frozen=True)
 class Event:
-    """One mechanism, repeated. `label` says what for; `private` is False where seeded noise was used (tests)."""
+    """One mechanism, repeated. `label` says what for; `private` is False if the noise was seeded (tests)."""
 
     kind: ClassVar[str]
     counted_by: ClassVar[str]  # the field with the number of repetitions
-    adds_up: ClassVar[bool] = True  # whether m repetitions and n more cost what m + n cost
+    adds_up: ClassVar[bool] = True  # whether m repetitions and n more cost the same as m + n
     noise_multiplier: float
     label: str = field(default="", kw_only=True)
     private: bool = field(default=True, kw_only=True)
@@ -45,7 +45,7 @@ class Event:
             raise ValueError(f"private must be true or false, not {self.private!r}")
 
     def _set(self, name: str, value: float) -> None:
-        object.__setattr__(self, name, value)  # numbers of numpy become Python's: equal events have equal JSON
+        object.__setattr__(self, name, value)  # NumPy numbers become Python's, so that equal events have equal JSON
 
     @property
     def repeats(self) -> int:
@@ -53,12 +53,12 @@ class Event:
 
     @property
     def compositions(self) -> int:
-        """How many of `once()` it costs together."""
+        """How many of `once()` the event costs."""
         return self.repeats
 
     @property
     def failure(self) -> float:
-        """δ that one repetition spends outright, besides its noise: it comes off the δ of the whole."""
+        """δ that one repetition spends outright, besides its noise: it is subtracted from the total δ."""
         return 0.0
 
     def repeated(self, times: int) -> "Event":
@@ -67,7 +67,7 @@ class Event:
         return replace(self, **changes)
 
     def once(self) -> "DpEvent":
-        """One repetition, for dp-accounting; asked only with noise, since without any ε is infinite."""
+        """One repetition, for dp-accounting; called only if there is noise, since ε is infinite without."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Event:
 class Gaussian(Event):
     """`count` releases of a vector of L2 sensitivity 1 per user, with N(0, noise_multiplier²) on every coordinate.
 
-    `delta` is what each release may fail with outright, besides the noise (the threshold of a released vocabulary).
+    `delta` is the failure probability of each release besides the noise (the threshold of a released item list).
     """
 
     kind = "gaussian"
@@ -115,7 +115,7 @@ class Gaussian(Event):
 class PoissonGaussian(Event):
     """`steps` noisy sums, each over users who are in it independently with probability `sample_rate` (DP-SGD).
 
-    In units of the clip norm: the sum has sensitivity 1, the noise deviation is `noise_multiplier`.
+    In units of the clip norm: the sum has sensitivity 1, the noise has standard deviation `noise_multiplier`.
     """
 
     kind = "poisson_gaussian"

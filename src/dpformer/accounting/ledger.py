@@ -1,4 +1,4 @@
-"""The ledger: every touch of the data is an event in it, and ε is of all of them together."""
+"""The ledger: every touch of the data is an event in it, and ε covers all of them together."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -8,11 +8,11 @@ from dpformer.accounting.accountant import epsilon_of
 from dpformer.accounting.arguments import whole
 from dpformer.accounting.events import Event, Gaussian, PoissonGaussian
 
-ADJACENCY = "zero-out-one-user"  # N stays as it is; the same sensitivity as adding or removing one
+ADJACENCY = "zero-out-one-user"  # N is public and unchanged; the same sensitivity as adding or removing one user
 
 
 class Ledger:
-    """What touched the data, in order, and what it costs one user (all of a user's data, or nothing in its place).
+    """What touched the data, in order, and what it costs under adding or removing all of one user's data.
 
     >>> ledger = Ledger()
     >>> ledger.gaussian(8.0, label="frequencies")
@@ -21,8 +21,9 @@ class Ledger:
     4.99
 
     A ledger can hold what is planned, or what was done so far: record each step as it is taken (`steps=1`; equal events
-    are counted together, so nothing grows), or ask a plan for its part, `ledger.after(100, "training")`. A single step
-    of correlated noise costs as much as a round of them (mechanisms/banded.py): record all of them at once.
+    are counted together, so the ledger does not grow), or ask a plan for a part of it, `ledger.after(100, "training")`.
+    A single step of correlated noise costs as much as a round of them (mechanisms/banded.py): record all of them at
+    once.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
@@ -34,7 +35,7 @@ class Ledger:
         return tuple(self._events)
 
     def add(self, event: Event) -> None:
-        """Records an event; where counts add up, one that differs only in its count is added to the recorded one."""
+        """Record an event; if counts add up, one that differs only in its count is merged into the recorded one."""
         if not isinstance(event, Event):
             raise TypeError(f"a ledger holds events, not {event!r}")
         for index, recorded in enumerate(self._events):
@@ -44,24 +45,24 @@ class Ledger:
         self._events.append(event)
 
     def extend(self, events: Iterable[Event]) -> None:
-        """Records all of them; another ledger, for instance."""
+        """Record several events, such as those of another ledger."""
         for event in list(events):
             self.add(event)
 
     def gaussian(
         self, noise_multiplier: float, count: int = 1, label: str = "", *, delta: float = 0.0, private: bool = True
     ) -> None:
-        """Records releases of a vector of L2 sensitivity 1 per user with noise on every coordinate; see `Gaussian`."""
+        """Record releases of a vector of L2 sensitivity 1 per user with noise on every coordinate; see `Gaussian`."""
         self.add(Gaussian(noise_multiplier, count, label=label, delta=delta, private=private))
 
     def poisson_gaussian(
         self, noise_multiplier: float, sample_rate: float, steps: int, label: str = "", *, private: bool = True
     ) -> None:
-        """Records steps of DP-SGD: noisy sums over Poisson-sampled users; see `PoissonGaussian`."""
+        """Record steps of DP-SGD: noisy sums over Poisson-sampled users; see `PoissonGaussian`."""
         self.add(PoissonGaussian(noise_multiplier, sample_rate, steps, label=label, private=private))
 
     def after(self, steps: int, label: str) -> "Ledger":
-        """What is spent after `steps` repetitions of the event with this label; all else as planned here."""
+        """What is spent after `steps` repetitions of the event with this label, with all other events unchanged."""
         found = [event for event in self._events if event.label == label]
         if len(found) != 1:
             raise ValueError(f"{len(found)} events have the label {label!r}; there must be one")
@@ -75,7 +76,7 @@ class Ledger:
 
     @property
     def private(self) -> bool:
-        """Whether the noise of every event was secret; False if some came from a seed or there was none."""
+        """Whether the noise of every event was secret; False if any was seeded or absent."""
         return all(event.private and event.noise_multiplier > 0 for event in self._events)
 
     def to_dict(self) -> dict[str, Any]:

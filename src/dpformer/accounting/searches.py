@@ -1,8 +1,8 @@
 """ε of searches: the best of a random number of repetitions, alone or together with other events, by Rényi accounting.
 
-If the number of repetitions is drawn from the logarithmic law and only the best one is seen, selecting costs far less
-than all of them (Papernot and Steinke 2022; `RepeatAndSelectDpEvent`). The bound is one on Rényi divergences, which add
-up with those of other events; privacy loss distributions have no such bound.
+If the number of repetitions is drawn from the logarithmic distribution and only the best one is seen, selection costs
+far less than publishing all of them (Papernot and Steinke 2022; `RepeatAndSelectDpEvent`). The bound is on Rényi
+divergences, which add up with those of other events; there is no such bound for privacy loss distributions.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 class Search(NamedTuple):
     """The best of a random number of repetitions."""
 
-    events: tuple[Event, ...]  # of one repetition, its score included
-    mean_runs: float  # how many repetitions on average
+    events: tuple[Event, ...]  # events of one repetition, including its score
+    mean_runs: float  # expected number of repetitions
 
 
 def epsilon_with_searches(events: Iterable[Event], searches: Sequence[Search], delta: float) -> float:
-    """ε at this δ of events and searches together; inf where there is no bound."""
+    """ε at this δ of events and searches together; inf if there is no bound."""
     events = [event for event in events if event.repeats]
     tried = [event for search in searches for event in search.events]
     delta = delta_of(delta) - sum(event.repeats * event.failure for event in events)
     if delta <= 0 or any(event.noise_multiplier == 0 for event in (*events, *tried)):
         return math.inf
-    if any(event.failure for event in tried):  # selecting multiplies it, and by how much is not worked out here
+    if any(event.failure for event in tried):  # selection increases it, by an amount that is not derived here
         return math.inf
     with quiet():
         return _asked(_accountant(events, searches), delta, searches)
 
 
 def curve_of_search(search: Search, delta: float) -> list[tuple[float, float]]:
-    """(ε, δ) of one search for several δ, this one the least."""
+    """(ε, δ) of one search for several δ, of which this one is the smallest."""
     if any(event.failure or event.noise_multiplier == 0 for event in search.events):
         return [(math.inf, 1.0)]
     with quiet():

@@ -1,4 +1,4 @@
-"""What one sample of text is, in words: a guarantee is worth what it is a guarantee for."""
+"""The unit of privacy in words: what the guarantee protects."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,21 +12,21 @@ class UnitOfPrivacy:
 
     name: str
     plural: str
-    whole: str  # what is there, or nothing in its place
+    whole: str  # what is added or removed
     given: str
     meaning: str
 
     @property
     def adjacency(self) -> str:
-        return f"zero-out: {self.whole} or nothing in its place; how many {self.plural} there are is public"
+        return f"zero-out: adding or removing {self.whole}, while the number of {self.plural} stays public"
 
 
 USER = UnitOfPrivacy(
     "user",
     "users",
-    "one user's whole history",
+    "one user's entire history",
     "a given user's history",
-    "One user is one person's whole history in the data.",
+    "One user is one person's entire history in the data.",
 )
 UNITS: dict[str, UnitOfPrivacy] = {
     "chunk": UnitOfPrivacy(
@@ -34,33 +34,34 @@ UNITS: dict[str, UnitOfPrivacy] = {
         "chunks",
         "one chunk of the text",
         "a given chunk",
-        "One unit is a chunk: consecutive tokens at a fixed place of the file. Who wrote more than one chunk is "
-        "protected chunk by chunk, not as a person, and a passage across a border is in two.",
+        "One unit is a chunk: consecutive tokens at a fixed place of the file. Someone who wrote several chunks is "
+        "protected chunk by chunk, not as a person, and a passage across a boundary belongs to two chunks.",
     ),
     "line": UnitOfPrivacy(
         "line",
         "lines",
         "one line of the text",
         "a given line",
-        "One unit is a line of the file. Who wrote more than one line is protected line by line, not as a person.",
+        "One unit is a line of the file. Someone who wrote several lines is protected line by line, not as a person.",
     ),
     "document": UnitOfPrivacy(
         "document",
         "documents",
         "one document",
         "a given document",
-        "One unit is a document. Who wrote more than one document is protected document by document, not as a person.",
+        "One unit is a document. Someone who wrote several documents is protected document by document, not as a "
+        "person.",
     ),
     "author": UnitOfPrivacy(
         "author",
         "authors",
-        "all that one author wrote",
-        "what a given author wrote",
-        "One unit is an author with all texts of that author in the data.",
+        "all texts of one author",
+        "the texts of a given author",
+        "One unit is an author with all of that author's texts in the data.",
     ),
 }
 
 
 def unit_of(name: str) -> UnitOfPrivacy:
-    """The words of a statement's unit."""
+    """The unit of privacy with this name."""
     return USER if name == USER.name else UNITS[name]

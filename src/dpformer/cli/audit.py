@@ -156,7 +156,7 @@ def _print(result: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dpformer.format_number import plain
+    from dpformer.format_number import small
 
     console, several = Console(), len(result.parts) > 1
     table = Table(
@@ -170,7 +170,7 @@ def _print(result: Any) -> None:
     lines = [_mechanism(part) for part in result.parts]
     lines.append(
         f"{len(result.scores):,} canaries, {result.guesses.members:,} of them in training; "
-        f"δ = {plain(result.delta, 3, up=True)}; {result.seconds:.0f} s."
+        f"δ = {small(result.delta)}; {result.seconds:.0f} s."
     )
     lines.append(f"claimed ε for {result.of}: {result.epsilon_claimed:.3f}")
     lines.append(

@@ -48,13 +48,13 @@ def compare(
 def _print(comparison: Any) -> None:
     from rich.console import Console
 
-    from dpformer.format_number import plain, round_up
+    from dpformer.format_number import round_up, small
     from dpformer.report.comparison_page import accuracies, budgets
 
     console, sides = Console(), comparison.sides
     _table(console, "Budgets", sides, budgets(sides))
     if together := comparison.together:
-        cost = f"ε = {round_up(together['epsilon'])} at δ = {plain(together['delta'], 3)}"
+        cost = f"ε = {round_up(together['epsilon'])} at δ = {small(together['delta'])}"
         console.print(f"All runs together, if they share users: {cost}", highlight=False)
     else:
         console.print("No guarantee holds for all runs together, because one has none.", highlight=False)

@@ -49,7 +49,7 @@ def _print(choices: list[Any], delta: float, users: int | None) -> None:
     from rich.table import Table
 
     from dpformer.accounting.choosing import ADVICE, ALARMS, measured
-    from dpformer.format_number import percent, plain, power_of_e
+    from dpformer.format_number import percent, plain, power_of_e, small
 
     data = measured()["data"]
     table = Table("ε", "factor", *(f"found at {percent(alarms)}" for alarms in ALARMS), "noise", *data)
@@ -70,15 +70,15 @@ def _print(choices: list[Any], delta: float, users: int | None) -> None:
     sets = ", ".join(f"{name} ({facts['users']:,} users)" for name, facts in data.items())
     items = choices[0].items_per_user
     for line in (
-        f"{of}δ = {plain(delta, 3, up=True)}; adding or removing one user changes no probability by more than the "
-        f"factor e^ε.",
+        f"{of}δ = {small(delta)}; adding or removing one user changes no probability by more than the factor e^ε.",
         f"found: the largest share of members that any attack finds while accusing {percent(ALARMS[0])} or "
         f"{percent(ALARMS[1])}"
         " of the non-members; random accusations find as many.",
         "noise: standard deviation, in users, of the number of users who have an item, if the whole budget is spent on "
         "these "
         f"counts and a user has at most {items} items.",
-        f"{sets}: measured {measured()['metric'].upper()} of counts relative to training without noise (docs/privacy/choosing-epsilon.md).",
+        f"{sets}: measured {measured()['metric'].upper()} of counts relative to training without noise "
+        "(docs/privacy/choosing-epsilon.md).",
         ADVICE,
     ):
         console.print(line, highlight=False)

@@ -196,13 +196,13 @@ def _events(run: dict[str, Any]) -> Any:
 
 
 def _print_plan(facts: dict[str, Any], file: Path | None) -> None:
-    from dpformer.format_number import percent, plain, round_up
+    from dpformer.format_number import percent, plain, round_up, small
 
     share, found = facts["share"], facts["members_found"]
     for line in (
         f"{facts['runs']} runs, in total ε = {round_up(facts['all_runs'])} of {plain(facts['epsilon'])} at δ = "
-        f"{plain(facts['delta'], 3)}",
-        f"share of each: ε = {plain(share['epsilon'])} at δ = {plain(share['delta'], 3)}, noise multiplier "
+        f"{small(facts['delta'])}",
+        f"share of each: ε = {plain(share['epsilon'])} at δ = {small(share['delta'])}, noise multiplier "
         f"{plain(share['noise_multiplier'], 5)} (counts; the share of a network is computed at training)",
         f"dividing ε instead would give each run only ε = {plain(facts['divided'], 3)}",
         f"members found at a false positive rate of 1%, at most: {percent(found['one_run'])} from one run, "

@@ -92,9 +92,9 @@ def _print(plan: Any, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(plan.to_dict(), indent=2, ensure_ascii=False))
         return
-    from dpformer.format_number import plain, round_up
+    from dpformer.format_number import round_up, small
 
     typer.echo(
         f"{len(plan.candidates)} candidates, {plan.mean_runs:g} runs on average; the whole search costs "
-        f"ε = {round_up(plan.epsilon)} at δ = {plain(plan.delta, 3, up=True)}"
+        f"ε = {round_up(plan.epsilon)} at δ = {small(plan.delta)}"
     )

@@ -1,4 +1,4 @@
-"""Interactions in, one sequence a user out: readers, vocabulary, split, packing, and the synthetic default."""
+"""From interactions to one sequence per user: readers, vocabulary, split, packing, and the synthetic data set."""
 
 from dpformer.data.attributes import Attributes
 from dpformer.data.cache import load, save

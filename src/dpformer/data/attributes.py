@@ -1,6 +1,6 @@
 """Public facts about items: which attributes (category, brand, genre, a word of the title) each item has.
 
-They must be public: written by whoever runs the shop, never derived from what users did. Nothing here sees user data.
+They must be public: supplied by the shop, never derived from users' actions. Nothing here reads user data.
 """
 
 from collections import Counter
@@ -11,14 +11,14 @@ from itertools import combinations
 import numpy as np
 
 Name = tuple[str, str]  # (column, value): ("genre", "Comedy")
-MIN_ITEMS = 2  # an attribute of one item says nothing about others
+MIN_ITEMS = 2  # an attribute of a single item says nothing about others
 WORDS = "title"  # the column of the words of titles
-MOST_PAIRED = 12  # attributes of an item of which pairs are made
+MOST_PAIRED = 12  # maximum number of an item's attributes for which pairs are formed
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """The attributes of items 0 … M−1: those of item i are links[offsets[i]:offsets[i + 1]], ascending, each once."""
+    """The attributes of items 0 … M−1: those of item i are links[offsets[i]:offsets[i + 1]], ascending and distinct."""
 
     names: Sequence[Name]  # (G,)
     offsets: np.ndarray  # (M + 1,) int64
@@ -28,7 +28,7 @@ class Attributes:
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.links) or (np.diff(self.offsets) < 0).any():
             raise ValueError("offsets do not cut the links into items")
         if len(self.links) and not 0 <= self.links.min() <= self.links.max() < len(self.names):
-            raise ValueError(f"a link leads outside the {len(self.names)} attributes")
+            raise ValueError(f"a link points outside the {len(self.names)} attributes")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -44,7 +44,7 @@ class Attributes:
 
     @classmethod
     def of_items(cls, facts: Sequence[Iterable[Name]]) -> "Attributes":
-        """From the facts about each item; those of fewer than two items are left out.
+        """From the facts about each item; attributes of fewer than two items are dropped.
 
         >>> some = Attributes.of_items([[("genre", "Comedy")], [("genre", "Comedy"), ("year", "1995")]])
         >>> some.names, some.links.tolist()
@@ -59,9 +59,9 @@ class Attributes:
         return cls(names, offsets, np.array([link for row in rows for link in row], dtype=np.int64))
 
     def with_pairs(self) -> "Attributes":
-        """These, and every pair of an item's attributes as one more (a comedy of 1995); words of titles take no part.
+        """These attributes plus every pair of an item's attributes (a comedy of 1995), except words of titles.
 
-        Pairs of fewer than two items are left out, and so are all of an item with more than 12 attributes.
+        Pairs shared by fewer than two items are dropped, as are those of items with more than 12 attributes.
         """
         facts: list[list[Name]] = []
         for start, stop in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True):
@@ -72,7 +72,7 @@ class Attributes:
         return Attributes.of_items(facts)
 
     def kept(self, chosen: np.ndarray) -> "Attributes":
-        """The chosen attributes alone, (G,) bool, numbered anew."""
+        """Only the chosen attributes, (G,) bool, renumbered."""
         numbers = np.cumsum(chosen) - 1
         stay = chosen[self.links]
         lengths = np.bincount(self.origins[stay], minlength=self.num_items)
@@ -80,7 +80,7 @@ class Attributes:
         return Attributes(names, np.concatenate([[0], np.cumsum(lengths)]), numbers[self.links[stay]])
 
     def of_rows(self, rows: np.ndarray) -> "Attributes":
-        """The attributes of other items: item i has those of item rows[i] here, none where that is negative."""
+        """The attributes of other items: item i has those of item rows[i] here, none if that is negative."""
         starts, lengths = self.offsets[rows], np.where(rows < 0, 0, self.offsets[rows + 1] - self.offsets[rows])
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)

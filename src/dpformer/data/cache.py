@@ -1,6 +1,6 @@
 """Prepared data on disk: npy files that are memory-mapped, JSON beside them, no pickle.
 
-A folder appears whole or not at all: it is written under another name and renamed. It holds private data.
+A folder is created atomically: it is written under another name and renamed. It holds private data.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ from dpformer.data.time_split import TimeSplitDataset
 from dpformer.data.vocabulary import Vocabulary
 from dpformer.errors import DpformerError
 
-FORMAT = 2  # 1 left out users of whom no row passed the filters
-CUTS = "cuts.npy"  # of a split by time
+FORMAT = 2  # 1 dropped users without rows that pass the filters
+CUTS = "cuts.npy"  # for a split by time
 
 
 class PackedStrings(Sequence[str]):
@@ -49,9 +49,9 @@ class PackedStrings(Sequence[str]):
 
 
 def save(dataset: Dataset, folder: Path) -> None:
-    """Writes a data set as a new folder, readable by its owner only."""
+    """Write a data set to a new folder, readable by its owner only."""
     if folder.exists():
-        raise DpformerError(f"{folder} is already there")
+        raise DpformerError(f"{folder} already exists")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # mode 0700
@@ -77,21 +77,21 @@ def save(dataset: Dataset, folder: Path) -> None:
         (part / "meta.json").write_text(json.dumps(meta, indent=1), encoding="ascii")
         os.replace(part, folder)
     except OSError as error:
-        if not folder.exists():  # else another process wrote the same data first
+        if not folder.exists():  # otherwise another process has written the same data
             raise DpformerError(f"prepared data cannot be written to {folder}: {error}") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def load(folder: Path) -> Dataset:
-    """Opens a data set, memory-mapped; every file must have the hash it was written with."""
+    """Open a data set, memory-mapped; every file must have its original hash."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
         if meta["format"] != FORMAT:
-            raise ValueError(f"it has format {meta['format']}, this is dpformer for format {FORMAT}")
+            raise ValueError(f"it has format {meta['format']}, but this version reads {FORMAT}")
         for name, digest in meta["files"].items():
             if _digest(folder / name) != digest:
-                raise ValueError(f"{name} is not as it was written")
+                raise ValueError(f"{name} was altered")
         kind, more = Dataset, {}
         if CUTS in meta["files"]:
             kind, more = TimeSplitDataset, {"cuts": _read(folder / CUTS, np.int64)}
@@ -109,9 +109,9 @@ def load(folder: Path) -> Dataset:
             **more,
         )
         if dataset.hash != meta["hash"]:
-            raise ValueError("it is not the split that was written")
+            raise ValueError("its split was altered")
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, DpformerError) as error:
-        raise DpformerError(f"{folder} is not whole prepared data ({error}); delete it and prepare again") from None
+        raise DpformerError(f"{folder} is not intact prepared data ({error}); delete it and prepare again") from None
     return dataset
 
 

@@ -1,15 +1,15 @@
-"""The public catalogue: which items exist, their titles, and whatever else is public about them.
+"""The public catalogue: which items exist, their titles, and their public attributes.
 
 Formats: Parquet, JSON lines, CSV or TSV with a header, read by DuckDB; MovieLens `::` and plain `id title` lines. The
-item's id and title are found by the names of their columns; every other column is attributes:
+item's id and title are found by their column names; every other column becomes attributes:
 
 - a list, or text with `|` in it, is several values: `Comedy|Romance`;
-- numbers with fractions (prices) are cut into ten classes of equally many items; whole numbers are values (years);
+- numbers with fractions (prices) are binned into deciles; integers are values (years);
 - the words of the title count as attributes too, unless `title_words` is off;
-- a value that only one item has is dropped.
+- a value of a single item is dropped.
 
-Only what is public may be in a catalogue. What users did (tags they gave, ratings, sales, popularity) is not: the
-privacy guarantee takes everything in this file as known to everybody.
+A catalogue must hold only public facts. Users' actions (tags, ratings, sales, popularity) are not public: the privacy
+guarantee treats everything in this file as known to everyone.
 """
 
 import ast
@@ -33,21 +33,21 @@ ID_NAMES = (*COLUMN_NAMES["item"], "id")
 TITLE_NAMES = ("title", "name", "itemname", "movietitle", "producttitle")
 HEAD_BYTES = 1 << 16
 CLASSES = 10
-LONGEST = 100  # characters of a value
+LONGEST = 100  # maximum length of a value, in characters
 
 
 class Rows(NamedTuple):
     """A file as rows of fields."""
 
     columns: list[str]
-    named: bool  # by a header; otherwise "1", "2", …
+    named: bool  # from a header; otherwise "1", "2", …
     rows: list[tuple[Any, ...]]
 
 
 def read_catalog(
     path: str | Path, *, item_column: str | None = None, title_column: str | None = None, title_words: bool = True
 ) -> Vocabulary:
-    """Reads a public catalogue: ids of items, titles and attributes where it has them.
+    """Read a public catalogue: ids of items, and titles and attributes if present.
 
     Without a header the first column is the id and the second, if any, the title.
     """
@@ -77,7 +77,7 @@ def _ids(rows: Sequence[tuple[Any, ...]], place: int, path: Path, start: int) ->
         except ValueError as error:
             raise DpformerError(f"{path}, row {number} has no item_id: {error}") from None
         if name in ids:
-            raise DpformerError(f"{path}, row {number}: item {name!r} is in the catalogue twice")
+            raise DpformerError(f"{path}, row {number}: item {name!r} occurs twice in the catalogue")
         ids[name] = None
     if not ids:
         raise DpformerError(f"{path} holds no items")
@@ -85,7 +85,7 @@ def _ids(rows: Sequence[tuple[Any, ...]], place: int, path: Path, start: int) ->
 
 
 def _column_values(fields: Sequence[Any]) -> Iterator[list[str]]:
-    """The values of one column, a list for each item."""
+    """The values of one column, one list per item."""
     numbers = _fractions(fields)
     if numbers is None:
         yield from (list(_values(field)) for field in fields)
@@ -99,7 +99,7 @@ def _column_values(fields: Sequence[Any]) -> Iterator[list[str]]:
 
 
 def _fractions(fields: Sequence[Any]) -> np.ndarray | None:
-    """The fields as numbers, NaN for none, if all of them are numbers and some are not whole."""
+    """The fields as numbers, NaN if missing, provided that all are numbers and some are not integers."""
     try:
         numbers = np.array([np.nan if field in (None, "") else float(field) for field in fields])
     except (TypeError, ValueError):
@@ -158,11 +158,11 @@ def _read(path: Path, item_column: str | None) -> Rows:
     if head[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
         return _query(path, "read_parquet(?)", True)
     if b"\0" in head:
-        raise DpformerError(f"{path} is not a text file (it holds zero bytes); give CSV, TSV, JSON lines or Parquet")
+        raise DpformerError(f"{path} is not a text file (it contains zero bytes); give CSV, TSV, JSON lines or Parquet")
     lines = head.decode("utf-8-sig", errors="replace").lstrip().splitlines()
     first = lines[0]
     if first.startswith("[") and path.suffix.lower() not in (".csv", ".tsv", ".txt"):
-        raise DpformerError(f"{path} is a JSON array; give JSON lines: one object a line")
+        raise DpformerError(f"{path} is a JSON array; give JSON lines: one object per line")
     if first.startswith("{") or path.suffix.lower() in (".jsonl", ".ndjson"):
         return _query(path, "read_json(?, format = 'newline_delimited', sample_size = -1)", True)
     if "::" in first:
@@ -215,7 +215,7 @@ def _head(path: Path) -> bytes:
     except FileNotFoundError:
         raise DpformerError(f"{path} does not exist") from None
     except IsADirectoryError:
-        raise DpformerError(f"{path} is a folder; give the file in it") from None
+        raise DpformerError(f"{path} is a folder; give a file") from None
     except (OSError, ValueError) as error:
         raise DpformerError(f"{path} cannot be read: {error}") from None
     if not start.decode("utf-8-sig", errors="replace").strip():

@@ -1,7 +1,7 @@
-"""Columns of a public catalogue, for rules at request time ("only toys", "at most two of a brand").
+"""Columns of a public catalogue, for rules at request time ("only toys", "at most two per brand").
 
 A catalogue read for training (`read_catalog`) keeps what helps a model: values that several items share, words of
-titles, numbers cut into classes. A rule needs every value as the file has it, so the columns are read again here.
+titles, binned numbers. A rule needs every value as in the file, so the columns are read again here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Column:
     values: Sequence[str]  # (G,)
     offsets: np.ndarray  # (M + 1,) int64
     links: np.ndarray  # (n,) int64
-    numbers: np.ndarray  # (M,) float64; NaN where the cell is not one number
+    numbers: np.ndarray  # (M,) float64; NaN unless the cell is a single number
 
     @cached_property
     def origins(self) -> np.ndarray:  # (n,) int64
@@ -41,7 +41,7 @@ class Column:
         return places
 
     def having(self, wanted: Sequence[str]) -> np.ndarray:  # (M,) bool
-        """Items that have one of the values at least, in capitals or not; a value that no item has is an error."""
+        """Items with at least one of the values, ignoring case; a value that no item has is an error."""
         missing = [value for value in wanted if _key(value) not in self._places]
         if missing:
             some = ", ".join(map(repr, self.values[:5]))
@@ -53,9 +53,9 @@ class Column:
         return found
 
     def between(self, low: float, high: float) -> np.ndarray:  # (M,) bool
-        """Items whose number is from `low` to `high`, both included."""
+        """Items whose number is between `low` and `high`, inclusive."""
         if np.isnan(self.numbers).all():
-            raise DpformerError(f"column {self.name!r} holds no numbers; name values instead of min and max")
+            raise DpformerError(f"column {self.name!r} holds no numbers; give values instead of min and max")
         with np.errstate(invalid="ignore"):
             return (self.numbers >= low) & (self.numbers <= high)
 
@@ -74,11 +74,11 @@ class CatalogColumns:
 
 
 def read_columns(path: str | Path, items: Sequence[str]) -> CatalogColumns:
-    """Reads the columns of a catalogue for some items.
+    """Read the columns of a catalogue for the given items.
 
     Args:
-        path: the file, of any format that `--catalog` takes.
-        items: ids in the model's order; an item that the catalogue lacks has no values.
+        path: the file, in any format that `--catalog` accepts.
+        items: ids in the model's order; an item missing in the catalogue has no values.
     """
     path = Path(path)
     table = _read(path, None)
@@ -99,7 +99,7 @@ def _column(name: str, cells: Sequence[object]) -> Column:
     offsets = [0]
     numbers = np.full(len(cells), np.nan)
     for item, cell in enumerate(cells):
-        own = dict.fromkeys(_values(cell))  # each value once
+        own = dict.fromkeys(_values(cell))  # distinct values
         links += [values.setdefault(value, len(values)) for value in own]
         offsets.append(len(links))
         if len(own) == 1:
@@ -108,7 +108,7 @@ def _column(name: str, cells: Sequence[object]) -> Column:
 
 
 def _key(value: str) -> str:
-    """What decides whether two values are the same: neither capitals nor the zeros of 5.0."""
+    """The comparison key of a value: ignores case and the zeros of 5.0."""
     return re.sub(r"(?<=\d)\.0+$", "", value.casefold())
 
 

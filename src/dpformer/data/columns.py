@@ -1,6 +1,6 @@
-"""Which column is what: from its name in the header or schema, or by option; never from the rows.
+"""The role of each column: from its name in the header or schema, or by option; never from the rows.
 
-A log without a header names its columns by the option `columns`, the header that it lacks.
+For a log without a header, the option `columns` supplies it.
 """
 
 import re
@@ -19,7 +19,7 @@ COLUMN_NAMES = {
     "rating": ("rating", "stars", "overall", "score"),
 }  # fmt: skip
 _TIME_LIKE = re.compile(r".*(_at|_time|_date|_ts|_timestamp|_datetime)|.*[a-z](At|Time|Date|Timestamp)", re.DOTALL)
-# Spellings of a name that a JSON object may have as a key.
+# Spellings of a column name that may occur as keys of JSON objects.
 JSON_KEYS = {
     "user": ("user_id", "userId", "user", "uid", "customer_id", "customerId", "reviewerID", "visitor_id", "visitorId"),
     "item": ("item_id", "itemId", "item", "iid", "movie_id", "movieId", "product_id", "productId", "parent_asin",
@@ -32,7 +32,7 @@ JSON_KEYS = {
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns; None: recognised by their usual names (`user_id`, `item_id`, `timestamp`, `rating`)."""
+    """Names of the columns; None: recognised by the usual names (`user_id`, `item_id`, `timestamp`, `rating`)."""
 
     user: str | None = None
     item: str | None = None
@@ -41,15 +41,15 @@ class Columns:
 
 
 def plain(name: str) -> str:
-    """A column's name without case and punctuation: `userId`, `user_id` and `User ID` are one name."""
+    """A column's name without case and punctuation: `userId`, `user_id` and `User ID` are the same name."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def resolve(names: list[str], columns: Columns, *, rating: bool, order: str, where: str) -> dict[str, str]:
-    """Role → name of its column, for the roles that are read; a sentence where one is missing."""
+    """Role → name of its column, for the required roles; an error if one is missing."""
     twice = [name for place, name in enumerate(names) if name and name in names[:place]]
     if twice:
-        raise DpformerError(f"{where} has two columns {twice[0]!r}: rename one")
+        raise DpformerError(f"{where} has two columns named {twice[0]!r}: rename one")
     found = {role: _one(names, columns, role, where) for role in ("user", "item")}
     if order == "time":
         found["timestamp"] = _time(names, columns, where)
@@ -59,7 +59,7 @@ def resolve(names: list[str], columns: Columns, *, rating: bool, order: str, whe
 
 
 def usual(names: list[str], role: str) -> str | None:
-    """The first of a role's usual names that is there."""
+    """The first of a role's usual names that is present."""
     by_name = {plain(name): name for name in reversed(names)}
     return next((by_name[known] for known in COLUMN_NAMES[role] if known in by_name), None)
 
@@ -77,7 +77,7 @@ def _one(names: list[str], columns: Columns, role: str, where: str) -> str:
         name = role if role == "rating" else f"{role}_id"
         lacks = " (if the file has no header, give --columns user,item,timestamp)" if role != "rating" else ""
         raise DpformerError(
-            f"{where} has no column {name!r} (it has {listed(names)}); name it with --{role}-column{lacks}"
+            f"{where} has no column {name!r} (it has {listed(names)}); give its name with --{role}-column{lacks}"
         )
     return str(found)
 
@@ -93,9 +93,10 @@ def _time(names: list[str], columns: Columns, where: str) -> str:
         return like[0]
     if like:
         raise DpformerError(
-            f"{where} has several columns that may be the time ({listed(like)}): name one with --timestamp-column"
+            f"{where} has several columns that may be the time ({listed(like)}): choose one with --timestamp-column"
         )
     raise DpformerError(
-        f"{where} has no column of times (it has {listed(names)}): name it with --timestamp-column, or give --order "
-        "file if its rows are in the order of time"
+        f"{where} has no timestamp column (it has {listed(names)}): choose one with --timestamp-column, or give "
+        f"--order "
+        "file if its rows are in order of time"
     )

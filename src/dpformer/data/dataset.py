@@ -1,8 +1,9 @@
-"""A prepared data set: one user is one sequence of items, packed into two arrays, the last item held out.
+"""A prepared data set: one sequence of items per user, packed into two arrays, with the last item held out.
 
-Everything is `items[offsets[u]:offsets[u + 1]]`, user u's items in the order of time. The split is leave-last-out: the
+Everything is `items[offsets[u]:offsets[u + 1]]`, user u's items in order of time. The split is leave-last-out: the
 last item of a user is the test item and, with `validation`, the one before it the validation item. Users with fewer
-than three items are too short to test and train only (as in SASRec). What is held out is never trained on.
+than three items are too short for testing and used for training only (as in SASRec). Held-out items are never used
+for training.
 """
 
 import hashlib
@@ -21,12 +22,12 @@ MIN_TO_TEST = 3
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Sequences of items of all users; arrays may be memory-mapped and are never written.
+    """Item sequences of all users; arrays may be memory-mapped and are never modified.
 
-    Users are 0..num_users-1 and items 0..num_items-1; `user_ids[u]` and `vocabulary.ids[i]` are the file's own ids.
-    `max_length` is how many items of a user, the last ones, are trained on; None: whole histories. `description` holds
-    the facts for the privacy statement; they come from the data and no guarantee covers them. `folder` is where the
-    data is on disk (`cache.load`), for other processes; None: in memory only.
+    Users are 0..num_users-1 and items 0..num_items-1; `user_ids[u]` and `vocabulary.ids[i]` are the ids of the log.
+    `max_length` limits training to the last items of a user; None: whole histories. `description` holds the facts for
+    the privacy statement; they come from the data and no guarantee covers them. `folder` is where the data is on disk
+    (`cache.load`), for other processes; None: in memory only.
     """
 
     items: np.ndarray  # (interactions,) int32
@@ -53,7 +54,7 @@ class Dataset:
     def from_histories(
         cls, histories: Iterable[Sequence[int]], num_items: int, *, max_length: int = 200, validation: bool = False
     ) -> "Dataset":
-        """A data set from sequences of item numbers, one a user, in the order of time."""
+        """A data set from one sequence of item numbers per user, in order of time."""
         arrays = [np.asarray(history, dtype=np.int64) for history in histories]
         offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int64)
         items = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
@@ -79,15 +80,15 @@ class Dataset:
 
     @property
     def titles(self) -> Sequence[str] | None:
-        """Titles of items, if a catalogue gave them."""
+        """Titles of items, if a catalogue provides them."""
         return self.vocabulary.titles
 
     @cached_property
     def lengths(self) -> np.ndarray:  # (users,) int64
-        """Items of each user, held out ones included."""
+        """Number of items of each user, including held-out ones."""
         return np.diff(self.offsets)
 
-    # Training: everything before what is held out, of which the last `max_length` items.
+    # Training: everything before the held-out items, limited to the last `max_length` items.
 
     @cached_property
     def train_stops(self) -> np.ndarray:  # (users,) int64
@@ -103,28 +104,28 @@ class Dataset:
 
     @cached_property
     def train_lengths(self) -> np.ndarray:  # (users,) int64
-        """Items each user trains on, at most `max_length`."""
+        """Number of training items of each user, at most `max_length`."""
         return self.train_stops - self.train_starts
 
     def train(self, user: int) -> np.ndarray:
-        """The items a user trains on."""
+        """The training items of a user."""
         return np.asarray(self.items[self.train_starts[user] : self.train_stops[user]])
 
     def histories(self, users: Iterable[int]) -> list[np.ndarray]:
-        """The items each of some users trains on."""
+        """The training items of several users."""
         return [self.train(user) for user in users]
 
     def batch(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The items some users train on as one array (B, longest) int64, right-padded with 0, and lengths (B,)."""
+        """The training items of several users as one (B, longest) int64 array, right-padded with 0, and lengths (B,)."""
         return self._padded(self.train_starts[users], self.train_stops[users])
 
     def packed_train(self) -> tuple[np.ndarray, np.ndarray]:
-        """The items all users train on: items (n,) int32 and offsets (users + 1,), at most `max_length` a user."""
+        """The training items of all users: items (n,) int32 and offsets (users + 1,), at most `max_length` per user."""
         offsets = np.concatenate([[0], np.cumsum(self.train_lengths)])
         return self.items[_ranges(self.train_starts, self.train_lengths)], offsets
 
     def item_counts(self) -> np.ndarray:  # (items,) int64
-        """How often each item occurs before what is held out, of whole histories. Not private."""
+        """Frequency of each item before the held-out ones, in whole histories. Not private."""
         starts = self.offsets[:-1]
         rows = _ranges(starts, self.train_stops - starts)
         return np.bincount(self.items[rows], minlength=self.num_items)
@@ -132,22 +133,22 @@ class Dataset:
     # Evaluation: the held-out item, and every earlier item of the user.
 
     def held_out(self, split: str = "test") -> tuple[np.ndarray, np.ndarray]:
-        """Users that can be tested and the item of each to be predicted, (n,) int64 both."""
+        """Users that can be tested and the item to predict for each, (n,) int64 both."""
         users = np.flatnonzero(self.lengths >= MIN_TO_TEST)
         return users, self.items[self.held_out_rows(users, split)].astype(np.int64)
 
     def held_out_rows(self, users: np.ndarray, split: str = "test") -> np.ndarray:
-        """Where in `items` the held-out item of each user is; what comes before it is the user's history."""
+        """Position in `items` of the held-out item of each user; the items before it are the user's history."""
         if split not in ("test", "validation"):
             raise ValueError(f"split must be 'test' or 'validation', not {split!r}")
         if split == "validation" and not self.validation:
             raise ValueError("this data set holds no validation items; prepare it with validation=True")
         if (self.lengths[users] < MIN_TO_TEST).any():
-            raise ValueError(f"a user with fewer than {MIN_TO_TEST} items has nothing held out")
+            raise ValueError(f"a user with fewer than {MIN_TO_TEST} items has no held-out item")
         return self.offsets[1:][users] - (1 if split == "test" else 2)
 
     def held_out_histories(self, users: np.ndarray, split: str = "test") -> list[np.ndarray]:
-        """Every item before the held-out one, for each of some users; the test's history holds the validation item."""
+        """Every item before the held-out one for each user; the history for testing includes the validation item."""
         stops = self.held_out_rows(users, split)
         return [self.items[start:stop] for start, stop in zip(self.offsets[users], stops, strict=True)]
 
@@ -172,11 +173,11 @@ class Dataset:
         return self.held_out_histories(np.array([user]))[0]
 
     def with_max_length(self, max_length: int | None) -> "Dataset":
-        """The same data, of which `max_length` items a user are trained on."""
+        """The same data with training limited to `max_length` items per user."""
         return replace(self, max_length=max_length, description={**self.description, "max_length": max_length})
 
     def with_attributes(self, catalog: Vocabulary) -> "Dataset":
-        """The same data with what a public catalogue says about its items."""
+        """The same data with the public attributes of a catalogue."""
         if catalog.attributes is None:
             return self
         attributes = catalog.attributes.of_rows(catalog.match(self.vocabulary.ids))
@@ -186,7 +187,7 @@ class Dataset:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of sequences, vocabulary and split. It is made from the data without noise: do not release it."""
+        """SHA-256 of sequences, vocabulary and split. Computed from the data without noise: do not release it."""
         digest = hashlib.sha256(f"dpformer data 1\n{int(self.validation)} {self.num_users} {self.num_items}\n".encode())
         digest.update(np.ascontiguousarray(self.offsets, dtype="<i8").data)
         digest.update(np.ascontiguousarray(self.items, dtype="<i4").data)

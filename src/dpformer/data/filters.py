@@ -1,4 +1,4 @@
-"""What is left out of a log before training: a matter of each user's own rows. Users stay, if need be with nothing."""
+"""Filters applied to a log before training, depending on each user's own rows only. Users stay, even without rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dpformer.errors import DpformerError
 
 @dataclass(frozen=True)
 class Filters:
-    """Which interactions count.
+    """Which interactions are used.
 
     Attributes:
-        min_rating: leave out interactions rated lower.
-        min_user_actions: leave out the interactions of users with fewer; the users stay, with nothing.
+        min_rating: drop interactions with a lower rating.
+        min_user_actions: drop the interactions of users with fewer; the users stay, with an empty history.
         where: keep the rows for which a condition on their own columns is true (`RowFilter`).
-        since: keep interactions from this time on: a date, or a number in the unit of the log's times.
+        since: keep interactions from this time onwards: a date, or a number in the unit of the log's times.
         until: keep interactions before this time.
     """
 
@@ -29,11 +29,11 @@ class Filters:
     until: str | None = None
 
     def __post_init__(self) -> None:
-        _ = self.row_filter, self.window  # refuses what cannot be understood
+        _ = self.row_filter, self.window  # refuses invalid conditions
 
     @cached_property
     def row_filter(self) -> RowFilter | None:
-        """The condition, checked; None if there is none."""
+        """The parsed condition; None if there is none."""
         return RowFilter.parse(self.where) if self.where else None
 
     @cached_property
@@ -42,7 +42,7 @@ class Filters:
         return Window.parse(self.since, self.until)
 
     def refuse_rows(self, what: str) -> None:
-        """Refuses filters of rows where they are not applied."""
+        """Refuse row filters where they cannot be applied."""
         given = [name for name in ("where", "since", "until") if getattr(self, name)]
         if given:
             raise DpformerError(f"--{given[0]} {what}")

@@ -1,4 +1,4 @@
-"""Histories: a log as one sequence of item codes a user, in the order of time, and the facts of how it was read."""
+"""Histories: a log as one sequence of item codes per user, in order of time, and facts about how it was read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ from dpformer.errors import DpformerError
 
 @dataclass(frozen=True)
 class Histories:
-    """User `user_ids[u]` met items `item_ids[c]` for c in codes[offsets[u]:offsets[u + 1]], in this order.
+    """User `user_ids[u]` interacted with items `item_ids[c]` for c in codes[offsets[u]:offsets[u + 1]], in this order.
 
-    Users whose interactions were all filtered away are here, with none.
+    Users whose interactions were all filtered out are included, with empty histories.
     """
 
     user_ids: Sequence[str]
@@ -26,7 +26,9 @@ class Histories:
     codes: np.ndarray  # (interactions,) int32
     offsets: np.ndarray  # (users + 1,) int64
     facts: dict[str, Any] = field(default_factory=dict)  # format, read, order, time_range, …: not private
-    cuts: np.ndarray | None = None  # (users,) int64: interactions of each before the cut of a split by time
+    cuts: np.ndarray | None = (
+        None  # (users,) int64: number of each user's interactions before the cut of a split by time
+    )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -48,14 +50,14 @@ def read(
     filters: Filters | None = None,
     split_at: str | None = None,
 ) -> Histories:
-    """Reads a log.
+    """Read a log.
 
     Args:
         path: CSV, TSV, JSON lines, RecBole `.inter`, MovieLens `::`, plain lines, Parquet, a DuckDB or SQLite database;
             a folder or glob of such files; `-` for standard input; a URL of any of these, or of a database.
-        columns: names of columns where they are not the usual ones.
-        reading: what else is declared about it.
-        filters: what to leave out.
+        columns: names of columns, if they are not the usual ones.
+        reading: other reading options.
+        filters: which interactions to use.
         split_at: the cut of a split by time, a date or a number.
     """
     with open_log(Path(path), columns, reading, filters, split_at) as log:
@@ -79,7 +81,7 @@ def _facts(log: Log, times: "Times") -> dict[str, Any]:
 
 
 class Times:
-    """What is told of the times of a log, from the rows of some users after the other."""
+    """Statistics of the times of a log, computed from the rows of successive blocks of users."""
 
     def __init__(self) -> None:
         self.rows = self.tied = self.duplicates = 0
@@ -94,7 +96,7 @@ class Times:
         ends = float(t.min()), float(t.max())
         self.first = ends[0] if self.first is None else min(self.first, ends[0])
         self.last = ends[1] if self.last is None else max(self.last, ends[1])
-        same = np.zeros(len(t) + 1, dtype=bool)  # same[r]: row r is of the user and time of row r - 1
+        same = np.zeros(len(t) + 1, dtype=bool)  # same[r]: row r has the user and time of row r - 1
         same[1:-1] = (t[1:] == t[:-1]) & (f[1:] == f[:-1])
         same[offsets] = False
         tied = same[1:] | same[:-1]
@@ -104,7 +106,7 @@ class Times:
         self.duplicates += int((pairs[1:] == pairs[:-1]).sum())
 
     def facts(self, column: str | None) -> dict[str, Any]:
-        """For a description; `column` None: rows are in file order."""
+        """Facts for a description; `column` None: rows are in file order."""
         if column is None:
             return {"order": "file", "time_column": None, "time_range": None, "tied_share": None, "duplicates": None}
         return {

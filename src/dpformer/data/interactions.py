@@ -1,6 +1,6 @@
-"""Interactions in memory: who met which item when, as arrays; made of a data frame (`sources/frames.py`), or by hand.
+"""Interactions in memory: user, item and time as arrays, from a data frame (`sources/frames.py`) or built by hand.
 
-Ids may be of any type; inside they are text (`7` and `"7"` are one id) and arrays hold their codes.
+Ids may be of any type; internally they are text (`7` and `"7"` are the same id) and arrays hold their codes.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ SMALL = 2**53
 
 @dataclass(frozen=True)
 class Interactions:
-    """A log: row r says that user `user_ids[users[r]]` met item `item_ids[items[r]]` at `timestamps[r]`.
+    """A log: row r says that user `user_ids[users[r]]` interacted with item `item_ids[items[r]]` at `timestamps[r]`.
 
-    Without timestamps the order of rows is the order of time.
+    Without timestamps, rows are in order of time.
     """
 
     users: np.ndarray  # (rows,) int32
@@ -47,13 +47,13 @@ class Interactions:
         )
 
     def histories(self, filters: Filters | None = None) -> Histories:
-        """One sequence a user; rows of the same time stay in their order (almost half of ML-1M's tie)."""
+        """One sequence per user; rows with equal times keep their order (almost half of ML-1M's rows tie)."""
         read = {"users": len(self.user_ids), "items": len(self.item_ids), "interactions": len(self)}
         log, filters = self, filters or Filters()
-        filters.refuse_rows("is for files and for frames that are trained on; filter these rows before")
+        filters.refuse_rows("applies to files and to frames for training; filter these rows beforehand")
         if filters.min_rating is not None:
             if log.ratings is None:
-                raise DpformerError("min_rating is given and the data has no ratings")
+                raise DpformerError("min_rating is given, but the data has no ratings")
             log = log.keep(log.ratings >= filters.min_rating)
         log = log.keep(np.bincount(log.users, minlength=1)[log.users] >= filters.min_user_actions)
         if not len(log):
@@ -71,10 +71,10 @@ class Interactions:
 
 
 class Codes:
-    """Numbers ids in the order they appear: `codes[id]` is the code, `names[code]` the id as text.
+    """Numbers ids in order of appearance: `codes[id]` is the code, `names[code]` the id as text.
 
-    What is remembered is text and small whole numbers. True is equal to 1 for a dict, and one user's True must not
-    become, or make, another's 1; and whole numbers beyond 2⁶¹ can be chosen so that a dict of them takes for ever.
+    The dict holds only text and small integers: True equals 1 in a dict, and one user's True must not become, or
+    create, another user's 1; and integers beyond 2⁶¹ can be chosen such that a dict of them takes quadratic time.
     """
 
     def __init__(self) -> None:
@@ -98,22 +98,22 @@ class Codes:
 
 
 def exact_below(raw: Any) -> int:
-    """From where on floats of this precision stand for several whole numbers: 2⁵³, of single precision 2²⁴."""
+    """The bound from which floats of this precision stand for several integers: 2⁵³, or 2²⁴ for single precision."""
     return 2 ** (1 + np.finfo(np.asarray(raw).dtype).nmant)
 
 
 def id_text(raw: Any) -> str:
-    """An id as text, spaces around it removed. ValueError when there is none."""
+    """An id as text without surrounding spaces; ValueError if there is none."""
     if raw is None or raw != raw or isinstance(raw, list | dict):
         raise ValueError(f"{raw!r} is not an id")
     if isinstance(raw, float | np.floating) and float(raw).is_integer():
         if abs(float(raw)) >= exact_below(raw):
-            raise ValueError(f"{raw!r} is a float in which several whole numbers have become one; give ids as text")
-        raw = int(raw)  # a table with gaps makes whole numbers floats
+            raise ValueError(f"{raw!r} is a float that stands for several integers; give ids as text")
+        raw = int(raw)  # a table with missing values stores integers as floats
     name = raw.decode("utf-8", "backslashreplace") if isinstance(raw, bytes) else str(raw)
     name = name.strip()
     if not name:
         raise ValueError("an id is empty")
     if "\0" in name or "\n" in name or "\r" in name:
-        raise ValueError(f"the id {name[:40]!r} holds a line break or a zero byte (an unclosed quote?)")
+        raise ValueError(f"the id {name[:40]!r} contains a line break or a zero byte (an unclosed quote?)")
     return name

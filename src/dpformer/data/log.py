@@ -1,4 +1,4 @@
-"""A log in DuckDB: rows checked, ids numbered, everything in the order of user and time."""
+"""A log in DuckDB: rows validated, ids numbered, everything sorted by user and time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,11 +28,11 @@ ROWS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class Log:
-    """A log that was read: the ids of users and items, and DuckDB's table `ordered` of (u, i, t, f).
+    """A log that has been read: the ids of users and items, and DuckDB's table `ordered` of (u, i, t, f).
 
-    Its rows are by user (numbered by first appearance), then time, then place in the file. Every user whom a row names
-    is in `user_ids`, whether or not any row of that user passes the filters: their number is published, so it must not
-    depend on what a user did.
+    Its rows are sorted by user (numbered by first appearance), time, and position in the file. Every user named by a
+    row is in `user_ids`, whether or not any row of that user passes the filters: the number of users is published, so
+    it must not depend on users' actions.
     """
 
     connection: Connection
@@ -42,18 +42,18 @@ class Log:
     time_column: str | None
     interactions: int  # before any filter
     different_items: int  # in them
-    skipped: dict[str, int] = field(default_factory=dict)  # what was wrong → rows left out
-    snapshot: str | None = None  # of a table with numbered states
+    skipped: dict[str, int] = field(default_factory=dict)  # reason → number of rows skipped
+    snapshot: str | None = None  # version of a table with numbered versions
 
     def offsets(self) -> np.ndarray:
-        """Where the rows of each user start and the last ends, (users + 1,); a user may have none."""
+        """Where the rows of each user start and the last ones end, (users + 1,); a user may have none."""
         counts = self.connection.execute("SELECT u, count(*) AS n FROM ordered GROUP BY u").fetchnumpy()
         lengths = np.zeros(len(self.user_ids), dtype=np.int64)
         lengths[np.asarray(counts["u"])] = counts["n"]
         return np.concatenate([[0], np.cumsum(lengths)])
 
     def cuts(self, offsets: np.ndarray) -> np.ndarray:
-        """How many rows of each user come before the first that is not before the cut, (users,)."""
+        """The number of rows of each user before the first one that is not before the cut, (users,)."""
         found = self.connection.execute("SELECT u, min(rowid) AS r FROM ordered WHERE later GROUP BY u").fetchnumpy()
         cuts = np.diff(offsets)
         users = np.asarray(found["u"])
@@ -61,11 +61,11 @@ class Log:
         return np.asarray(cuts)
 
     def parts(self, offsets: np.ndarray) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
-        """The rows of some whole users at a time: (which users, their columns i, t and f)."""
+        """The rows of blocks of whole users: (which users, their columns i, t and f)."""
         user, users = 0, len(offsets) - 1
         while user < users:
             stop = int(np.searchsorted(offsets, offsets[user] + ROWS_AT_ONCE, side="right")) - 1
-            stop = min(max(stop, user + 1), users)  # one user at least
+            stop = min(max(stop, user + 1), users)  # at least one user
             rows = f"rowid >= {offsets[user]} AND rowid < {offsets[stop]}"
             found = self.connection.execute(f"SELECT i, t, f FROM ordered WHERE {rows} ORDER BY rowid").fetchnumpy()
             yield slice(user, stop), {column: np.asarray(values) for column, values in found.items()}
@@ -80,7 +80,7 @@ def open_log(
     filters: Filters | None = None,
     split_at: str | None = None,
 ) -> Iterator[Log]:
-    """Reads a log into a database of its own, which lives as long as the context.
+    """Read a log into a private database that lives as long as the context.
 
     `split_at` is the cut of a split by time (`Log.cuts`).
     """
@@ -94,9 +94,9 @@ def open_log(
         skipped = check_rows(connection, found, where, skip=reading.skip_bad_rows)
         total, different = _read(connection)
         if not total:
-            raise DpformerError(f"{where} has no rows" + (" that can be read" if skipped else ""))
+            raise DpformerError(f"{where} has no rows" + (" readable" if skipped else ""))
         if cut is not None and found.time_column is None:
-            raise DpformerError(f"a split by time needs times, and the rows of {where} are read in file order")
+            raise DpformerError(f"a split by time needs times, but the rows of {where} are read in file order")
         for name, bound in (("since", filters.since), ("until", split_at or filters.until)):
             if bound and not Bound.parse(bound, name).is_date:
                 _refuse_dates(connection, where, f"--{name} is {bound!r}")
@@ -110,7 +110,7 @@ def open_log(
 
 
 def _load(connection: Connection, found: Relation, filters: Filters) -> None:
-    """Table `raw`; where the quick way meets an odd row, the other one, which says what is odd about it."""
+    """Create table `raw`; if the fast query meets an invalid row, the slow one, which says what is wrong."""
     if found.quick is not None:
         try:
             connection.execute(f"CREATE TABLE raw AS {found.quick}")
@@ -123,13 +123,14 @@ def _load(connection: Connection, found: Relation, filters: Filters) -> None:
         if not filters.where:
             raise
         raise DpformerError(
-            f"--where {filters.where!r} cannot be applied: {first_line(error)}; a column of text (all are, in CSV and "
-            "JSON lines) is compared with numbers as TRY_CAST(price AS DOUBLE) > 5, where what is no number is missing"
+            f"--where {filters.where!r} cannot be applied: {first_line(error)}; compare a text column (in CSV and JSON "
+            f"lines all columns are text) "
+            "with numbers as TRY_CAST(price AS DOUBLE) > 5, where anything else counts as missing"
         ) from None
 
 
 def _read(connection: Connection) -> tuple[int, int]:
-    """(interactions, different items in them) before any filter."""
+    """(interactions, distinct items in them) before any filter."""
     query = f"SELECT count(*), count(DISTINCT i) FILTER (fault = {FILTERED}) FROM raw WHERE fault IN ({OK}, {FILTERED})"
     total, filtered = connection.execute(query).fetchone()
     if filtered:
@@ -140,19 +141,19 @@ def _read(connection: Connection) -> tuple[int, int]:
 
 
 def _refuse_dates(connection: Connection, where: str, given: str) -> None:
-    """A number as a bound says nothing about dates."""
+    """Refuse a number as a bound if the times are dates."""
     query = f"SELECT count(*) FROM raw WHERE fault IN ({OK}, {FILTERED}) AND kind = {DATE}"
     if connection.execute(query).fetchone()[0]:
-        raise DpformerError(f"{given}, and the times of {where} are dates: give a date (2024-01-31)")
+        raise DpformerError(f"{given}, but the times of {where} are dates: give a date (2024-01-31)")
 
 
 def _share(connection: Connection) -> float:
-    """How much of a running query is done, as far as DuckDB can tell."""
+    """The finished share of a running query, as estimated by DuckDB."""
     return max(0.0, float(connection.query_progress())) / 100
 
 
 def _order(connection: Connection, found: Relation, filters: Filters, cut: Bound | None) -> None:
-    """Table `ordered`: what the filters leave, ids as numbers, by user, time and place in the file."""
+    """Create table `ordered`: the filtered rows with numbered ids, by user, time and position in the file."""
     keep = f"fault = {OK}" + (f" AND r >= {float(filters.min_rating)!r}" if filters.min_rating is not None else "")
     enough = f"SELECT u FROM raw WHERE {keep} GROUP BY u HAVING count(*) >= {int(filters.min_user_actions)}"
     few = f" AND u IN ({enough})" if filters.min_user_actions > 1 else ""

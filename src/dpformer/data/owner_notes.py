@@ -1,6 +1,6 @@
-"""What only the owner of the data is told: counted from the data without noise, on the terminal, never in a run folder.
+"""Notes for the owner of the data only: counted from the data without noise, printed, never stored in a run folder.
 
-Hints at what is likely a mistake in a log: it is read as it stands all the same.
+They point to likely mistakes in a log, which is nevertheless read unchanged.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ NOBODY = frozenset(
     ("0", "-1", "null", "none", "nil", "nan", "na", "n/a", "<na>", "nat", "undefined", "unknown", "anonymous", "anon",
      "anonym", "guest", "default", "test", "(null)", "(none)", "(not set)", "not set", "missing", "empty", "-")
 )  # fmt: skip
-LOOKED_AT = 1000  # users and items
-MANY = 10_000  # interactions of one user, if that is also so many times the median:
+LOOKED_AT = 1000  # number of users and items examined
+MANY = 10_000  # interactions of one user, if that is also this multiple of the median:
 TIMES_MEDIAN = 100
-REPEATS = 0.1  # share of interactions, among so many:
+REPEATS = 0.1  # share of interactions, among this many:
 ENOUGH = 5_000_000
-MILLISECONDS = 1e11  # numbers from here on are no seconds since 1970 (they would be after the year 5138)
+MILLISECONDS = 1e11  # larger numbers are not seconds since 1970 (they would be after the year 5138)
 
 
 def hints(dataset: Dataset, user_column: str | None = None, item_column: str | None = None) -> list[str]:
-    """Sentences on what is odd about a log; the columns are called so in what they advise."""
+    """Sentences on unusual features of a log; the column names are used in the advice."""
     found = [
         *_nobody(dataset.user_ids, dataset.lengths, "user", user_column),
         *_nobody(dataset.vocabulary.ids, dataset.item_counts(), "item", item_column),
@@ -37,19 +37,20 @@ def hints(dataset: Dataset, user_column: str | None = None, item_column: str | N
 
 
 def _nobody(ids: Sequence[str], counts: np.ndarray, role: str, column: str | None) -> list[str]:
-    """Ids that stand for no id, among those with the most interactions."""
+    """Ids that seem to be placeholders, among those with the most interactions."""
     median = float(np.median(counts[counts > 0])) if (counts > 0).any() else 0.0
     most = np.argpartition(-counts, LOOKED_AT)[:LOOKED_AT] if len(counts) > LOOKED_AT else np.arange(len(counts))
     return [
-        f"{role} {ids[place]!r} has {counts[place]:,} interactions; if that stands for no {role} at all, leave them "
-        f"out with --where \"{column or f'{role}_id'} <> '{ids[place]}'\""
+        f"{role} {ids[place]!r} has {counts[place]:,} interactions; if that is a placeholder rather than a {role}, "
+        f"drop them "
+        f"with --where \"{column or f'{role}_id'} <> '{ids[place]}'\""
         for place in most[np.argsort(-counts[most], kind="stable")].tolist()
         if counts[place] and ids[place] and _stands_for_none(ids[place], counts[place] / median)
     ][:2]
 
 
 def _stands_for_none(name: str, times_median: float) -> bool:
-    """A number may be an id like others, unless there is much more of it."""
+    """A number may be a normal id, unless it occurs far more often."""
     known = name.strip().lower() in NOBODY
     return known and (times_median > TIMES_MEDIAN or not name.strip().lstrip("-").isdecimal())
 
@@ -61,8 +62,8 @@ def _long_histories(dataset: Dataset) -> list[str]:
         return []
     user = dataset.user_ids[int(dataset.lengths.argmax())]
     return [
-        f"user {user!r} has {longest:,} interactions, where the median is {median:g}; a robot or a shared account "
-        "counts as one user, and most of what it did has no say"
+        f"user {user!r} has {longest:,} interactions, but the median is {median:g}; a robot or a shared account "
+        "counts as one user, so most of its interactions will have no influence"
     ]
 
 
@@ -73,8 +74,8 @@ def _times(dataset: Dataset) -> list[str]:
     first, last = range_of
     if 1e8 < first < MILLISECONDS < last:
         return [
-            f"times run from {first:,.0f} to {last:,.0f}: some seem to be seconds and others milliseconds since 1970, "
-            "and they are ordered as numbers"
+            f"times run from {first:,.0f} to {last:,.0f}: some seem to be seconds, others milliseconds since 1970, "
+            "but all are ordered as plain numbers"
         ]
     return []
 
@@ -88,24 +89,25 @@ def _repeats(dataset: Dataset) -> list[str]:
     if share < REPEATS:
         return []
     return [
-        f"{share:.0%} of the interactions are with an item that the user had met before; recommend and serve leave "
-        "such items out unless told otherwise (--allow-seen, filter_seen=False)"
+        f"{share:.0%} of the interactions repeat an item of the user's history; recommend and serve exclude "
+        "such items by default (change with --allow-seen or filter_seen=False)"
     ]
 
 
 def kept_items(dataset: Dataset, item_list: Sequence[int] | np.ndarray) -> str:
-    """What of the items is left where their list was released within ε: the first half may be published."""
+    """How much of the data remains with an item list released within ε; the first half may be published."""
     listed = np.asarray(item_list)
     said = (
-        f"items: {len(listed):,} are common enough to be released within ε; with a public list of items (--catalog) "
-        "all of them are in the model"
+        f"items: {len(listed):,} are frequent enough to be released within ε; with a public item list (--catalog) "
+        "the model has all of them"
     )
     counts = getattr(dataset, "item_counts", None)
-    if counts is None:  # of a log in a cluster
+    if counts is None:  # for a log in a cluster
         return said
     occurs = counts()
     share = occurs[listed].sum() / max(1, occurs.sum())
     return (
-        f"{said} ({NOT_PRIVATE}: there are {np.count_nonzero(occurs):,} items, and those released have {share:.0%} "
-        f"of the {int(occurs.sum()):,} interactions that are trained on)"
+        f"{said} ({NOT_PRIVATE}: the data has {np.count_nonzero(occurs):,} items, and the released ones account for "
+        f"{share:.0%} "
+        f"of the {int(occurs.sum()):,} training interactions)"
     )

@@ -1,7 +1,7 @@
-"""How many users there are, N: a number that every statement publishes, so no user's behaviour may have a say in it.
+"""The number of users, N: every statement publishes it, so no user's actions may influence it.
 
-Whoever a row of the log names is a user, even if all of that user's rows are filtered away: an empty history trains on
-nothing and is sampled like any other. Or N is declared, and the log has no influence on it at all.
+Anyone named by a row of the log is a user, even if all rows of that user are filtered out: an empty history adds
+nothing to training and is sampled like any other. Alternatively N is declared and does not depend on the log at all.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from dpformer.errors import DpformerError
 def with_declared(
     ids: Sequence[str], offsets: np.ndarray, declared: int | None, plural: str = "users"
 ) -> tuple[Sequence[str], np.ndarray]:
-    """(ids, offsets) of a declared number of users: the rest have no id and an empty history."""
+    """(ids, offsets) for a declared number of users: additional users have no id and an empty history."""
     missing = check_declared(len(ids), declared, plural) - len(ids)
     if not missing:
         return ids, offsets
@@ -22,7 +22,7 @@ def with_declared(
 
 
 def check_declared(named: int, declared: int | None, plural: str = "users") -> int:
-    """N, given how many the log names. A smaller declared number is refused: nothing is released then."""
+    """N, given the number of users in the log. A smaller declared number is refused before anything is released."""
     if declared is not None and declared < named:
-        raise DpformerError(f"--users is {declared:,} and the log names {named:,} {plural}: declare at least as many")
+        raise DpformerError(f"--users is {declared:,}, but the log names {named:,} {plural}: declare at least as many")
     return named if declared is None else declared

@@ -1,4 +1,4 @@
-"""From a log to sequences: filter, fix the vocabulary, sort by time, split. Every choice lands in the statement."""
+"""From a log to sequences: filter, fix the vocabulary, sort by time, split. Every choice appears in the statement."""
 
 import hashlib
 import json
@@ -37,29 +37,29 @@ def prepare(
     split_at: str | None = None,
     cache: str | Path | None = None,
 ) -> Dataset:
-    """Prepares a log for training: one user, one sequence; the last item held out, or what is after a cut.
+    """Prepare a log for training: one sequence per user; the last item held out, or everything after a cut.
 
     Args:
         source: a log (see `read`), or interactions (`from_frame`).
-        columns: names of columns that are not the usual ones.
-        reading: what else is declared about the log: format, order, encoding, …
-        vocabulary: a public catalogue (`read_catalog`), or None: all items that occur in the data. Which these are is
-            private: they are to be released (`release_items`, `restrict_to_vocabulary`), or assumed public.
-        drop_unknown_items: leave out items that the catalogue lacks; by default they are an error.
-        filters: what to leave out first.
-        max_length: how many items of a user, the last ones, are trained on; None: whole histories.
+        columns: names of columns, if they are not the usual ones.
+        reading: other reading options: format, order, encoding, …
+        vocabulary: a public catalogue (`read_catalog`), or None: all items that occur in the data. Which items occur is
+            private: they must be released (`release_items`, `restrict_to_vocabulary`), or assumed public.
+        drop_unknown_items: drop items missing in the catalogue; by default they are an error.
+        filters: which interactions to use.
+        max_length: use only a user's last items for training; None: whole histories.
         validation: hold out a validation item before the test item.
         split_at: train on what is before this date (or number) and test on what comes after; by default the last item
             of each user is held out.
-        users: their number as declared; by default they are counted in the log, before any filter.
-        cache: a folder in which prepared data is kept, private, and found again while the files are unchanged. Nothing
-            that was released is ever kept: a release belongs to one run and its ledger.
+        users: the declared number of users; by default they are counted in the log, before any filter.
+        cache: a private folder for prepared data, reused while the files are unchanged. Released values are never
+            cached: a release belongs to one run and its ledger.
     """
     filters, reading = filters or Filters(), reading or Reading()
     options = (vocabulary, drop_unknown_items, filters, max_length, validation, users)
     if isinstance(source, Interactions):
         if split_at is not None:
-            raise DpformerError("split_at is for files, and for frames that Recommender.fit is given")
+            raise DpformerError("split_at applies to files, and to frames given to Recommender.fit")
         return _prepare(source.histories(filters), "", *options)
     path = Path(source)
     folder = None
@@ -120,14 +120,14 @@ def _prepare(
 
 
 def _cuts(offsets: np.ndarray, cuts: np.ndarray, known: np.ndarray, users: int | None) -> np.ndarray:
-    """The cuts among the known items of each user; declared users without a name have none."""
+    """The cuts among the known items of each user; declared users without an id have none."""
     before = np.concatenate([[0], np.cumsum(known)])
     found = before[offsets[:-1] + cuts] - before[offsets[:-1]]
     return np.pad(found, (0, max(0, (users or 0) - len(found))))
 
 
 def _vocabulary(log: Histories, wanted: Vocabulary | None) -> tuple[Vocabulary, np.ndarray]:
-    """The vocabulary, and the number in it of each item code of the log (-1: none)."""
+    """The vocabulary, and the number in it of each item code of the log (-1 if missing)."""
     if wanted is not None:
         return wanted, wanted.match(log.item_ids).astype(np.int32)
     codes = np.flatnonzero(np.bincount(log.codes, minlength=len(log.item_ids)))
@@ -148,9 +148,9 @@ def _refuse_unknown(log: Histories, unknown: np.ndarray) -> None:
 def _refuse_useless(lengths: np.ndarray) -> None:
     left = int((lengths > 0).sum())
     if left < 2:
-        raise DpformerError(f"{left} user is left: user-level privacy needs many users; check the user column")
+        raise DpformerError(f"only {left} user remains, but user-level privacy needs many: check the user column")
     if lengths.max() < 2:
-        raise DpformerError(f"none of {left:,} users has two items: there is no next item to learn")
+        raise DpformerError(f"none of the {left:,} users has two items, so there is no next item to predict")
 
 
 def _sizes(lengths: np.ndarray, num_items: int) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _split_by_time(lengths: np.ndarray, cuts: np.ndarray, split_at: str | None) 
     cuts = cuts[: len(lengths)]
     if not cuts.any() or (cuts == lengths).all():
         side = "comes after" if cuts.any() else "is before"
-        raise DpformerError(f"no interaction {side} --until {split_at}: give a moment within the time of the log")
+        raise DpformerError(f"no interaction {side} --until {split_at}: give a time within the range of the log")
     later = lengths > cuts
     cold = int((later & (cuts == 0)).sum())
     sizes = {"test_users": int(later.sum()) - cold, "cold_users": cold, "train_only_users": int((~later).sum())}
@@ -181,7 +181,7 @@ def _split_by_time(lengths: np.ndarray, cuts: np.ndarray, split_at: str | None) 
 
 def _cache_key(path: Path, columns: Columns | None, reading: Reading, vocabulary: Any, *rest: Any) -> str:
     if path.name == "-":
-        raise DpformerError("standard input can be read once only: leave --cache out, or give a file")
+        raise DpformerError("standard input can be read only once: omit --cache, or give a file")
     elsewhere = source_of(path)
     try:
         files: object

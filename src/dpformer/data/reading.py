@@ -1,7 +1,7 @@
-"""How a log is to be read, as declared: by options, by the name of the file, by its header. Never by its rows.
+"""How to read a log: declared by options, the file name and the header, never inferred from rows.
 
-One user's rows must not change how another's are read: a format that were guessed from rows would let one row change
-everybody's. What is wrong in a row concerns that row: it is refused, or skipped and counted.
+One user's rows must not change how another's are read: a format guessed from rows would let one row affect everyone.
+An invalid row affects only itself: it is refused, or skipped and counted.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ DELIMITERS = ",;|\t"
 
 @dataclass(frozen=True)
 class Reading:
-    """What is declared about a log besides the names of its columns.
+    """Reading options of a log, besides the names of its columns.
 
     Attributes:
-        format: the name of one (`readers/formats.py`); by default from the file's name.
-        columns: the header that the file lacks, such as "user,item,timestamp"; a last name `items` stands for all
-            other fields of a line: one user a line.
-        delimiter: between the fields of CSV; by default the one in its header.
-        quotes: whether CSV fields may stand in quotes; else a quote is a character like others.
+        format: the name of a format (`readers/formats.py`); by default from the file's name.
+        columns: the header, if the file has none, such as "user,item,timestamp"; a last name `items` stands for all
+            other fields of a line (one user per line).
+        delimiter: separator of CSV fields; by default the one in its header.
+        quotes: whether CSV fields may be quoted; otherwise quotes are ordinary characters.
         encoding: utf-8, utf-16, latin-1, …
-        order: "time": by the column of times; "file": rows are in the order of time.
-        skip_bad_rows: leave out and count rows that cannot be read, instead of refusing the file.
-        table: of a database.
+        order: "time": by the timestamp column; "file": rows are in order of time.
+        skip_bad_rows: skip and count invalid rows, instead of refusing the file.
+        table: table of a database.
         query: SQL, with the log as table `log`.
-        memory: limit of the engine, such as "4GB".
+        memory: memory limit of the engine, such as "4GB".
     """
 
     format: str | None = None

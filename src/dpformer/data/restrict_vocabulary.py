@@ -1,8 +1,9 @@
-"""What is trained on where the list of items was released from the data: those items of each user's training part.
+"""Training data if the item list was released from the data: the released items of each user's training part.
 
-The split is made before, by each user's own rows: the last item of a user is held out whether or not it was released,
-so accuracy is measured on all users, and an item that was not released cannot be recommended and counts as missed.
-Users of whom no item is left stay, with nothing: the number of users is public, and must not depend on the release.
+The split is made before, from each user's own rows: the last item of a user is held out whether or not it was
+released, so accuracy is measured on all users, and an item that was not released cannot be recommended and counts as
+a miss. Users without any released item stay, with empty histories: the number of users is public, and must not depend
+on the release.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dpformer.data.vocabulary import Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class RestrictedDataset(Dataset):
-    """Training parts over a released vocabulary. Nothing is held out of it: that was done before."""
+    """Training parts over a released vocabulary. It holds nothing out, since the split was made before."""
 
     @cached_property
     def train_stops(self) -> np.ndarray:
@@ -24,7 +25,7 @@ class RestrictedDataset(Dataset):
 
 
 def restrict_to_vocabulary(dataset: Dataset, vocabulary: Vocabulary) -> Dataset:
-    """The training part of a data set, without the items that a released vocabulary lacks; its own items if all."""
+    """The training part of a data set restricted to a released vocabulary; unchanged if nothing is missing."""
     if list(vocabulary.ids) == list(dataset.vocabulary.ids):
         return dataset
     numbers = vocabulary.match(list(dataset.vocabulary.ids))

@@ -1,10 +1,10 @@
-"""`--where`: a condition on the columns of one row, in SQL, that cannot look beyond the row.
+"""`--where`: an SQL condition on the columns of one row, which cannot refer to anything else.
 
-A filter costs no privacy if whether a row passes is a function of that row alone. So the condition is parsed by DuckDB,
+A filter costs no privacy if its result for a row is a function of that row alone. So the condition is parsed by DuckDB,
 which will run it, and every node of its syntax tree must be on a list: columns, constants, comparisons, logic, casts,
-CASE, and the deterministic functions in `FUNCTIONS`. Anything else is refused: subqueries, aggregates and windows look
-at other users' rows; the time of day or a random number would give another answer the next time. What DuckDB runs is
-written anew from the checked tree, never the text that was given.
+CASE, and the deterministic functions in `FUNCTIONS`. Anything else is refused: subqueries, aggregates and windows read
+other users' rows; the time of day or a random number would give another result next time. DuckDB runs SQL that is
+generated from the checked tree, never the text that was given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from dpformer.errors import DpformerError
 
-PREFIX = "where:"  # of the columns of a condition, so that none is taken for another
+PREFIX = "where:"  # prefix of the columns of a condition, to avoid name clashes
 _TEMPLATE = "SELECT * FROM log WHERE ("
 _KINDS = {
     "COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "OPERATOR", "BETWEEN", "CASE", "CAST", "FUNCTION", "TYPE",
@@ -42,11 +42,11 @@ FUNCTIONS = frozenset(" ".join(_FUNCTIONS_BY_SUBJECT.values()).split())
 
 @dataclass(frozen=True)
 class RowFilter:
-    """A condition that was checked.
+    """A checked condition.
 
     Attributes:
-        sql: over the columns `alias(name)`.
-        columns: the columns it is about, as they were written.
+        sql: SQL over the columns `alias(name)`.
+        columns: the columns it uses, as written.
     """
 
     sql: str
@@ -54,7 +54,7 @@ class RowFilter:
 
     @classmethod
     def parse(cls, condition: str) -> RowFilter:
-        """Checks a condition such as "event = 'purchase' AND TRY_CAST(price AS DOUBLE) > 5"."""
+        """Check a condition such as "event = 'purchase' AND TRY_CAST(price AS DOUBLE) > 5"."""
         import duckdb
 
         from dpformer.engines.duckdb_connection import first_line
@@ -72,19 +72,19 @@ class RowFilter:
         return cls(str(sql).partition(" WHERE ")[2], tuple(columns))
 
     def on(self, names: list[str], where: str) -> RowFilter:
-        """The same, its columns called as in a log: names are compared without case where that leaves one."""
+        """The same condition with the column names of a log, compared without case if that is unambiguous."""
         by_name = {name.lower(): name for name in reversed(names)}
         missing = [name for name in self.columns if name not in names and name.lower() not in by_name]
         if missing:
             from dpformer.data.columns import listed
 
             raise DpformerError(
-                f"--where is about a column {missing[0]!r}, and {where} has {listed(names)}; --where '' reads all rows"
+                f"--where uses a column {missing[0]!r}, but {where} has {listed(names)}; --where '' reads all rows"
             )
         return replace(self, columns=tuple(name if name in names else by_name[name.lower()] for name in self.columns))
 
     def select(self, column: Callable[[str], str]) -> str:
-        """SQL of its columns under their aliases, to be put into a SELECT; `column` gives the SQL of each."""
+        """SQL of its columns under their aliases, for a SELECT; `column` gives the SQL of each."""
         from dpformer.engines.duckdb_connection import name
 
         aliases = (f"{PREFIX}{number}" for number in range(len(self.columns)))
@@ -104,7 +104,7 @@ def _parsed(connection: Any, condition: str) -> dict[str, Any]:
     rest = deepcopy(found)
     rest["statements"][0]["node"]["where_clause"] = _condition_of(bare)
     if _without_places(rest) != _without_places(bare):
-        raise DpformerError(f"--where {condition!r} is more than one condition: give what would stand after WHERE")
+        raise DpformerError(f"--where {condition!r} is more than one condition: give a single one, as after WHERE")
     return found
 
 
@@ -113,14 +113,14 @@ def _condition_of(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_places(node: Any) -> Any:
-    """A tree without where in the text its nodes stand."""
+    """A tree without the text positions of its nodes."""
     if isinstance(node, dict):
         return {name: _without_places(part) for name, part in node.items() if not name.startswith("query_location")}
     return [_without_places(part) for part in node] if isinstance(node, list) else node
 
 
 def _check(node: Any, columns: dict[str, None], condition: str) -> None:
-    """Refuses what is not on the list, collects the columns, and gives them their aliases in place."""
+    """Refuse nodes that are not on the list, collect the columns, and replace them by their aliases."""
     if isinstance(node, list):
         for part in node:
             _check(part, columns, condition)
@@ -139,8 +139,8 @@ def _check(node: Any, columns: dict[str, None], condition: str) -> None:
     if kind == "COLUMN_REF":
         if len(node["column_names"]) != 1:
             raise DpformerError(
-                f"--where {condition!r}: {'.'.join(node['column_names'])} is not the name of a column; quote a name "
-                "that has a dot (\"a.b\"), and take a part of an object by object['part']"
+                f"--where {condition!r}: {'.'.join(node['column_names'])} is not a column name; quote a name "
+                "that has a dot (\"a.b\"), and access a part of an object as object['part']"
             )
         (name,) = node["column_names"]
         columns.setdefault(name)
@@ -161,7 +161,8 @@ _WORDS = {
 
 def _refusal(condition: str, what: str) -> str:
     return (
-        f"--where {condition!r} holds {what}: it may use the columns of one row, constants, comparisons, AND, OR, NOT, "
-        "IN, LIKE, BETWEEN, CASE, casts and deterministic functions of single values, so that no row decides about "
+        f"--where {condition!r} contains {what}: it may use the columns of one row, constants, comparisons, AND, OR, "
+        f"NOT, "
+        "IN, LIKE, BETWEEN, CASE, casts and deterministic functions of single values, so that no row affects "
         "another"
     )

@@ -1,7 +1,7 @@
-"""Prepared data on disk that several processes see: each reads the histories of the users it works on, and no others.
+"""Prepared data on disk that several processes share: each reads only the histories of the users it works on.
 
-The arrays are memory-mapped, so that what is read is what is asked for, and what is held is what the operating system
-has room for. What a process needs to open them fits a message.
+The arrays are memory-mapped, so only what is needed is read, and the operating system decides what stays in memory. The
+information needed to open them fits into one message.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dpformer.errors import DpformerError
 
 @dataclass(frozen=True)
 class Store:
-    """Where prepared data is, which it must be, and what of it is trained on."""
+    """Where prepared data is, its hash, and its training part."""
 
     folder: Path
     hash: str
     max_length: int | None
-    numbers: np.ndarray | None  # (items of the data,) int32: their numbers in the model, -1 for none; None: the same
+    numbers: np.ndarray | None  # (items of the data,) int32: their numbers in the model, -1 if missing; None: identical
 
     @classmethod
     def of(cls, dataset: Dataset, vocabulary: Vocabulary) -> Store | None:
-        """What is trained on over a released vocabulary (`restrict_to_vocabulary`); None if the data is not on disk."""
+        """The training part over a released vocabulary (`restrict_to_vocabulary`); None if not on disk."""
         if dataset.folder is None:
             return None
         same = list(vocabulary.ids) == list(dataset.vocabulary.ids)
@@ -36,22 +36,22 @@ class Store:
         return cls(dataset.folder, dataset.hash, dataset.max_length, numbers)
 
     def open(self) -> StoredHistories:
-        """DpformerError where it is not seen, not whole, or other data."""
+        """Open the data; DpformerError if it is missing, damaged, or other data."""
         dataset = load(self.folder).with_max_length(self.max_length)
         if dataset.hash != self.hash:
-            raise DpformerError(f"{self.folder} holds other data than process 0 has")
+            raise DpformerError(f"{self.folder} holds other data than that of process 0")
         return StoredHistories(dataset, self.numbers)
 
 
 @dataclass(frozen=True)
 class StoredHistories:
-    """What users train on, read one at a time."""
+    """Training histories, read one at a time."""
 
     dataset: Dataset
     numbers: np.ndarray | None
 
     def train(self, user: int) -> np.ndarray:
-        """The items a user trains on, as `restrict_to_vocabulary(…).train(user)` has them."""
+        """The training items of a user, as in `restrict_to_vocabulary(…).train(user)`."""
         if self.numbers is None:
             return self.dataset.train(user)
         whole = self.dataset.items[self.dataset.offsets[user] : self.dataset.train_stops[user]]

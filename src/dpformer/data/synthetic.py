@@ -1,8 +1,8 @@
-"""The data set that is always there: made from a seed, long-tailed, with structure worth learning.
+"""The built-in data set: generated from a seed, long-tailed, with structure worth learning.
 
-Items have Zipf popularity and belong to genres, arranged in a circle. The next item of a user is of the last one's
-genre, or of the genre that follows, or any; within a genre it is one of the three that follow in its series, or any
-by popularity. Nobody meets an item twice. So popularity beats chance, and what came last tells more than popularity.
+Items have Zipf popularity and belong to genres, arranged in a circle. The next item of a user is of the same genre as
+the last one, of the following genre, or any; within a genre it is one of the next three in its series, or any by
+popularity. No user gets an item twice. So popularity beats chance, and the last item predicts more than popularity.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ def synthetic(
     if users < 2 or items < 2 * LONGEST:
         raise ValueError(f"synthetic data needs at least 2 users and {2 * LONGEST} items, not {users} and {items}")
     rng = np.random.default_rng(seed)
-    popularity = rng.permutation((np.arange(items) + 8.0) ** -1.3)  # Zipf, its very head flattened
+    popularity = rng.permutation((np.arange(items) + 8.0) ** -1.3)  # Zipf, with a flattened head
     popularity /= popularity.sum()
     sequences = _walks(rng, popularity, _transitions(popularity), users)
     lengths = rng.integers(SHORTEST, LONGEST + 1, users)
@@ -37,14 +37,14 @@ def synthetic(
         format="synthetic",
     )
     titles = [f"Genre {item % GENRES + 1}, part {item // GENRES + 1}" for item in range(items)]
-    catalog = Vocabulary(log.item_ids, titles, "catalog")  # made up, so public
+    catalog = Vocabulary(log.item_ids, titles, "catalog")  # synthetic, so public
     dataset = prepare(log, vocabulary=catalog, max_length=max_length, validation=validation)
     dataset.description["source"] = f"synthetic (seed {seed})"
     return dataset
 
 
 def _transitions(popularity: np.ndarray) -> np.ndarray:
-    """Row i: the law of the item after item i, (items, items). Item i is part i // GENRES of genre i % GENRES."""
+    """Row i: the distribution of the next item, (items, items). Item i is part i // GENRES of genre i % GENRES."""
     items = np.arange(len(popularity))
     genre = items % GENRES
     step = (genre[None, :] - genre[:, None]) % GENRES  # (items, items): 0 is the same genre, 1 the following
@@ -55,15 +55,15 @@ def _transitions(popularity: np.ndarray) -> np.ndarray:
     law += (1 - STAY - FOLLOW) * popularity
     for ahead, chance in enumerate(SERIES, start=1):
         after = items + ahead * GENRES
-        after = np.where(after < len(items), after, after % GENRES)  # the series starts over
+        after = np.where(after < len(items), after, after % GENRES)  # the series wraps around
         law[items, after] += STAY * chance
     return law
 
 
 def _walks(rng: np.random.Generator, popularity: np.ndarray, law: np.ndarray, users: int) -> np.ndarray:
-    """(users, LONGEST) int32: walks of the law that never come back to an item."""
+    """(users, LONGEST) int32: random walks that never return to an item."""
     walks = np.empty((users, LONGEST), dtype=np.int32)
-    fresh = np.ones((users, len(popularity)))  # 0 for what a user has met
+    fresh = np.ones((users, len(popularity)))  # 0 for items that a user has had
     everyone = np.arange(users)
     for step in range(LONGEST):
         chances = (popularity if step == 0 else law[walks[:, step - 1]]) * fresh  # (users, items)

@@ -1,19 +1,19 @@
-"""Text in, one token sequence per *unit* out. The unit is what the guarantee protects, so it is never guessed.
+"""From text to one token sequence per *unit*. The unit is what the guarantee protects, so it is never guessed.
 
 | unit | one sample is | from |
 | --- | --- | --- |
 | `chunk` | `max_length` consecutive tokens, at fixed places of the file | any text |
 | `line` | a line, ended by `\n` and nothing else | any text |
 | `document` | a line of JSON, or all lines with the same document id | JSON lines with `text` |
-| `author` | everything one author wrote | JSON lines with `text` and `author` |
+| `author` | all texts of one author | JSON lines with `text` and `author` |
 
-The vocabulary is public: characters of given Unicode ranges, others becoming one replacement symbol, or the tokens of a
-given tokenizer file. It is never taken from the data.
+The vocabulary is public: characters of given Unicode ranges, with one replacement symbol for all others, or the tokens
+of a given tokenizer file. It is never taken from the data.
 
-A tenth is held out. Of chunks that is the last tenth of the file (as usual for TinyShakespeare; where the cut falls is
-assumed public). Of other units it is those whose id, or text where there is no id, has a certain keyed hash, so that
-nobody's part depends on anybody else. Held-out units, and empty ones, are units all the same: they train on nothing,
-and N, the number of units, depends on nobody's text.
+A tenth is held out. For chunks that is the last tenth of the file (as usual for TinyShakespeare; the position of the
+cut is assumed public). For other units it is those whose id (or text, if there is no id) has a certain keyed hash, so
+that one unit's assignment does not depend on the others. Held-out and empty units are still units: they add nothing to
+training, and N, the number of units, does not depend on anyone's text.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ DOCUMENT_KEYS = ("document", "document_id", "doc_id", "id")
 class TextDataset(Dataset):
     """Sequences of tokens, one per unit; "items" are tokens and "users" are units.
 
-    Held out are whole units, whose sequences are empty here, or the end of a text in chunks: `held_out_text`, one array
-    of tokens each.
+    Held out are whole units, whose sequences are empty here, or the end of a text in chunks: `held_out_text`, one token
+    array each.
     """
 
     tokens: Tokens | None = None
@@ -59,7 +59,7 @@ class TextDataset(Dataset):
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of tokens, vocabulary and split. Made from the data without noise: do not release it."""
+        """SHA-256 of tokens, vocabulary and split. Computed from the data without noise: do not release it."""
         digest = hashlib.sha256(b"dpformer text 1\n")
         for array in (self.offsets, self.items, *self.held_out_text):
             digest.update(np.ascontiguousarray(array, dtype="<i8").data)
@@ -78,15 +78,15 @@ def read_text(
     id_column: str | None = None,
     units: int | None = None,
 ) -> TextDataset:
-    """Reads a text file, or JSON lines, as samples of a unit.
+    """Read a text file, or JSON lines, as samples of a unit.
 
     Args:
         path: UTF-8 text, or JSON lines for `document` and `author`.
         unit: what one sample is, and what is protected.
         tokens: characters or a tokenizer (`Tokens`).
-        max_length: tokens of a unit to train on, the last ones; the length of a chunk.
-        id_column: key of the author or document id, if it is not a usual one.
-        units: their number as declared; by default they are counted.
+        max_length: number of last tokens of a unit to train on; the length of a chunk.
+        id_column: key of the author or document id, if it is not one of the usual names.
+        units: the declared number of units; by default they are counted.
     """
     if unit not in get_args(Unit):
         raise DpformerError(f"unit is {unit!r}; it must be one of {', '.join(get_args(Unit))}")
@@ -101,7 +101,7 @@ def read_text(
     if trained < 2 or not held_out:
         raise DpformerError(f"{path} gives {trained} units of text to train on and {len(held_out)} held out: too few")
     offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in train])]).astype(np.int64)
-    # Whose a unit is, nobody needs to know.
+    # The owner of a unit is not needed.
     names, offsets = with_declared([""] * len(train), offsets, units, f"{unit}s")
     return TextDataset(
         items=np.concatenate(train).astype(np.int32),
@@ -120,11 +120,11 @@ def read_text(
     )
 
 
-Held = list[tuple[np.ndarray, int]]  # tokens, and how many characters they are
+Held = list[tuple[np.ndarray, int]]  # tokens, and their number of characters
 
 
 def _chunks(text: str, tokens: Tokens, max_length: int) -> tuple[list[np.ndarray], Held]:
-    """The first nine tenths of the characters in chunks; the rest, whole."""
+    """The first nine tenths of the characters in chunks; the rest in one piece."""
     cut = len(text) * (HELD_OUT - 1) // HELD_OUT
     stream = tokens.encode(text[:cut])
     train = [stream[at : at + max_length] for at in range(0, len(stream), max_length)]
@@ -132,13 +132,13 @@ def _chunks(text: str, tokens: Tokens, max_length: int) -> tuple[list[np.ndarray
 
 
 def _lines(text: str) -> list[str]:
-    """Lines between `\n`, and no other character: form feeds and U+2028 are text, which one unit may have many of."""
+    """Lines between `\n` and no other character: form feeds and U+2028 are text, which one unit may contain."""
     lines = text.split("\n")
     return lines if lines[-1] else lines[:-1]
 
 
 def _by_id(texts: Iterable[tuple[str | None, str]], tokens: Tokens) -> tuple[list[np.ndarray], Held]:
-    """Units of (id, text); a text without an id is a unit by itself, even if another one reads the same."""
+    """Units of (id, text); a text without an id is a unit by itself, even if another one is identical."""
     together: dict[str, list[str]] = {}
     alone: list[tuple[str, list[str]]] = []
     for name, text in texts:
@@ -150,7 +150,7 @@ def _by_id(texts: Iterable[tuple[str | None, str]], tokens: Tokens) -> tuple[lis
 
 
 def _split(units: Iterable[tuple[str, list[str]]], tokens: Tokens) -> tuple[list[np.ndarray], Held]:
-    """What each unit of (id, texts) trains on, nothing if it is held out or empty; and what is held out."""
+    """The training tokens of each unit of (id, texts), empty if held out or empty; and the held-out tokens."""
     train: list[np.ndarray] = []
     held_out: Held = []
     nothing = np.zeros(0, np.int32)
@@ -172,14 +172,14 @@ def _framed(text: str) -> str:
 
 
 def _is_held_out(name: str) -> bool:
-    """By the unit's own id or text alone: a place in the file would depend on what others have there."""
+    """By the unit's own id or text alone: a position in the file would depend on other units."""
     code = hmac.digest(_SPLIT_KEY, name.encode("utf-8", "surrogatepass"), "sha256")
     return int.from_bytes(code[:8], "big") % HELD_OUT == 0
 
 
 def _read(path: Path) -> str:
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # line breaks as they are
+        text = path.read_bytes().decode("utf-8-sig")  # line breaks unchanged
     except OSError as error:
         raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -187,14 +187,14 @@ def _read(path: Path) -> str:
             f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
         ) from None
     if not text.strip():
-        raise DpformerError(f"{path} holds no text")
+        raise DpformerError(f"{path} contains no text")
     return text
 
 
 def _json_texts(path: Path, unit: Unit, id_column: str | None) -> Iterator[tuple[str | None, str]]:
     """(id, text) of each line; documents need no id."""
     keys = (id_column,) if id_column is not None else AUTHOR_KEYS if unit == "author" else DOCUMENT_KEYS
-    for number, line in enumerate(_read(path).split("\n"), start=1):  # other line breaks may be inside a text
+    for number, line in enumerate(_read(path).split("\n"), start=1):  # other line breaks may be part of a text
         if not line.strip():
             continue
         try:
@@ -205,16 +205,16 @@ def _json_texts(path: Path, unit: Unit, id_column: str | None) -> Iterator[tuple
             raise DpformerError(f'{path}, line {number} has no text under "text"')
         name = next((row[key] for key in keys if row.get(key) is not None), None)
         if name is None and (unit == "author" or id_column is not None):
-            raise DpformerError(f"{path}, line {number} has no {keys[0]!r}; whose text it is has to be known")
+            raise DpformerError(f"{path}, line {number} has no {keys[0]!r}, but each text needs an owner")
         yield None if name is None else str(name), row["text"]
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; with a key twice it is not told whose text it is."""
+    """A JSON object; a duplicate key would leave its owner ambiguous."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
-        raise ValueError(f"it has the key {twice[:40]!r} twice")
+        raise ValueError(f"it has a duplicate key {twice[:40]!r}")
     return found
 
 
@@ -223,9 +223,9 @@ def _description(unit: Unit, tokens: Tokens, max_length: int) -> dict[str, Any]:
 
 
 def decoder(release: Any) -> tuple[Tokens, Callable[[Sequence[int]], str]]:
-    """Tokens of a released language model, and the way back to text."""
+    """Tokens of a released language model, and a function from tokens back to text."""
     about = release.metadata.get("text")
     if not isinstance(about, dict):
-        raise DpformerError("this model was not trained on text; dpformer recommend is for recommenders")
+        raise DpformerError("this model was not trained on text: use dpformer recommend")
     tokens = Tokens.from_json(about["tokenizer"]) if about.get("tokenizer") else Tokens.of_titles(release.titles or [])
     return tokens, tokens.decode

@@ -1,8 +1,9 @@
-"""A split by time: before one moment for all users is training, after it is the test.
+"""A split by time: one moment for all users separates training from testing.
 
-Leave-last-out trains on what some users did after what others are tested on, so it may flatter; a split by time asks
-what a model trained at the cut would have been worth then. The test item of a user is the first one after the cut, and
-everything before it is the history. Users without a history there are cold, and are tested apart.
+Leave-last-out trains on actions of some users that happened after those on which others are tested, so it may flatter;
+a split by time measures what a model trained at the cut would have achieved afterwards. The test item of a user is the
+first one after the cut, and everything before it is the history. Users without a history there are cold, and tested
+separately.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ COLD = "cold"
 
 @dataclass(frozen=True, eq=False)
 class TimeSplitDataset(Dataset):
-    """Sequences of which `cuts[u]` items of user u are before the cut."""
+    """Sequences in which the first `cuts[u]` items of user u are before the cut."""
 
     cuts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # (users,) int64
 
@@ -49,16 +50,16 @@ class TimeSplitDataset(Dataset):
         if split not in ("test", COLD):
             raise ValueError(f"split must be 'test' or 'cold' where data is split by time, not {split!r}")
         if (self.lengths[users] <= self.cuts[users]).any():
-            raise ValueError("a user without an item after the cut has nothing held out")
+            raise ValueError("a user without an item after the cut has no held-out item")
         return np.asarray(self.offsets[:-1][users] + self.cuts[users])
 
     def leave_last_out(self) -> Dataset:
-        """The same sequences, of which the last item of each user is held out."""
+        """The same sequences with the last item of each user held out."""
         return Dataset(self.items, self.offsets, self.user_ids, self.vocabulary, self.max_length)
 
     @cached_property
     def hash(self) -> str:
-        """That of the sequences and of where each is cut. Computed without noise: do not release it."""
+        """The hash of the sequences and of the cuts. Computed without noise: do not release it."""
         digest = hashlib.sha256(f"dpformer split by time 1\n{super().hash}\n".encode())
         digest.update(np.ascontiguousarray(self.cuts, dtype="<i8").data)
         return digest.hexdigest()

@@ -1,9 +1,9 @@
-"""`--since` and `--until`: interactions of a window of time, from `since` on and before `until`.
+"""`--since` and `--until`: interactions within a time window, from `since` onwards and before `until`.
 
-A bound is a date (ISO; UTC where it names no zone) or a number. A date is compared with times that are dates and with
-times that are numbers, which are taken as seconds, milliseconds, microseconds or nanoseconds since 1970 by their size,
-each by itself: below 10¹¹, 10¹⁴ and 10¹⁷ (as seconds, the first is the year 5138; as milliseconds, 1973). A number is
-compared with numbers as they are.
+A bound is a date (ISO; UTC unless it has a time zone) or a number. A date is compared with times that are dates, and
+with numeric times, which are taken as seconds, milliseconds, microseconds or nanoseconds since 1970 by their size, each
+by itself: below 10¹¹, 10¹⁴ and 10¹⁷ (as seconds, the first is the year 5138; as milliseconds, 1973). A number is
+compared with numbers unchanged.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 @dataclass(frozen=True)
 class Bound:
-    """A moment: nanoseconds since 1970 of a date, or billionths of a number of whatever unit."""
+    """A moment: nanoseconds since 1970 of a date, or billionths of a number in any unit."""
 
     billionths: int
     is_date: bool
 
     @classmethod
     def parse(cls, text: str, name: str) -> Bound:
-        """Of a date or a number; `name` of the option for the sentence of a refusal."""
+        """From a date or a number; `name` is the option to be named in errors."""
         text = text.strip()
         if _NUMBER.fullmatch(text):
             return cls(int(Decimal(text) * NS), is_date=False)
@@ -56,7 +56,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Window:
-    """From `since` on, and before `until`; None: open."""
+    """From `since` onwards, and before `until`; None: unbounded."""
 
     since: Bound | None = None
     until: Bound | None = None

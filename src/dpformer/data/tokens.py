@@ -14,7 +14,7 @@ from dpformer.data.vocabulary import Vocabulary
 from dpformer.errors import DpformerError
 
 REPLACEMENT = "\ufffd"
-SETS = {  # names of Unicode ranges; every one has the line break
+SETS = {  # names of Unicode ranges; all include the line break
     "ascii": "U+000A,U+0020-U+007E",
     "latin": "U+000A,U+0020-U+007E,U+00A0-U+017F,U+2010-U+2027,U+20AC",
     "greek": "U+000A,U+0020-U+007E,U+0370-U+03FF",
@@ -41,7 +41,7 @@ class Tokens:
                 )
             first, last = int(found[1], 16), int(found[2] or found[1], 16)
             if not first <= last < LARGEST:
-                raise DpformerError(f"the range {part.strip()} of characters is empty, or beyond U+10FFFF")
+                raise DpformerError(f"the range {part.strip()} of characters is empty, or exceeds U+10FFFF")
             points.update(range(first, last + 1))
         points -= {*range(0xD800, 0xE000), ord(REPLACEMENT)}
         words = f"The vocabulary is public: the {len(points):,} characters {SETS.get(ranges, ranges)}"
@@ -95,7 +95,7 @@ class Tokens:
         return table
 
     def encode(self, text: str) -> np.ndarray:
-        """Token numbers, (n,) int32; carriage returns of line breaks are left out."""
+        """Token numbers, (n,) int32; carriage returns of line breaks are dropped."""
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if self.tokenizer is not None:
             return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
@@ -110,9 +110,9 @@ class Tokens:
 
     @property
     def unknown(self) -> int | None:
-        """The replacement symbol, which stands for many characters and is never written."""
+        """The replacement symbol, which stands for many characters and is never generated."""
         return None if self.tokenizer is not None else len(self.characters) - 1
 
     def to_json(self) -> str | None:
-        """The tokenizer, to be kept with a model; characters are its vocabulary already."""
+        """The tokenizer as JSON, for the model file; characters are already in its vocabulary."""
         return None if self.tokenizer is None else str(self.tokenizer.to_str())

@@ -1,8 +1,7 @@
-"""Weights in 8 bits: each row of a matrix as whole numbers −127 … 127 and one scale, w ≈ s·q, s = max|w| / 127.
+"""Weights in 8 bits: each row of a matrix as integers −127 … 127 and one scale, w ≈ s·q, s = max|w| / 127.
 
-What is stored is the model with rounded weights, and as such the file is checked. ONNX Runtime may go further and
-compute in int8 as well where it finds that faster, so the loss of accuracy is measured with the runtime itself
-(`measure_loss`).
+The file stores the model with rounded weights, and is checked as such. ONNX Runtime may also compute in int8 where
+that is faster, so the loss of accuracy is measured with the runtime itself (`measure_loss`).
 """
 
 import copy
@@ -14,7 +13,7 @@ from torch import nn
 
 
 def rounded(model: nn.Module) -> Any:
-    """A copy of a model whose matrices are rounded to what int8 can hold."""
+    """A copy of a model whose matrices are rounded to values that int8 can represent."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -34,7 +33,7 @@ def quantize(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def restore(codes: np.ndarray, scales: np.ndarray, axis: int) -> np.ndarray:
-    """The float32 weights that the numbers stand for."""
+    """The float32 weights that the int8 values represent."""
     return codes.astype(np.float32) * _along(scales, axis, codes.ndim)
 
 
@@ -43,10 +42,10 @@ def _along(scales: np.ndarray, axis: int, ndim: int) -> np.ndarray:
 
 
 def store_in_int8(graph: Any) -> None:
-    """Replaces, in an ONNX graph of a rounded model, each float matrix by its int8 numbers, scales and their product.
+    """Replace each float matrix in the ONNX graph of a rounded model by int8 values, scales and their product.
 
-    The exporter has transposed some matrices and joined others, so the axis of the scales is found by trying: the right
-    one gives the weights back. A matrix that no axis gives back was not rounded, and stays as it is.
+    The exporter has transposed some matrices and joined others, so the axis of the scales is found by trial: the right
+    one reproduces the weights. A matrix that no axis reproduces was not rounded, and stays unchanged.
     """
     from onnx import helper, numpy_helper
 

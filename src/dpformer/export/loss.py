@@ -1,4 +1,4 @@
-"""What int8 costs: NDCG of the lists that the written file gives under ONNX Runtime, against the model's own."""
+"""The cost of int8: NDCG of the lists that the exported file gives under ONNX Runtime, against the original model."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from dpformer.evaluation.metrics import ndcg
 from dpformer.export.onnx import masked_scores, padded, session
 from dpformer.runs.model_file import Release
 
-AT_ONCE = 128  # users
+AT_ONCE = 128  # users per batch
 
 
 def measure_loss(path: Path, release: Release, dataset: Dataset, k: int) -> dict[str, Any]:
-    """NDCG@k of both, over all users with a held-out item; items of the history are in no list."""
+    """NDCG@k of both, over all users with a held-out item; items of the history are excluded."""
     runtime, model = session(path), release.model
     users, targets = dataset.held_out()
     if not len(users):
@@ -31,7 +31,7 @@ def measure_loss(path: Path, release: Release, dataset: Dataset, k: int) -> dict
 
 
 def _ndcg(lists: np.ndarray, targets: np.ndarray) -> float:
-    """Lists (U, k) as ranks: the place of the target, or k + 1 for a target that is in no place."""
+    """Lists (U, k) as ranks: the position of the target, or k + 1 if the list does not contain it."""
     found = lists == targets[:, None]
     ranks = np.where(found.any(1), found.argmax(1) + 1, lists.shape[1] + 1)
     return float(ndcg(torch.from_numpy(ranks), lists.shape[1]))

@@ -4,8 +4,8 @@
     items    (batch, k) int64        the best items that are not in the history
     scores   (batch, k) float32
 
-The file's metadata holds the vocabulary (JSON: item number → the users' own id), titles, and the privacy statement's
-headline. A shared embedding is one tensor in it: the lookup and the softmax read the same.
+The file's metadata holds the vocabulary (JSON: item number → id in the log), titles, and the headline of the privacy
+statement. A shared embedding is a single tensor: the lookup and the softmax read the same one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from dpformer.files import replacing
 from dpformer.runs.model_file import Release
 
 OPSET = 18
-SHAPES = ((1, 1), (1, 7), (3, 2), (16, 13), (5, 40))  # (batch, length) on which the file is checked
-TOLERANCE = 1e-4  # of scores, absolute and relative: float32 in another order
+SHAPES = ((1, 1), (1, 7), (3, 2), (16, 13), (5, 40))  # (batch, length) for checking the file
+TOLERANCE = 1e-4  # absolute and relative, for scores: float32 sums in another order
 
 
 @dataclass(frozen=True)
@@ -44,32 +44,28 @@ class Exported:
     bytes: int
     k: int
     int8: bool
-    checked: int  # histories on which ONNX Runtime gave the model's answer
-    largest_difference: float  # of their scores
+    checked: int  # histories for which ONNX Runtime gave the model's answer
+    largest_difference: float  # between the scores
 
 
 def export_onnx(release: Release, path: str | Path, *, k: int = 10, int8: bool = False) -> Exported:
-    """Writes a released model as ONNX, or raises and writes nothing if ONNX Runtime does not agree with PyTorch.
+    """Write a released model as ONNX; if ONNX Runtime disagrees with PyTorch, raise and write nothing.
 
     Args:
         release: the model, its vocabulary and metadata.
-        path: the file, replaced if it is there.
-        k: items to recommend, part of the graph.
+        path: the output file, which may exist.
+        k: number of items to recommend, part of the graph.
         int8: store matrices in 8 bits (see `int8`).
     """
     for package in ("onnx", "onnxruntime"):
         if find_spec(package) is None:
             raise MissingExtra(package, "export")
     if "text" in release.metadata:
-        raise DpformerError(
-            "this is a language model; ONNX export is for recommenders, whose lists leave out what was seen"
-        )
+        raise DpformerError("this is a language model, but ONNX export supports recommenders only")
     if not 1 <= k <= len(release.vocabulary):
         raise DpformerError(f"k is {k}; it must be between 1 and {len(release.vocabulary)}, the number of items")
     if int8 and not any(parameter.ndim == 2 for parameter in release.model.parameters()):
-        raise DpformerError(
-            f"a {type(release.model).__name__} has no matrices to store in int8: export it without --int8"
-        )
+        raise DpformerError(f"a {type(release.model).__name__} has no matrices to store in int8: omit --int8")
     model = rounded(release.model) if int8 else release.model
     content = _convert(model, k, release, int8)
     checked, difference = verify(session(content, as_written=int8), model, k)
@@ -79,7 +75,7 @@ def export_onnx(release: Release, path: str | Path, *, k: int = 10, int8: bool =
 
 
 def _convert(model: Any, k: int, release: Release, int8: bool) -> bytes:
-    """The file's bytes.
+    """The contents of the file.
 
     The TorchScript exporter is used: torch's newer one cannot export a GRU, and takes twenty times as long.
     """
@@ -95,12 +91,12 @@ def _convert(model: Any, k: int, release: Release, int8: bool) -> bytes:
         torch.onnx.export(
             TopItems(model, k).eval(),
             (example,),
-            cast(Any, file),  # a buffer is allowed, which its types do not say
+            cast(Any, file),  # a buffer is allowed, despite the type annotation
             input_names=["history"],
             output_names=["items", "scores"],
             dynamic_axes={"history": sizes, "items": {0: "batch"}, "scores": {0: "batch"}},
             opset_version=OPSET,
-            do_constant_folding=False,  # it would store squares of weights beside them; a runtime folds as it loads
+            do_constant_folding=False,  # it would store squares of weights as well; a runtime folds on loading
             dynamo=False,
         )
     proto = onnx.load_from_string(file.getvalue())
@@ -118,7 +114,7 @@ def _metadata(release: Release) -> dict[str, str]:
 
 
 def session(content: bytes | Path, *, as_written: bool = False) -> Any:
-    """ONNX Runtime on the CPU, with all its optimisations, or with those alone that do not touch the arithmetic."""
+    """ONNX Runtime on the CPU, with all optimisations, or only with those that leave the arithmetic unchanged."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -130,9 +126,9 @@ def session(content: bytes | Path, *, as_written: bool = False) -> Any:
 
 
 def verify(runtime: Any, model: Any, k: int, *, seed: int = 0) -> tuple[int, float]:
-    """Compares ONNX Runtime with `model.scores` on random histories of many lengths; how many, and how far apart.
+    """Compare ONNX Runtime with `model.scores` on random histories; returns their number and the largest difference.
 
-    Equal scores may come in any order, so what is compared is each item's own score, and the list of best scores.
+    Equal scores may come in any order, so each item's own score and the list of best scores are compared.
     """
     rng = np.random.default_rng(seed)
     checked, largest = 0, 0.0
@@ -149,13 +145,14 @@ def verify(runtime: Any, model: Any, k: int, *, seed: int = 0) -> tuple[int, flo
         checked += batch
     if not largest <= TOLERANCE:
         raise DpformerError(
-            f"ONNX Runtime and PyTorch differ by {largest:.2g} in a score, more than {TOLERANCE:g}: nothing was written"
+            f"ONNX Runtime and PyTorch differ by {largest:.2g} in a score (tolerance {TOLERANCE:g}): nothing was "
+            f"written"
         )
     return checked, largest
 
 
 def padded(histories: Sequence[np.ndarray]) -> np.ndarray:
-    """Histories as the graph takes them: (B, longest) int64, −1 on the right."""
+    """Histories as the graph expects them: (B, longest) int64, padded with −1 on the right."""
     width = max(1, *(len(history) for history in histories))
     rows = np.full((len(histories), width), -1, dtype=np.int64)
     for row, history in zip(rows, histories, strict=True):
@@ -165,7 +162,7 @@ def padded(histories: Sequence[np.ndarray]) -> np.ndarray:
 
 @torch.no_grad()
 def masked_scores(model: Any, histories: Sequence[np.ndarray]) -> Tensor:
-    """What the graph computes, by the model itself: (B, M), −∞ for what is in the history."""
+    """The scores of the graph, computed by the model itself: (B, M), −∞ for items of the history."""
     scores: Tensor = model.scores(histories)
     for row, history in zip(scores, histories, strict=True):
         row[torch.from_numpy(np.array(history, dtype=np.int64))] = -torch.inf
@@ -173,6 +170,6 @@ def masked_scores(model: Any, histories: Sequence[np.ndarray]) -> Tensor:
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
-    """The largest difference, absolute or, of large numbers, relative; −∞ is equal to itself alone."""
+    """The largest difference, absolute or, for large numbers, relative; −∞ equals only itself."""
     gap = (a - b).abs() / b.abs().clamp(min=1)
     return float(gap.where(a != b, 0.0).nan_to_num(torch.inf).max())

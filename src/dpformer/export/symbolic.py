@@ -1,4 +1,4 @@
-"""Functions of PyTorch that its TorchScript exporter does not know, or fixes to one size, in terms of ONNX."""
+"""Functions of PyTorch that its TorchScript exporter lacks, or fixes to one size, in terms of ONNX."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def _erfc(g: Any, tensor: Any) -> Any:
 
 @parse_args("v", "i", "is")
 def _unflatten(g: Any, tensor: Any, dimension: int, sizes: list[int]) -> Any:
-    """The last dimension cut into heads, as one reshape; torch's own fixes batch and length to those of the example."""
+    """Split the last dimension into heads with one reshape; torch's own fixes batch and length to the example's."""
     rank = tensor.type().dim()
     if dimension not in (-1, rank - 1):
         raise ValueError(f"unflatten of dimension {dimension} of {rank} has no export; only that of the last has one")
@@ -29,6 +29,6 @@ def _unflatten(g: Any, tensor: Any, dimension: int, sizes: list[int]) -> Any:
 
 
 def register(opset: int) -> None:
-    """Makes the exporter use them."""
+    """Register them with the exporter."""
     for name, translation in (("mT", _transpose), ("erfc", _erfc), ("unflatten", _unflatten)):
         register_custom_op_symbolic(f"aten::{name}", translation, opset)

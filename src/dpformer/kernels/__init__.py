@@ -1,1 +1,1 @@
-"""Compiled code for the CPU. `native` is the interface; the C sources are beside it."""
+"""Compiled code for the CPU. `native` is the interface; the C sources are in this folder."""

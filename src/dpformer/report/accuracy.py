@@ -30,34 +30,34 @@ def measure(
     """The accuracy of the released model on the run's own held-out data, or on another file.
 
     Args:
-        run: whose model is measured.
-        data: another log; by default the run's own, which is found only if the run is one's own.
+        run: the run whose model is evaluated.
+        data: another log; by default the run's log, which is read only if the run is the user's own.
         split: "test" or "validation".
-        filter_seen: as for `recommend`: what is measured is what it would give.
-        reading: how the log is read, where that differs from training (`Config.on_file`).
+        filter_seen: as for `recommend`, whose results are evaluated.
+        reading: reading options that differ from training (`Config.on_file`).
     """
     config, other = _places(run, data, reading)
     folder = RunFolder(run.folder)
-    kept = EvaluationCache(folder) if is_own(folder) else None  # a stranger's folder may hold any numbers
+    kept = EvaluationCache(folder) if is_own(folder) else None  # a folder from someone else may hold any numbers
     return task_of(config).measure(config, run.release, other, split, filter_seen=filter_seen, kept=kept)
 
 
 def held_out_data(run: Run, data: str | Path | None = None) -> Dataset:
-    """The data of a recommender prepared again, or another log with its vocabulary."""
+    """The data of a recommender, prepared again, or another log with its vocabulary."""
     config, other = _places(run, data, None)
     return recommend.held_out_data(config, run.release, other)
 
 
 def _places(run: Run, data: str | Path | None, reading: Mapping[str, Any] | None) -> tuple[Config, Config | None]:
-    """The config of the run's own data and, if another log is meant, or the same read otherwise, the config of that."""
+    """The config of the run's own data and, for another log or other reading options, the config of that log."""
     folder, named = RunFolder(run.folder), None if data is None else Path(data)
     own = run.config.file
     same = named is None or (own is not None and resolved(named) == resolved(own))
     of_training = () if same else ("since", "until") if run.config.split_at is None else ("since",)
-    period = dict.fromkeys(of_training)  # when training was, says nothing about another log
+    period = dict.fromkeys(of_training)  # the time window of training does not apply to another log
     config = followed(folder, run.config, named, **{**period, **(reading or {})})
     if not is_own(folder):
         return config, None
     if config.file is None and reading:
-        raise DpformerError("the run has no file of its own: name the log that is to be read with these options")
+        raise DpformerError("the run has no file of its own: give the log to read with these options")
     return run.config, None if same and not reading else config

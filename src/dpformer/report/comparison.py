@@ -1,7 +1,7 @@
 """Several runs side by side: budgets, accuracy with intervals, differences on the same held-out items, settings.
 
-Accuracy on held-out items is exact, so it is not covered by the guarantee; nor is a choice that is made by it. What all
-runs cost together is said for whoever shows more than one of them, or chooses one by looking at all.
+Accuracy on held-out items is exact, so it is not covered by the guarantee; nor is a choice based on it. The total cost
+of all runs is stated for anyone who shows more than one of them, or chooses one by looking at all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dpformer.runs.tasks import Measured
 
 NOTE = (
-    "Accuracy here is exact and not covered by ε, and neither is a choice between runs that was made by it: keep it as "
+    "Accuracy here is exact and not covered by ε, nor is a choice between runs based on it: keep it as "
     "private as the data, or compare noisy metrics (--private-metrics)."
 )
 NEVER_COMPARED = ("deployment", "cache", "checkpoint_seconds")
@@ -48,14 +48,14 @@ class Side:
 
     @property
     def accuracy(self) -> dict[str, dict[str, float]] | None:
-        """metric → {value, and low, high of a 95 % interval if it is a mean over users}, as served."""
+        """metric → {value, and low, high of a 95% interval if it is a mean over users}, as served."""
         if self.measured is None:
             return None
         found = self.measured.to_dict()["metrics"]
         if self.measured.kind == "language":
             return {name: {"value": found[name]} for name in ("loss", "bits_per_character", "perplexity")}
         of_model: Mapping[str, dict[str, dict[str, float]]] = found["model"]
-        return next(iter(of_model.values()))  # the policy of the headline comes first
+        return next(iter(of_model.values()))  # the headline policy comes first
 
     def to_dict(self) -> dict[str, Any]:
         facts = self.run.statement
@@ -72,7 +72,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that is said about some runs together."""
+    """Everything the page says about some runs."""
 
     sides: tuple[Side, ...]
     public: bool
@@ -80,7 +80,7 @@ class Comparison:
 
     @property
     def together(self) -> dict[str, float] | None:
-        """ε of all runs, at the sum of their δ, if they are of the same users; None if one is not private."""
+        """Total ε at the sum of the runs' δ, if they share users; None if one is not private."""
         statements = [side.run.statement for side in self.sides]
         if not all(facts["private"] for facts in statements):
             return None
@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def settings(self) -> dict[str, list[Any]]:
-        """Choices that differ, by name: one value for each run; of a path only the name."""
+        """Options that differ, by name: one value per run; only the file name of a path."""
         table: dict[str, list[Any]] = {}
         for name in Config.model_fields:
             if name in NEVER_COMPARED:
@@ -102,7 +102,7 @@ class Comparison:
 
     @property
     def same_test(self) -> bool | None:
-        """Whether all were measured on the same held-out items of the same users; None where that is not known."""
+        """Whether all were evaluated on the same held-out items of the same users; None if unknown."""
         measured = [side.measured for side in self.sides]
         if not all(isinstance(one, RankingAccuracy) for one in measured):
             return None
@@ -111,7 +111,7 @@ class Comparison:
 
     @property
     def differences(self) -> list[dict[str, dict[str, float]]]:
-        """For each run but the first its metrics less those of the first, paired by user, with 95 % intervals."""
+        """For each run but the first, its metrics minus the first run's, paired by user, with 95% intervals."""
         if not self.same_test:
             return []
         ranked = [side.measured for side in self.sides if isinstance(side.measured, RankingAccuracy)]
@@ -130,21 +130,21 @@ class Comparison:
 
 
 def compare(folders: Sequence[str | Path], *, public: bool = False, filter_seen: bool = True) -> Comparison:
-    """Opens and measures runs.
+    """Open and evaluate runs.
 
     Args:
         folders: two or more finished runs of one task.
-        public: leave out exact accuracy, so that what is said may be published; no data is read.
-        filter_seen: measure what `recommend` gives, or (False) what it gives with `--allow-seen`.
+        public: omit exact accuracy, so that the result may be published; no data is read.
+        filter_seen: evaluate `recommend`, or (False) `recommend --allow-seen`.
     """
     paths = [Path(folder) for folder in folders]
     if len({path.resolve() for path in paths}) < max(2, len(paths)):
         raise DpformerError(f"{len(paths)} runs were given; give two or more, each once")
     runs = [finished(path) for path in paths]
     if len(tasks := {run.config.task for run in runs}) > 1:
-        raise DpformerError(f"the runs are of different tasks, {' and '.join(sorted(tasks))}: compare those of one")
+        raise DpformerError(f"the runs are of different tasks, {' and '.join(sorted(tasks))}: compare runs of one task")
     if not filter_seen and "lm" in tasks:
-        raise DpformerError("--allow-seen is for recommendations, and these are language models: leave it out")
+        raise DpformerError("--allow-seen applies to recommendations, but these are language models: omit it")
     sides = [Side(name, run) for name, run in zip(_names(paths), runs, strict=True)]
     return Comparison(tuple(side if public else _measured(side, filter_seen) for side in sides), public, filter_seen)
 
@@ -152,12 +152,12 @@ def compare(folders: Sequence[str | Path], *, public: bool = False, filter_seen:
 def _measured(side: Side, filter_seen: bool) -> Side:
     try:
         return Side(side.name, side.run, measure(side.run, filter_seen=filter_seen))
-    except DpformerError as error:  # its data may have moved; the rest can be compared
+    except DpformerError as error:  # its data may have moved; the rest can still be compared
         return Side(side.name, side.run, None, str(error))
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The ends of the paths, as long as it takes to tell them apart."""
+    """The shortest distinct suffixes of the paths."""
     parts = [path.resolve().parts for path in paths]
     length = next(n for n in range(1, max(map(len, parts)) + 1) if len({part[-n:] for part in parts}) == len(parts))
     return ["/".join(part[-length:]) for part in parts]
@@ -181,7 +181,7 @@ def _spent(statements: Sequence[Mapping[str, Any]], delta: float) -> float:
             else:
                 events += [Event.from_dict(_without_cost(event)) for event in facts["events"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise DpformerError(f"a statement has events that cannot be counted: {error}") from None
+        raise DpformerError(f"a statement has events that cannot be composed: {error}") from None
     return epsilon_with_searches(events, searches, delta) if searches else epsilon_of(events, delta)
 
 
@@ -190,7 +190,7 @@ def _without_cost(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tested(measured: RankingAccuracy) -> tuple[list[str], list[str]]:
-    """Users and their held-out items, by the ids of the data."""
+    """Users and their held-out items, by their ids in the data."""
     of, dataset = measured.model, measured.dataset
     users = [str(dataset.user_ids[user]) for user in of.users.tolist()]
     return users, [dataset.vocabulary.ids[item] for item in of.targets.tolist()]

@@ -9,14 +9,14 @@ from markupsafe import Markup
 
 from dpformer.evaluation.metrics import headline, released
 from dpformer.files import write_text
-from dpformer.format_number import percent, plain, round_up
+from dpformer.format_number import percent, round_up, small
 from dpformer.report.comparison import NOTE, Comparison, Side
 from dpformer.report.page import rendered
 from dpformer.report.svg import Group, dot_chart
 
 
 def write_comparison(comparison: Comparison, path: str | Path) -> Path:
-    """Writes the page; one with exact accuracy is readable by its owner alone."""
+    """Write the page; one with exact accuracy is readable by its owner alone."""
     html = rendered(
         "comparison.html",
         comparison=comparison,
@@ -33,27 +33,27 @@ def write_comparison(comparison: Comparison, path: str | Path) -> Path:
 
 
 def budgets(sides: tuple[Side, ...]) -> list[tuple[str, list[str]]]:
-    """Rows of what is promised, how it was spent, and metrics that were released within it."""
+    """Rows with the guarantee, how the budget was spent, and metrics that were released within it."""
     statements = [side.run.statement for side in sides]
     rows = [
         ("ε", [_epsilon(facts) for facts in statements]),
-        ("δ", ["–" if facts["delta"] is None else plain(facts["delta"], 3, up=True) for facts in statements]),
-        ("protects", [facts["unit"] if facts["private"] else "nobody: not private" for facts in statements]),
+        ("δ", ["–" if facts["delta"] is None else small(facts["delta"]) for facts in statements]),
+        ("protects", [facts["unit"] if facts["private"] else "no one: not private" for facts in statements]),
         ("N, assumed public", [f"{facts['users']:,}" for facts in statements]),
         ("model", [str(facts.get("model", "–")) for facts in statements]),
-        ("members found at 1% false alarms, at most", [_found(facts) for facts in statements]),
+        ("members found at a false positive rate of 1%, at most", [_found(facts) for facts in statements]),
     ]
     labels = list(dict.fromkeys(event["label"] or event["kind"] for facts in statements for event in facts["events"]))
-    rows += [(f"{label}: ε alone", [_alone(facts, label) for facts in statements]) for label in labels]
+    rows += [(f"{label}: ε on its own", [_alone(facts, label) for facts in statements]) for label in labels]
     for metric in released():
         values = [_noisy(facts, metric.label()) for facts in statements]
         if any(value != "–" for value in values):
-            rows.append((f"{metric.heading()}, released with noise", values))
+            rows.append((f"{metric.heading()}, with noise", values))
     return rows
 
 
 def accuracies(sides: tuple[Side, ...]) -> list[tuple[str, list[dict[str, float] | None]]]:
-    """Rows of exact metrics; None where a run was not measured."""
+    """Rows of exact metrics; None if a run was not evaluated."""
     found = [side.accuracy for side in sides]
     names = list(dict.fromkeys(name for one in found if one is not None for name in one))
     return [
@@ -70,7 +70,7 @@ def _chart(sides: tuple[Side, ...]) -> Markup | None:
         if one is not None and label in one
     ]
     if len(groups) < 2 or len(groups) > 6 or any(len(group.label) > 60 // len(groups) for group in groups):
-        return None  # names would lie over one another; the table says the same
+        return None  # names would overlap; the table shows the same
     return dot_chart(groups, ("run",), x_label="run", y_label=headline().heading())
 
 

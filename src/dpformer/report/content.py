@@ -1,4 +1,4 @@
-"""What a report says, gathered from the run folder; each part knows whether the guarantee covers it."""
+"""The content of a report, gathered from the run folder; each part knows whether the guarantee covers it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from dpformer.runs.model_file import Release
     from dpformer.runs.run import Run
 
-GROUPS = ("1st quarter", "2nd", "3rd", "4th", "in the noise")
+GROUPS = ("1st quarter", "2nd", "3rd", "4th", "below the noise")
 EXAMPLE_LENGTH = 8
-SHOWN_POLICIES = {"served": ("seen items left out", "c1"), "unmasked": ("all items ranked", "c2")}
+SHOWN_POLICIES = {"served": ("seen items excluded", "c1"), "unmasked": ("all items ranked", "c2")}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Example:
-    """A made-up history, who looks at whom in it, and what the model recommends next."""
+    """A synthetic history, its attention maps, and the model's recommendations."""
 
     name: str
     items: list[str]
@@ -57,18 +57,18 @@ class Example:
 
 @dataclass(frozen=True)
 class Content:
-    """All parts of the page; what is None is left out."""
+    """All parts of the page; None is omitted."""
 
     run: Run
     public: bool
     training: list[Figure] = field(default_factory=list)
     tail: Figure | None = None
     accuracy: dict[str, Any] | None = None
-    language: dict[str, Any] | None = None  # instead of accuracy, of a language model
+    language: dict[str, Any] | None = None  # instead of accuracy, for a language model
     no_accuracy: str = ""
     by_popularity: Figure | None = None
     examples: list[Example] = field(default_factory=list)
-    given: bool = False  # the examples come from whoever makes the page
+    given: bool = False  # the examples were given by the page's author
 
 
 def gather(
@@ -79,7 +79,7 @@ def gather(
     data: str | Path | None = None,
     catalog: str | Path | None = None,
 ) -> Content:
-    """Reads, measures and draws. `public` keeps to what the guarantee covers, and does not read the data at all."""
+    """Read, evaluate and draw. With `public`, only what the guarantee covers, without reading the data."""
     release, words = run.release, words_of(run)
     if catalog is not None:
         release = release.titled(read_catalog(catalog))
@@ -105,7 +105,7 @@ def gather(
 
 @dataclass(frozen=True)
 class Words:
-    """What one sample and one thing in it are called."""
+    """Names of one sample and of its elements."""
 
     unit: UnitOfPrivacy
     thing: str
@@ -117,12 +117,12 @@ def words_of(run: Run) -> Words:
     return Words(unit_of(run.statement["unit"]), task.thing, task.things)
 
 
-# Training: exact statistics of the data, not covered.
+# Training: exact statistics of the data, not covered by ε.
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     try:
-        if not path.is_file():  # a named pipe would be read for ever
+        if not path.is_file():  # reading a named pipe would block
             raise OSError("it is not a file")
         lines = read_text(path, MOST_METRICS).split("\n")
         records = [json.loads(line) for line in lines if line.strip()]
@@ -134,7 +134,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_record(record: Any) -> bool:
-    """Whether a line has numbers where curves need them; the file may be a stranger's."""
+    """Whether a line has the numbers that curves need; the file may be untrusted."""
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return False
     measured = [record[name] for name in (*POLICIES, "text") if name in record]
@@ -155,7 +155,7 @@ def _training(records: list[dict[str, Any]], statement: dict[str, Any], words: W
         legend = [("mean over the batch", "c1")]
         chart = line_chart(_with_trend(x, loss), x_label="step", y_label="loss")
         figures.append(
-            Figure("Training loss", chart, legend, f"Cross-entropy a position, mean over {words.unit.plural}.")
+            Figure("Training loss", chart, legend, f"Cross-entropy per position, mean over {words.unit.plural}.")
         )
     x, norms = _column(steps, "median_norm")
     if x:
@@ -164,7 +164,7 @@ def _training(records: list[dict[str, Any]], statement: dict[str, Any], words: W
         chart = line_chart(
             _with_trend(x, norms), x_label="step", y_label="median gradient norm", from_zero=True, rule=rule
         )
-        note = f"What one {words.unit.name} would add without a bound. Whatever it is, no more than C enters the sum."
+        note = f"The contribution of one {words.unit.name} before clipping; at most C enters the sum."
         figures.append(Figure("Gradient norms", chart, [("median over the batch", "c1")], note))
     x, spent = _column(steps, "epsilon")
     if x:
@@ -174,7 +174,7 @@ def _training(records: list[dict[str, Any]], statement: dict[str, Any], words: W
                 "Budget spent",
                 chart,
                 [("ε, an upper bound", "c1")],
-                "Public: it depends on the plan alone. On the way a quick upper bound, at the end exact.",
+                "Public: it depends on the plan alone. A quick upper bound during training, exact at the end.",
             )
         )
     figures += _accuracy_curves(records)
@@ -182,7 +182,7 @@ def _training(records: list[dict[str, Any]], statement: dict[str, Any], words: W
 
 
 def _accuracy_curves(records: list[dict[str, Any]]) -> list[Figure]:
-    """What was measured on the way; records of another version may lack a metric, and are left out."""
+    """Evaluations during training; records of older versions may lack a metric, which is then omitted."""
     metric, figures = headline(), []
     ranked = [r for r in records if all(metric.label() in r.get(policy, {}) for policy in SHOWN_POLICIES)]
     if ranked:
@@ -193,13 +193,13 @@ def _accuracy_curves(records: list[dict[str, Any]]) -> list[Figure]:
         ]
         chart = line_chart(lines, x_label="step", y_label=metric.heading(), from_zero=True)
         title = f"{metric.heading()} on {ranked[0]['split']} items"
-        figures.append(Figure(title, chart, list(SHOWN_POLICIES.values()), "Without influence on training."))
+        figures.append(Figure(title, chart, list(SHOWN_POLICIES.values()), "No influence on training."))
     read = [r for r in records if "bits_per_character" in r.get("text", {})]
     if read:
         line = Line([r["step"] for r in read], [r["text"]["bits_per_character"] for r in read], "bits")
         chart = line_chart([line], x_label="step", y_label="bits per character")
         legend = [("bits per character", "c1")]
-        figures.append(Figure("Held-out text", chart, legend, "Without influence on training."))
+        figures.append(Figure("Held-out text", chart, legend, "No influence on training."))
     return figures
 
 
@@ -218,7 +218,7 @@ def _with_trend(x: list[float], y: list[float]) -> list[Line]:
     return [Line(x, y, "value", faint=True), Line(x, trend.tolist(), "trend")]
 
 
-# The long tail, from the release alone.
+# The long tail, from the released model alone.
 
 
 def _tail(release: Release, statement: dict[str, Any], words: Words) -> Figure | None:
@@ -232,29 +232,31 @@ def _tail(release: Release, statement: dict[str, Any], words: Words) -> Figure |
     keep = np.unique(np.round(np.geomspace(1, len(p), min(len(p), 160))).astype(int)) - 1
     share = f"share of {words.unit.plural}"
     line = Line(ranks[keep].tolist(), p[keep].tolist(), share)
-    chart = line_chart([line], x_label=f"{words.thing}, from the most frequent", y_label=share, log=True)
+    chart = line_chart([line], x_label=f"{words.thing}, most frequent first", y_label=share, log=True)
     head = p[: max(1, len(p) // 10)].sum() / p.sum()
-    note = f"The most frequent tenth of the {words.things} has {head:.0%} of all that was released. "
+    note = f"The most frequent tenth of the {words.things} has {head:.0%} of the released total. "
     if lost := int((popularity_group(release.frequencies) == 4).sum()):
-        note += f"{lost:,} {words.things} are lost in the noise and share one value. "
+        note += f"{lost:,} {words.things} are below the noise and share one value. "
     if statement["epsilon"] is None:
         note += "Exact: this run is not private."
     else:
-        note += "Drawn from the noisy release, never from raw counts."
+        note += "Drawn from noisy frequencies, never from raw counts."
     title = f"{share.capitalize()} that have each {words.thing}"
     return Figure(title, chart, [(f"released {share}", "c1")], note)
 
 
 def popularity_group(frequencies: np.ndarray) -> np.ndarray:
-    """0 … 3 for quarters of the items from the most popular, 4 for items that the release cannot tell apart, (M,).
+    """0 … 3 for quarters of the items, most popular first, 4 for items that cannot be distinguished, (M,).
 
-    Those share the smallest frequency: a noisy release is floored where noise is all there is.
+    The latter share the smallest frequency: noisy frequencies are floored where they are mostly noise.
     """
     noise = frequencies == frequencies.min()
     if noise.sum() == 1:
         noise[:] = False
     clear = frequencies[~noise]
-    more_popular = np.searchsorted(np.sort(-clear), -frequencies, side="left")  # clear items that are strictly more so
+    more_popular = np.searchsorted(
+        np.sort(-clear), -frequencies, side="left"
+    )  # distinguishable items that are strictly more popular
     return np.where(noise, 4, 4 * more_popular // max(1, len(clear)))
 
 
@@ -262,20 +264,23 @@ def _by_popularity(measured: Any, release: Release) -> Figure | None:
     if release.frequencies is None:
         return None
     numbers = vocabulary_of(release).match(list(measured.dataset.vocabulary.ids))[measured.model.targets]
-    group = np.where(numbers >= 0, popularity_group(release.frequencies)[numbers], 4)  # not released: lost in the noise
+    group = np.where(
+        numbers >= 0, popularity_group(release.frequencies)[numbers], 4
+    )  # not in the released list: below the noise
     groups, shares = [], []
     for number, name in enumerate(GROUPS):
         chosen = torch.from_numpy(np.flatnonzero(group == number))
         if len(chosen):
             ranks = (measured.model.ranks[chosen], measured.baseline.ranks[chosen])
-            label = name.removesuffix(" quarter").removeprefix("in the ")
+            label = name.removesuffix(" quarter").removeprefix("below the ")
             groups.append(Group(label, [(float(hit(r)), *bootstrap(hit, r)) for r in ranks]))
             shares.append(f"{len(chosen) / len(group):.0%} {name}")
     names = (MODEL, BASELINE.name)
     chart = dot_chart(groups, names, x_label="items by released frequency", y_label=hit.heading())
     note = (
-        "Quarters of the items that the release can tell apart, from the most popular; the rest is in the noise. "
-        f"Where the held-out items are: {', '.join(shares)}."
+        "Quarters of the items whose released frequencies can be distinguished, most popular first; the rest is below "
+        "the noise. "
+        f"Share of the held-out items: {', '.join(shares)}."
     )
     title = f"{hit.heading()} by popularity of the item"
     return Figure(title, chart, list(zip(names, ("c1", "c2"), strict=True)), note)
@@ -285,19 +290,19 @@ def _by_popularity(measured: Any, release: Release) -> Figure | None:
 
 
 def _made_up(release: Release) -> list[tuple[str, np.ndarray]]:
-    """Popular and rare items in turn, and popular ones alone, by the released frequencies; else the first items."""
+    """Popular and rare items alternating, and popular items, by the released frequencies; else the first items."""
     size = len(release.vocabulary)
     length = min(EXAMPLE_LENGTH, size - 1, getattr(release.model, "max_length", EXAMPLE_LENGTH))
     if release.frequencies is None or size < 2 * EXAMPLE_LENGTH:
         return [("The first items of the vocabulary", np.arange(length))]
     order = np.argsort(-release.frequencies, kind="stable")
     turns = np.stack([order[:length], order[::-1][:length]], axis=1).ravel()[:length]
-    return [("Popular and rare items in turn", turns), ("Popular items", order[:length])]
+    return [("Popular and rare items alternating", turns), ("Popular items", order[:length])]
 
 
 def _example(release: Release, name: str, history: np.ndarray) -> Example:
     shown = history[-EXAMPLE_LENGTH:]
-    # A language model may well say a token again: a list of unseen ones would not be its answer.
+    # A language model may repeat a token, so a list of unseen ones would not be its answer.
     best = [] if "text" in release.metadata else release.recommend([shown], 5)[0]
     names = [str(entry.get("title") or entry["item_id"]) for entry in best]
     return Example(name, [release.title(int(item)) for item in shown], _maps(release.model, shown), names)

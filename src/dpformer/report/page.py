@@ -1,4 +1,4 @@
-"""The page itself: content and template to one HTML file without scripts, fonts or anything from elsewhere."""
+"""The page itself: one HTML file from content and template, without scripts, fonts or external resources."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ def write_report(
     data: str | Path | None = None,
     catalog: str | Path | None = None,
 ) -> Path:
-    """Writes the report of a finished run and returns its path.
+    """Write the report of a finished run and return its path.
 
     Args:
         run_folder: the run.
         out: the page; by default `report.html` in the run folder.
-        histories: example histories to show, in the users' own item ids; by default some are made up from popular
-            items. Never give a real user's: the page shows them.
-        public: leave out all that the guarantee does not cover, so that the page may be published. Else the page shows
-            exact statistics of the data, and is readable by its owner alone.
-        data: the data of the run, if it is not found where it was, or the run is a stranger's.
-        catalog: items with titles to show, if the model was trained without.
+        histories: example histories to show, as ids of the log; by default synthetic ones made from popular items.
+            Never
+            give a real user's: the page shows them.
+        public: omit everything that the guarantee does not cover, so that the page may be published. Otherwise the page
+            shows exact statistics of the data, and is readable by its owner alone.
+        data: the data of the run, if it has moved or the run is someone else's.
+        catalog: catalogue with titles, if the model was trained without.
     """
     run = finished(run_folder)
     path = run.folder / "report.html" if out is None else Path(out)
@@ -70,7 +71,7 @@ def render(content: Content) -> str:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A page of a template. Values are escaped by it; only our own charts and style sheet are not."""
+    """A page made from a template, which escapes all values except our own charts and style sheet."""
     environment = Environment(
         loader=PackageLoader("dpformer", "report"),
         autoescape=True,
@@ -88,7 +89,7 @@ def _title(config: Config) -> str:
 
 
 def _choices(config: Config, section: Section) -> list[tuple[str, Any]]:
-    """The choices of a section that are made; of a path only the name: where it is concerns nobody."""
+    """The options of a section that are set; only the file name of a path."""
     values = [(name, getattr(config, name)) for name in fields_of(section) if name not in config.kind.silent]
     return [(name, v.name if isinstance(v, Path) else v) for name, v in values if v is not None]
 

@@ -1,4 +1,4 @@
-"""Small charts as inline SVG: they take the page's fonts and colours, in light and dark and on paper.
+"""Small charts as inline SVG that use the page's fonts and colours, in light and dark mode and on paper.
 
 Every text goes through `escape`. Colours are classes (`c1`, `c2`, …) of the page's style sheet.
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup, escape
 
-WIDTH, HEIGHT = 420, 240  # in the units of the text, so that a phone can still read it
+WIDTH, HEIGHT = 420, 240  # in units of the text size, so that it is readable on a phone
 LEFT, RIGHT, TOP, BOTTOM = 50, 12, 14, 46
-POINTS = 240  # of a line; more cannot be seen
+POINTS = 240  # points per line; more are invisible
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; `name` for the legend, `colour` a class, `faint` for what stands behind."""
+    """A curve; `name` for the legend, `colour` a class, `faint` for background curves."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -43,7 +43,7 @@ def line_chart(
     from_zero: bool = False,
     rule: tuple[float, str] | None = None,
 ) -> Markup:
-    """Curves over one pair of axes, both logarithmic with `log`; `rule` is a horizontal line with its meaning."""
+    """Curves over one pair of axes, both logarithmic with `log`; `rule` is a labelled horizontal line."""
     ys = [y for line in lines for y in line.y] + ([rule[0]] if rule else []) + ([0.0] if from_zero else [])
     x = _axis([value for line in lines for value in line.x], (LEFT, WIDTH - RIGHT), log, tight=True)
     y = _axis(ys, (HEIGHT - BOTTOM, TOP), log)
@@ -59,7 +59,7 @@ def line_chart(
 
 
 def dot_chart(groups: Sequence[Group], series: Sequence[str], *, x_label: str, y_label: str) -> Markup:
-    """For each group a dot and its interval for each series, side by side."""
+    """For each group, a dot and its interval per series, side by side."""
     highs = [high for group in groups for _, _, high in group.values]
     y = _axis([0.0, *highs], (HEIGHT - BOTTOM, TOP), False)
     width = (WIDTH - LEFT - RIGHT) / len(groups)
@@ -86,7 +86,7 @@ def heat_map(weights: np.ndarray, *, label: str) -> Markup:
         for column in range(row + 1):
             value = float(weights[row, column])
             box = f'x="{28 + cell * column}" y="{30 + cell * row}" width="{cell - 2}" height="{cell - 2}" rx="3"'
-            title = f"{row + 1} looks at {column + 1}: {value:.1%}"
+            title = f"{row + 1} attends to {column + 1}: {value:.1%}"
             parts.append(
                 f'<rect class="heat" {box} style="fill-opacity:{value / top:.3f}"><title>{title}</title></rect>'
             )
@@ -102,7 +102,7 @@ def heat_map(weights: np.ndarray, *, label: str) -> Markup:
 
 
 def thin(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:
-    """At most `POINTS` points: means of neighbours, the ends kept."""
+    """At most `POINTS` points: means of neighbours, with both ends kept."""
     a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if len(a) <= POINTS:
         return list(zip(a.tolist(), b.tolist(), strict=True))
@@ -144,7 +144,7 @@ def _between(value: float, low: float, high: float, ends: tuple[float, float]) -
 
 
 def _nice(step: float) -> float:
-    """1, 2 or 5 times a power of ten, not below the step."""
+    """1, 2 or 5 times a power of ten, at least the step."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(power * m for m in (1, 2, 5, 10) if power * m >= step * (1 - 1e-9))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpformer.data.dataset import Dataset
 from dpformer.data.time_split import TimeSplitDataset
-from dpformer.format_number import plain
+from dpformer.format_number import small
 
 _fitted_here: set[str] = set()  # hashes of the data that this process trained on without a ledger
 
@@ -47,7 +47,7 @@ def delta_notes(delta: float | None, users: int) -> list[str]:
     """Notes on a δ that is large for so many users."""
     if delta is not None and delta > 1.000001 / users:
         return [
-            f"δ = {plain(delta, 3, up=True)} is above 1 / {users:,} users: a mechanism that publishes one user's "
+            f"δ = {small(delta)} is above 1 / {users:,} users: a mechanism that publishes one user's "
             f"entire history "
             "would satisfy it; give a smaller delta"
         ]

@@ -1,14 +1,14 @@
 """The users of one step, with a token that one step consumes.
 
-A claim of Poisson sampling is a claim about *which* users are in a noisy sum: those that the sampler drew for this
-step, all of them, each once. So a batch is not an array of indices but an object, followed from the draw to the step:
+A claim of Poisson sampling is a claim about *which* users are in a noisy sum: all those that the sampler drew for this
+step, each exactly once. So a batch is not an array of indices but an object that is tracked from the draw to the step:
 
     sampler   draws a `Batch`: users, the number of its step, where it comes from (`Origin`), and a one-time token
-    engine    gets a `Part` of it with the data of these users, and leaves it on the sum (clipping/bounded.py)
-    step      consumes the token of the batch whose users, all and each once, are in the sum
+    engine    receives a `Part` of it with the data of these users, and attaches it to the sum (clipping/bounded.py)
+    step      consumes the token of the batch, after checking that the sum holds each of its users once
 
-Tokens are consumed in the order of the steps, none left out: a batch that may be skipped for what is in it, because it
-is small for instance, is no Poisson sample. It guards against mistakes: whoever wants to can forge it.
+Tokens are consumed in the order of the steps, without gaps: a batch that may be skipped because of its contents, for
+instance because it is small, is not a Poisson sample. This guards against mistakes, not against deliberate forgery.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from dpformer.noise.mechanisms import Noise
 
 @dataclass(frozen=True)
 class Origin:
-    """The sampler that drew a batch: what its steps cost. Holds no key.
+    """The sampler that drew a batch, which determines what its steps cost. Holds no key.
 
     Args:
         identity: the same for the same secret, n, q, T and noise, in every process and after resuming.
         n: number of users.
         sample_rate: q, over all steps.
-        steps: T, how many batches there are.
-        noise: the noise that users take turns for.
-        private: False where the draw came from a seed.
+        steps: T, the number of batches.
+        noise: the noise for which users are dealt into groups.
+        private: False if the draw was seeded.
     """
 
     identity: str
@@ -47,7 +47,7 @@ class Origin:
 
 @dataclass
 class Due:
-    """The step that is to be taken next: one for a sampler and all of its batches."""
+    """The next step to be taken; shared by a sampler and all of its batches."""
 
     step: int = 0
 
@@ -59,14 +59,14 @@ class Batch:
         users: (B,) indices, ascending, each once.
         step: the number of its step, from 0.
         origin: the sampler.
-        due: the sampler's tokens; None: not drawn by a sampler here, so no step can be taken on it.
+        due: the sampler's tokens; None if no sampler drew the batch here, so that no step can be taken on it.
     """
 
     def __init__(self, users: np.ndarray | Tensor, step: int, origin: Origin, due: Due | None = None) -> None:
         self.users = _indices(users)
         self.step, self.origin, self._due = step, origin, due
         if len(self.users) > 1 and not bool((self.users[1:] > self.users[:-1]).all()):
-            raise ValueError("the users of a batch must be ascending and each there once")
+            raise ValueError("the users of a batch must be ascending and distinct")
 
     def split(self, size: int) -> Iterator[Part]:
         """Parts of at most `size` users, in order; none for an empty batch. Any split gives the same sum."""
@@ -77,43 +77,46 @@ class Batch:
         return Part(_indices(users), self)
 
     def __getitem__(self, places: slice | Tensor) -> Part:
-        """The users at these places."""
+        """The users at these positions."""
         return Part(self.users[places], self)
 
     def __len__(self) -> int:
         return len(self.users)
 
     def is_of_the_draw(self, other: Batch) -> bool:
-        """Whether both are (some) users of one draw, in this process or another."""
+        """Whether both hold users of the same draw, in this process or another."""
         return (self.step, self.origin.identity) == (other.step, other.origin.identity)
 
     def check_due(self) -> None:
-        """Raises unless its step is the next one."""
+        """Raise unless its step is the next one."""
         if self._due is None:
             raise ValueError(
-                f"this batch of step {self.step + 1} was not drawn here by PoissonBatches: step on the batches that "
-                "the sampler gives, or call `optimizer.step()` without one, which claims no sampling"
+                f"the batch of step {self.step + 1} was not drawn by PoissonBatches in this process: step on batches "
+                f"that "
+                "the sampler yields, or call `optimizer.step()` without one, which claims no sampling"
             )
         if self.step < self._due.step:
             raise ValueError(
-                f"the batch of step {self.step + 1} was stepped on already: each batch is one step, and the next step "
+                f"the batch of step {self.step + 1} has been used: each batch is one step, and the next step "
                 f"needs the batch of step {self._due.step + 1}"
             )
         if self.step > self._due.step:
             raise ValueError(
-                f"the batch of step {self._due.step + 1} was not stepped on, and now that of step {self.step + 1} "
-                "comes: batches are not skipped or put together, the empty and small ones are steps too; call "
+                f"the batch of step {self._due.step + 1} was skipped, and now that of step {self.step + 1} "
+                "comes: batches must not be skipped or merged, and empty or small ones are steps too; call "
                 "`optimizer.step(batch)` for each, in order"
             )
 
     def consume(self) -> None:
-        """Gives up the token, for a step; there is one."""
+        """Consume the token, once, for a step."""
         self.check_due()
         assert self._due is not None
         self._due.step += 1
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a batch cannot be copied or pickled: its token is for one step, in the process that drew it")
+        raise TypeError(
+            "a batch cannot be copied or pickled: its token is valid for one step, in the process that drew it"
+        )
 
     def __repr__(self) -> str:
         return f"Batch(step={self.step}, {len(self)} users)"
@@ -125,7 +128,7 @@ class Part:
 
     Args:
         users: (b,) indices, each once, all in the batch.
-        batch: where they belong.
+        batch: the batch they belong to.
     """
 
     users: Tensor
@@ -138,13 +141,15 @@ class Part:
         there = drawn[places.clamp(max=max(len(drawn) - 1, 0))] == users if len(drawn) else torch.zeros_like(users) > 0
         if not bool(there.all()):
             raise ValueError(
-                f"user {int(users[~there][0])} was not drawn for step {self.batch.step + 1}: a part holds users of its "
-                "batch alone"
+                f"user {int(users[~there][0])} was not drawn for step {self.batch.step + 1}: a part may hold only "
+                f"users of its "
+                "batch"
             )
         ordered = users.sort().values
         if bool((twice := ordered[1:] == ordered[:-1]).any()):
             raise ValueError(
-                f"user {int(ordered[1:][twice][0])} comes twice in one part; a user's data count once in a step: put "
+                f"user {int(ordered[1:][twice][0])} occurs twice in one part, but a user's data count once per step: "
+                f"put "
                 "all of them into one loss"
             )
 
@@ -155,7 +160,7 @@ class Part:
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def __getitem__(self, places: slice | Tensor) -> Part:
-        """The users at these places."""
+        """The users at these positions."""
         return Part(self.users[places], self.batch)
 
     def __len__(self) -> int:

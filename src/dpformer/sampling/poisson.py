@@ -1,6 +1,6 @@
-"""Poisson sampling: each user is in each batch independently with probability q. This is what the accountant assumes.
+"""Poisson sampling: each user is in each batch independently with probability q, as the accountant assumes.
 
-Neither shuffling nor a batch of fixed size is a substitute: accounted as Poisson sampling they under-report ε, by up to
+Neither shuffling nor batches of fixed size are a substitute: accounted as Poisson sampling they understate ε, by up to
 a factor of 4 in audits. Nor is drawing the size first and then that many users, unless the size is binomial.
 """
 
@@ -24,23 +24,23 @@ class PoissonBatches:
 
     >>> batches = PoissonBatches(1000, sample_rate=0.1, steps=5)
     >>> for batch in batches:
-    ...     users = batch.users  # an empty batch is a step like any other: noise alone
+    ...     users = batch.users  # an empty batch is a step like any other: pure noise
 
-    One number of 64 bits a user and step decides: u < q·2⁶⁴, rounded down, so nobody is included more often than
-    accounted for. Whether a user is in step t depends on key, n, q, t and the user alone: `batch(t)` can be asked in
-    any order, and every process that has the key gets the same batch. Steps are taken on them in order, one on each
+    One 64-bit number per user and step decides: u < q·2⁶⁴, rounded down, so that no user is included more often than
+    accounted for. Whether a user is in step t depends on key, n, q, t and the user alone: `batch(t)` can be computed in
+    any order, and every process that has the key gets the same batch. Steps must be taken in order, one per batch
     (batch.py).
 
-    Iterating goes on where it stopped: each batch comes once, and after `steps` of them there are no more.
+    Iteration continues where it stopped: each batch comes once, and iteration ends after `steps` batches.
 
     Args:
         n: number of users.
         sample_rate: q, the probability that a user is in a batch.
-        steps: T, how many batches there are.
-        noise: the noise that will be added to the batches' sums. Where it is correlated, users are dealt at random into
-            `noise.groups` groups, which take turns: step t draws from one of them alone, at rate groups·q; then one
-            sampler goes with one optimizer, and each batch, an empty one too, with one step of it.
-        key: 32 secret bytes, to share between processes; by default new ones from the operating system.
+        steps: T, the number of batches.
+        noise: the noise that will be added to the batches' sums. If it is correlated, users are dealt at random into
+            `noise.groups` groups, which alternate: step t draws from one of them alone, at rate groups·q; then one
+            sampler belongs to one optimizer, and each batch, including empty ones, to one step of it.
+        key: 32 secret bytes, to be shared between processes; by default drawn from the operating system.
         seed: for tests only: marks the batches as not private.
     """
 
@@ -57,7 +57,7 @@ class PoissonBatches:
         self.n = whole("n", n, 1)
         self.sample_rate = sample_rate_of(sample_rate)
         self.steps = whole("steps", steps, 1)
-        self.step = 0  # batches given out so far by iterating
+        self.step = 0  # batches yielded so far
         self._due = Due()
         self.noise = noise
         self._random = SecureRandom(f"Poisson batches of {self.n} users at {self.sample_rate!r}", key=key, seed=seed)
@@ -65,23 +65,23 @@ class PoissonBatches:
 
     @property
     def expected_batch_size(self) -> float:
-        """q·n: what a noisy sum is divided by, whatever the batch turned out to be. Not a whole number in general."""
+        """q·n: noisy sums are divided by it, whatever the size of the batch. Not an integer in general."""
         return self.sample_rate * self.n
 
     @property
     def private(self) -> bool:
-        """Whether the draw is secret: not with a seed."""
+        """Whether the draw is secret, that is, unseeded."""
         return self._random.private
 
     @property
     def description(self) -> str:
         """One sentence for privacy statements."""
-        turns = "" if self.noise.groups == 1 else f" over all of {self.noise.groups} groups that take turns"
+        turns = "" if self.noise.groups == 1 else f" over all of {self.noise.groups} alternating groups"
         return f"Poisson sampling of users at rate {self.sample_rate:g}{turns}, {self._random.description}"
 
     @property
     def origin(self) -> Origin:
-        """What its batches say of where they come from. The identity does not tell the key."""
+        """The origin recorded in its batches. The identity does not reveal the key."""
         digest = hashlib.sha256(self._random.within("identity").words(4, step=0).tobytes())
         digest.update(repr((self.n, self.sample_rate, self.steps, self.noise)).encode())
         return Origin(digest.hexdigest(), self.n, self.sample_rate, self.steps, self.noise, self.private)
@@ -106,13 +106,13 @@ class PoissonBatches:
         return np.concatenate(parts).astype(np.int64, copy=False)
 
     def groups(self, start: int, count: int) -> np.ndarray:
-        """(count,) int64: the groups of some users. A user's group depends on nobody else, as the guarantee needs."""
+        """(count,) int64: groups of users. A user's group depends on no other user, as the guarantee requires."""
         words = self._random.within("groups").words(count, step=0, start=start)
         return ((words >> np.uint64(32)) * np.uint64(self.noise.groups) >> np.uint64(32)).astype(np.int64)
 
     def __iter__(self) -> Iterator[Batch]:
         while self.step < self.steps:
-            self.step += 1  # before the batch is handed out: a checkpoint made in the loop's body goes on after it
+            self.step += 1  # before the batch is yielded, so that a checkpoint made in the loop's body resumes after it
             yield self.batch(self.step - 1)
 
     def __len__(self) -> int:
@@ -131,12 +131,12 @@ class PoissonBatches:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on exactly where the other left off; its n, q and T must be the same, since they are accounted for.
+        """Resume exactly where the other left off; n, q and T must be the same, since they are accounted for.
 
-        A batch that was given out and not stepped on comes again.
+        A batch that was yielded but not stepped on comes again.
         """
         if set(state) != set(self.state_dict()):
-            raise ValueError(f"a sampler's state has the keys {sorted(self.state_dict())}, not {sorted(state)}")
+            raise ValueError(f"the state of a sampler has the keys {sorted(self.state_dict())}, not {sorted(state)}")
         mine = {"n": self.n, "sample_rate": self.sample_rate, "steps": self.steps, **self.noise.settings()}
         for name, value in mine.items():
             if state[name] != value:

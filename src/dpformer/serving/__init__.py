@@ -1,4 +1,4 @@
-"""A released model in use: ranking for many histories at once, and a service over HTTP with a page.
+"""A released model in use: ranking for many histories at once, and an HTTP service with a page.
 
 Only model.safetensors and privacy.json are read, never the data. Names are imported on first use, as they need torch.
 """

@@ -1,4 +1,4 @@
-"""Who may ask: names of the host, bearer tokens, and web pages of other origins."""
+"""Access control: host names, bearer tokens, and origins of web pages."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ LOCALHOST = "localhost"
 LEAST_TOKEN = 16  # characters
 HOST = re.compile(r"(?:\*\.)?[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?|\*", re.IGNORECASE)
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(?::\d{1,5})?|https?://\[[0-9a-f:]+\](?::\d{1,5})?", re.IGNORECASE)
-# Without a token: whether it is up, and files that are the same for every model.
+# Accessible without a token: health probes, and static files that are the same for every model.
 OPEN_PATHS = frozenset(("/healthz", "/ready", "/", "/static/page.js", "/static/page.css"))
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a request has to show before it is looked at.
+    """What a request must present before it is processed.
 
     Attributes:
         hosts: names that the `Host` header may have besides `localhost` and any IP address; `*.shop.example` for all
-            names below one, `*` for all. A page from elsewhere whose own name was pointed at this machine (DNS
-            rebinding) has a name that is not among them.
+            subdomains of a name, `*` for all. This stops DNS rebinding: a page from elsewhere whose own name was
+            pointed at this machine sends a name that is not among them.
         origins: web pages whose scripts may read answers (CORS), such as `https://shop.example`.
-        tokens: SHA-256 of the bearer tokens; without any, no token is asked for.
+        tokens: SHA-256 of the bearer tokens; if empty, no token is required.
     """
 
     hosts: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Access:
 
     @classmethod
     def of(cls, hosts: Sequence[str] = (), origins: Sequence[str] = (), token_file: Path | None = None) -> Access:
-        """Checks what was given; a token file has one token per line."""
+        """Validate the options; a token file has one token per line."""
         for host in hosts:
             if not HOST.fullmatch(host):
                 raise DpformerError(f"--allow-host {host!r} is not a name such as shop.example or *.shop.example")
@@ -60,12 +60,12 @@ class Access:
         return any(_matches(name, host) for host in self.hosts)
 
     def knows_token(self, header: bytes) -> bool:
-        """Whether an `Authorization` header has one of the tokens."""
+        """Whether an `Authorization` header carries one of the tokens."""
         if not self.tokens:
             return True
         kind, _, token = header.partition(b" ")
         digest = hashlib.sha256(token.strip()).digest()
-        found = [hmac.compare_digest(digest, known) for known in self.tokens]  # all of them, in the same time
+        found = [hmac.compare_digest(digest, known) for known in self.tokens]  # all of them, in constant time
         return kind.lower() == b"bearer" and any(found)
 
 
@@ -77,11 +77,13 @@ def _tokens(path: Path) -> tuple[bytes, ...]:
     except OSError as error:
         raise DpformerError(f"{path} cannot be read: {error.strerror}") from None
     if not lines:
-        raise DpformerError(f"{path} holds no token; make one: python -c 'import secrets; print(secrets.token_hex())'")
+        raise DpformerError(
+            f"{path} holds no token; create one with: python -c 'import secrets; print(secrets.token_hex())'"
+        )
     for line in lines:
         if len(line) < LEAST_TOKEN or not line.isascii():
             raise DpformerError(
-                f"{path} holds a token of {len(line)} characters; a token has {LEAST_TOKEN} ASCII characters or more"
+                f"{path} holds a token of {len(line)} characters; tokens need at least {LEAST_TOKEN} ASCII characters"
             )
     return tuple(hashlib.sha256(line.encode()).digest() for line in lines)
 

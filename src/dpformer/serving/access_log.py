@@ -1,4 +1,4 @@
-"""One JSON line per request: route, status and time, nothing of what was asked and nobody's address."""
+"""One JSON line per request: route, status and time, but neither request contents nor client addresses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 class AccessLog:
     """Lines of `{"time", "method", "route", "status", "ms", "bytes", "worker", "request_id"}`.
 
-    The route is that of the table of endpoints (`/similar/{item_id}`), never the path. A line is one write to a file
-    that is open for appending, so that several workers can share it.
+    The route is that of the endpoint table (`/similar/{item_id}`), never the path. A line is one write to a file opened
+    for appending, so that several workers can share it.
     """
 
     def __init__(self, target: str | Path) -> None:
@@ -32,7 +32,7 @@ class AccessLog:
     def write(
         self, method: str, route: str, status: int, seconds: float, size: int, request_id: str | None = None
     ) -> None:
-        """Adds a line; a full disk must not end a service."""
+        """Add a line; a full disk must not stop the service."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         facts = {
             "time": now,

@@ -1,4 +1,4 @@
-"""Which requests reach an endpoint: of a known host, with a token where one is asked for, small and whole in time."""
+"""Which requests reach an endpoint: from a known host, with a token if required, of limited size, received in time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dpformer.serving.limits import Limits
 
 
 class TooLarge(Exception):
-    """A body beyond the limit."""
+    """A body larger than the limit."""
 
 
 class Admission:
-    """Refuses what is not to be looked at; the others get their body in one piece."""
+    """Refuse inadmissible requests; pass on the others with their complete body."""
 
     def __init__(self, app: App, limits: Limits, access: Access) -> None:
         self.app, self.limits, self.access = app, limits, access
@@ -36,17 +36,17 @@ class Admission:
             await refuse(send, 503, f"more than {self.limits.at_once} requests at once: try again later")
             return
         if not self.access.knows_host(headers.get(b"host", b"")):
-            await refuse(send, 400, "this is not a host of the service: see --allow-host")
+            await refuse(send, 400, "unknown Host name: see --allow-host")
             return
         if scope["path"] not in OPEN_PATHS and not self.access.knows_token(headers.get(b"authorization", b"")):
-            await refuse(send, 401, "a bearer token is needed", (b"www-authenticate", b"Bearer"))
+            await refuse(send, 401, "a bearer token is required", (b"www-authenticate", b"Bearer"))
             return
         try:
             body = await asyncio.wait_for(self._body(headers, receive), self.limits.body_seconds)
         except TooLarge:
             await refuse(send, 413, f"the body is larger than {self.limits.body_bytes:,} bytes")
             return
-        except asyncio.TimeoutError:  # not the same before Python 3.11
+        except asyncio.TimeoutError:  # a separate class before Python 3.11
             await refuse(send, 408, f"the body took longer than {self.limits.body_seconds:g} seconds")
             return
         sent = False

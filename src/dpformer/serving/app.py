@@ -1,7 +1,8 @@
 """The service: a released model behind JSON endpoints, with a page, its privacy statement and Prometheus metrics.
 
-Histories come in bodies, are answered and forgotten. An application serves one model; `serving.supervisor` runs it in
-several workers and replaces it by the next model. A proxy in front gives encryption and rates.
+Histories arrive in request bodies and are neither stored nor logged. An application serves one model;
+`serving.supervisor` runs it in several workers and replaces it by the next model. A proxy in front adds encryption
+and rate limits.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ def create_app(
     *,
     retiring: Callable[[], bool] = lambda: False,
 ) -> Guard:
-    """The ASGI application of a model; `uvicorn.run(create_app(Served.open("runs/mine")))`.
+    """The ASGI application for a model; `uvicorn.run(create_app(Served.open("runs/mine")))`.
 
     Args:
         served: the model.
-        limits: of requests.
-        access: hosts, origins and tokens; by default localhost and IP addresses, no scripts of other pages, no token.
-        access_log: where requests are written down; by default nowhere.
-        retiring: whether this process is about to stop, so that it is no longer ready.
+        limits: limits of requests.
+        access: hosts, origins and tokens; by default localhost and IP addresses, no other origins, no token.
+        access_log: log of requests; by default none.
+        retiring: returns True once this process is about to stop and no longer ready.
     """
     app = FastAPI(
         title="dpformer",
         version=dpformer.__version__,
-        description=f"Recommendations by a released model. {served.statement['headline']}",
-        docs_url=None,  # FastAPI's own pages load their code from elsewhere
+        description=f"Recommendations from a released model. {served.statement['headline']}",
+        docs_url=None,  # FastAPI's own pages load their code from a CDN
         redoc_url=None,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # it could carry what was asked elsewhere
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # it could send request contents elsewhere
     )
     meters, access = Meters(served), access or Access()
     _add_model(app, served, meters)
@@ -63,13 +64,13 @@ def create_app(
     _add_probes(app, served, retiring)
     _add_pages(app)
     app.add_exception_handler(RequestValidationError, _bad_request)
-    with_examples(app.openapi(), served.examples())  # FastAPI keeps the schema
+    with_examples(app.openapi(), served.examples())  # FastAPI caches the schema
     admitted: App = Admission(app, limits or shapes.LIMITS, access)
     return Guard(_with_origins(admitted, access) if access.origins else admitted, meters, access_log)
 
 
 def _with_origins(app: App, access: Access) -> App:
-    """Scripts of these pages may ask and read answers."""
+    """Let scripts of these origins send requests and read answers."""
     headers = ["authorization", "content-type", "x-request-id"]
     return CORSMiddleware(
         app, allow_origins=access.origins, allow_methods=["GET", "POST"], allow_headers=headers, max_age=600
@@ -78,16 +79,16 @@ def _with_origins(app: App, access: Access) -> App:
 
 def _add_model(app: FastAPI, served: Served, meters: Meters) -> None:
     async def run(function: Any, *given: Any, **named: Any) -> Any:
-        """At once if it takes microseconds; a network in a thread, so that others are heard meanwhile."""
+        """Run directly if it takes microseconds; run a network in a thread, so that other requests proceed."""
         if served.ranker.quick:
             return function(*given, **named)
         return await run_in_threadpool(function, *given, **named)
 
     @app.post("/recommend", response_model=shapes.Recommendations, tags=["model"])
     async def recommend(asked: shapes.RecommendRequest) -> Response:
-        """The k best next items after a history, which may be empty and need not be of anybody in the data.
+        """The k best next items after a history, which may be empty and need not belong to a user in the data.
 
-        Rules (items, exclude, where, max_per) come before the choice of the k best.
+        Rules (items, exclude, where, max_per) are applied before the choice of the k best.
         """
         _check_history(served, asked)
         rules = _bound(served, asked)
@@ -99,7 +100,7 @@ def _add_model(app: FastAPI, served: Served, meters: Meters) -> None:
 
     @app.post("/explain", response_model=shapes.Explanation, tags=["model"])
     async def explain(asked: shapes.ExplainRequest) -> Response:
-        """How much each item of a history speaks for an item."""
+        """How much each item of a history contributes to an item."""
         _check_history(served, asked)
         answer = await run(served.explain, asked.history, _known(served, asked.item_id))
         meters.unknown.inc(answer["unknown"])
@@ -107,15 +108,15 @@ def _add_model(app: FastAPI, served: Served, meters: Meters) -> None:
 
     @app.get("/similar/{item_id}", response_model=shapes.SimilarItems, tags=["model"])
     async def similar(item_id: Annotated[shapes.Id, Path()], k: Annotated[shapes.K, Query()] = 10) -> Response:
-        """Items that are alike: followed by the same items or, of a network, with embeddings of one direction."""
+        """Similar items: followed by the same items or, for a network, with similar embeddings."""
         return JSONResponse({"items": await run(served.similar, _known(served, item_id), k)})
 
     @app.get("/items", response_model=shapes.Items, tags=["model"])
     async def items(
-        q: Annotated[str, Query(max_length=shapes.LIMITS.search_characters, description="Beginnings of words.")] = "",
+        q: Annotated[str, Query(max_length=shapes.LIMITS.search_characters, description="Prefixes of words.")] = "",
         limit: Annotated[shapes.K, Query()] = 10,
     ) -> Response:
-        """Items by their title or id, the most popular first."""
+        """Items by title or id, most popular first."""
         return JSONResponse({"items": served.find(q, limit)})
 
 
@@ -127,26 +128,26 @@ def _add_facts(app: FastAPI, served: Served, meters: Meters) -> None:
 
     @app.get("/health", response_model=shapes.Health, tags=["facts"])
     async def health() -> Response:
-        """Whether the service is up, and with what model."""
+        """Whether the service is up, and with which model."""
         facts = {"model": type(served.release.model).__name__, "items": served.ranker.num_items}
         private = bool(served.statement["private"])
         return JSONResponse({"status": "ok", **facts, "private": private, "version": dpformer.__version__})
 
     @app.get("/metrics", response_class=Response, tags=["facts"])
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         return Response(meters.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_probes(app: FastAPI, served: Served, retiring: Callable[[], bool]) -> None:
     @app.get("/healthz", response_model=shapes.Alive, tags=["facts"])
     async def healthz() -> Response:
-        """Whether the process answers; if not, it is to be started again."""
+        """Liveness: whether the process answers; if not, restart it."""
         return JSONResponse({"status": "ok"})
 
     @app.get("/ready", response_model=shapes.Ready, tags=["facts"])
     async def ready() -> Response:
-        """Whether to send requests here, and to which model they go; 503 while this worker is about to stop."""
+        """Readiness: whether to send requests here, and which model answers; 503 while this worker is about to stop."""
         opened = served.opened.isoformat(timespec="seconds")
         facts = {"ready": not retiring(), "model": served.model_sha256, "opened": opened}
         return JSONResponse(facts, status_code=200 if facts["ready"] else 503)
@@ -173,7 +174,7 @@ def _add_pages(app: FastAPI) -> None:
 
 
 def _bound(served: Served, asked: shapes.RecommendRequest) -> BoundRules | None:
-    """The rules of a request in item numbers; None where there are none."""
+    """The rules of a request in item numbers; None if there are none."""
     where = {
         column: condition.model_dump(exclude_none=True) if isinstance(condition, shapes.Bounds) else condition
         for column, condition in asked.where.items()
@@ -186,7 +187,7 @@ def _bound(served: Served, asked: shapes.RecommendRequest) -> BoundRules | None:
 
 
 def _check_history(served: Served, asked: shapes.RecommendRequest | shapes.ExplainRequest) -> None:
-    """Refuses ids that the model does not know, if whoever asks wants that; else the answer counts them."""
+    """Refuse ids unknown to the model if the request asks for that; otherwise the answer counts them."""
     if asked.unknown == "error" and (unknown := served.numbers(asked.history)[1]):
         raise HTTPException(422, f"the model does not know {unknown} of the {len(asked.history)} items of the history")
 

@@ -1,6 +1,6 @@
 """Recommendations for many histories into a file: ranked in blocks, joined with ids and titles by DuckDB.
 
-One row a recommendation: user_id, rank, item_id, title where there are titles, score; in the order of the users.
+One row per recommendation: user_id, rank, item_id, title if there are titles, score; in the order of the users.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMATS = {
 
 
 def format_of(path: Path) -> str:
-    """How DuckDB is to write a file, by its name."""
+    """DuckDB's options for writing a file, by its suffix."""
     if path.suffix.lower() not in FORMATS:
         raise DpformerError(f"{path.name} has no known format: give a name ending in {', '.join(FORMATS)}")
     return FORMATS[path.suffix.lower()]
@@ -43,7 +43,7 @@ def write_recommendations(
     rules: BoundRules | None = None,
     done: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Ranks for all users and writes the file, whole or not at all; `done` is told how many users are finished."""
+    """Rank for all users and write the file atomically; `done` is called with the number of finished users."""
     from dpformer.engines.duckdb_connection import connect, text
 
     path = Path(path)
@@ -60,7 +60,7 @@ def write_recommendations(
         title = "" if release.titles is None else "title, "
         select = f"""SELECT user_id, rank, item_id, {title}score FROM found
             JOIN users ON users.number = user_number JOIN items ON items.number = item ORDER BY user_number, rank"""
-        # On a full disk several threads of DuckDB 2.0 wait for each other for ever (in two of two rounds of 40 tries).
+        # On a full disk, several threads of DuckDB 2.0 deadlock (in two of two rounds of 40 tries).
         if "csv" in form:
             connection.execute("SET threads = 1")
         connection.execute(f"COPY ({select}) TO {text(str(part))} ({form})")

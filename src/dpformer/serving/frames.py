@@ -1,4 +1,4 @@
-"""Data frames of any library in and out, through narwhals: the same kind comes out as went in."""
+"""Data frames of any library in and out, through narwhals: the result has the type of the input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS: tuple[Any, ...] = (
     "pandas",
     "polars",
     "pyarrow",
-)  # of an answer to what was no frame, the first that is installed
+)  # for results without an input frame: the first one installed
 
 
 class Frame:
@@ -29,7 +29,7 @@ class Frame:
             found = nw.from_native(native)
         except TypeError:
             raise DpformerError(
-                f"expected a frame of pandas, Polars, PyArrow or DuckDB, or a path, and got a {type(native).__name__}"
+                f"expected a data frame (pandas, Polars, PyArrow or DuckDB) or a path, got a {type(native).__name__}"
             ) from None
         self.lazy = str(found.implementation) if isinstance(found, nw.LazyFrame) else ""
         self.table = found.collect() if isinstance(found, nw.LazyFrame) else found
@@ -38,11 +38,11 @@ class Frame:
         return {name: self.table[name].to_list() for name in self.table.columns}
 
     def series(self) -> dict[str, Any]:
-        """Its columns as they are."""
+        """Its columns, unconverted."""
         return {name: self.table[name] for name in self.table.columns}
 
     def whole_numbers(self, column: str) -> bool:
-        """Whether a column holds integers, so that ids are to come back as such."""
+        """Whether a column holds integers, so that ids are returned as integers."""
         return bool(self.table.schema[column].is_integer())
 
     def like(self, columns: Mapping[str, Sequence[Any]]) -> Any:
@@ -56,7 +56,7 @@ class Frame:
 
 
 def any_frame(columns: Mapping[str, Sequence[Any]], kind: Any = None) -> Any:
-    """A frame of a library or, by default, of whatever library is here; without one, the columns themselves."""
+    """A frame of the given library or, by default, of any installed one; without one, the columns themselves."""
     if kind is not None:
         return nw.from_dict(dict(columns), backend=kind).to_native()
     for kind in KINDS:
@@ -66,7 +66,7 @@ def any_frame(columns: Mapping[str, Sequence[Any]], kind: Any = None) -> Any:
 
 
 def write_catalog(frame: Frame, path: Path) -> None:
-    """A frame of items, all its columns, as JSON lines: a cell may be a list."""
+    """Write a frame of items with all its columns as JSON lines: a cell may be a list."""
     from dpformer.data.columns import plain
 
     columns = frame.columns()

@@ -1,4 +1,4 @@
-"""One generation of the service: opens a model once, and forks workers that share its memory."""
+"""One generation of the service: opens a model once and forks workers that share its memory."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ REFUSED = 2
 
 
 def live(service: Service, listener: Any, told: int, lifeline: int) -> int:
-    """From opening the model to the end of the last worker; the exit code.
+    """Serve from opening the model to the end of the last worker; returns the exit code.
 
     Args:
-        service: what is to be served.
-        listener: the socket.
-        told: where to report, as one line of JSON: what is served, or why not.
-        lifeline: reads its end when the supervisor is gone.
+        service: what to serve.
+        listener: the listening socket.
+        told: descriptor for the report, one line of JSON: what is served, or why not.
+        lifeline: descriptor that reaches its end when the supervisor is gone.
     """
-    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    torch.set_num_threads(1)  # a thread pool does not survive a fork
     try:
         served = Served.open(service.run, service.catalog)
         served.warm_up()
@@ -68,7 +68,7 @@ class _Workers:
         self._stopping = False
 
     def keep(self, told: int, facts: dict[str, Any]) -> int:
-        """Starts them, reports once all accept connections, and replaces those that die until told to stop."""
+        """Start them, report once all accept connections, and replace those that die until told to stop."""
         heard, woken = os.pipe()
         os.set_blocking(woken, False)
         signal.signal(signal.SIGTERM, self._stop)
@@ -121,7 +121,7 @@ class _Workers:
             os._exit(code)
 
     def _work(self) -> None:
-        """The life of a worker."""
+        """The main function of a worker."""
         service = self.service
         torch.set_num_threads(service.threads)
         parent = os.getppid()
@@ -136,7 +136,7 @@ class _Workers:
         server.run([self.listener])
 
     def _replace(self, *descriptors: int) -> bool:
-        """Forks again for workers that have died; whether there were any."""
+        """Fork again for workers that have died; returns whether there were any."""
         dead = self._reap()
         for pid, began in dead:
             print(f"dpformer: worker {pid} died; starting another", file=sys.stderr, flush=True)
@@ -167,7 +167,7 @@ class _Workers:
 
 
 class _Worker(Server):
-    """Ends when its parent does, however that came about."""
+    """Ends when its parent does, for whatever reason."""
 
     parent = 0
 

@@ -1,7 +1,7 @@
-"""Around every endpoint: security headers, metrics by route, the access log, and errors that tell nothing.
+"""Around every endpoint: security headers, metrics by route, the access log, and errors that reveal nothing.
 
-Plain ASGI, for it runs at every request. What a history holds must not reach a log: the access log has routes, not
-paths, and of an error only its type and place are written down, never its message, which may quote the input.
+Plain ASGI, because it runs for every request. The contents of a history must not reach a log: the access log has
+routes, not paths, and for an error only its type and location are logged, never its message, which may quote the input.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ log = logging.getLogger("dpformer.serving")
 
 
 class Meters:
-    """What Prometheus reads. Labels are routes and status codes: nothing of what was asked.
+    """Metrics for Prometheus. Labels are routes and status codes: nothing about request contents.
 
-    Several workers count in files that they share (`PROMETHEUS_MULTIPROC_DIR`), so that each can tell the sum.
+    Several workers count in files that they share (`PROMETHEUS_MULTIPROC_DIR`), so that each can report the sum.
     """
 
     def __init__(self, served: Served) -> None:
@@ -53,20 +53,20 @@ class Meters:
         self.seconds = Histogram(
             "dpformer_request_seconds", "Time to answer.", ("route",), buckets=SECONDS, registry=registry
         )
-        self.working = _gauge("dpformer_requests_in_progress", "Requests in the works.", registry, "livesum")
-        self.unknown = Counter("dpformer_unknown_items", "Items of histories left out.", registry=registry)
+        self.working = _gauge("dpformer_requests_in_progress", "Requests in progress.", registry, "livesum")
+        self.unknown = Counter("dpformer_unknown_items", "Unknown items in histories.", registry=registry)
         epsilon = served.statement["epsilon"] if served.statement["private"] else None
         facts = (
             ("dpformer_model_epsilon", "ε of the model; +Inf: not private.", epsilon),
             ("dpformer_model_items", "Items of the model.", served.ranker.num_items),
-            ("dpformer_model_opened_seconds", "When the model was opened, since 1970.", served.opened.timestamp()),
+            ("dpformer_model_opened_seconds", "Unix time at which the model was opened.", served.opened.timestamp()),
         )
         for name, text, value in facts:
             gauge = _gauge(name, text, registry, "livemostrecent")
             gauge.set(float("inf") if value is None else value)
 
     def text(self) -> bytes:
-        """All that was counted, by all workers."""
+        """All counts, over all workers."""
         if SHARED not in os.environ:
             return generate_latest(self.registry)
         from prometheus_client.multiprocess import MultiProcessCollector
@@ -107,7 +107,7 @@ class Guard:
         except Exception as error:
             log.error("%s in %s", type(error).__name__, _place(error))
             if not started:
-                await refuse(answer, 500, "internal error; its kind is in the log of the server")
+                await refuse(answer, 500, "internal error; its type is in the server log")
         finally:
             self.meters.working.dec()
             self._count(scope, status, time.perf_counter() - began, size)
@@ -122,7 +122,7 @@ class Guard:
 
 
 async def refuse(send: Send, status: int, reason: str, *headers: tuple[bytes, bytes]) -> None:
-    """Answers with a reason, as JSON."""
+    """Answer with a reason, as JSON."""
     body = json.dumps({"detail": reason}).encode()
     usual = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*usual, *headers]})
@@ -130,6 +130,6 @@ async def refuse(send: Send, status: int, reason: str, *headers: tuple[bytes, by
 
 
 def _place(error: Exception) -> str:
-    """File and line, without a word of the message."""
+    """File and line, without the message."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"

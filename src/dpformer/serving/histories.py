@@ -1,4 +1,4 @@
-"""Histories to recommend for: read from a log as training read its own, from JSON lines, or given in Python."""
+"""Histories to recommend for: from a log read as in training, from JSON lines, or given in Python."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
-# A number of actions says who is worth training on, a window of time when: not who gets recommendations of what.
+# A minimum number of actions and a time window select training data, not who gets recommendations.
 OF_TRAINING: dict[str, Any] = {"min_user_actions": 0, "since": None, "until": None}
 
 
 def histories_of(pairs: Iterable[tuple[Any, Iterable[Any]]]) -> Histories:
-    """From (user id, item ids in the order of time), one pair per user."""
+    """Histories from pairs (user id, item ids in order of time), one pair per user."""
     users, items, codes, stops = [], Codes(), [], [0]
     for user, history in pairs:
         if isinstance(history, str | bytes | Mapping):
@@ -31,17 +31,17 @@ def histories_of(pairs: Iterable[tuple[Any, Iterable[Any]]]) -> Histories:
             )
         try:
             codes += [items[item] for item in history]
-        except (ValueError, TypeError) as error:  # TypeError: a list is no key, a number no list
-            raise DpformerError(f"the history of {user!r} holds what is not an item id: {error}") from None
+        except (ValueError, TypeError) as error:  # TypeError: an unhashable id, or a number instead of a list
+            raise DpformerError(f"the history of {user!r} holds an invalid item id: {error}") from None
         users.append(str(user))
         stops.append(len(codes))
     return Histories(users, items.names, np.array(codes, dtype=np.int32), np.array(stops, dtype=np.int64))
 
 
 def reading_config(run: str | Path | None, file: Path | None, **given: Any) -> Config:
-    """How another log is read for a run: as training read its own, apart from what is given (`Config.on_file`).
+    """How another log is read for a run: as in training, except for the given options (`Config.on_file`).
 
-    A model file without its run folder has no settings: then the defaults hold.
+    A model file without its run folder has no settings, so the defaults apply.
     """
     folder = None if run is None or not Path(run).is_dir() else RunFolder(run)
     config = Config.make(folder.config) if folder is not None and folder.config.is_file() else Config.make()
@@ -56,12 +56,12 @@ def read_histories(path: Path, run: str | Path | None = None, **given: Any) -> H
 
 
 def read_log(path: Path, config: Config) -> Histories:
-    """The log at a path, by a config."""
+    """The log at a path, read by a config."""
     return read(path, config.log_columns(), config.reading(), config.filters())
 
 
 def _json_histories(path: Path) -> list[tuple[str, list[Any]]]:
-    """JSON lines of histories; none if the first line is an interaction."""
+    """JSON lines of histories; empty if the first line is an interaction."""
     found: list[tuple[str, list[Any]]] = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

@@ -1,4 +1,4 @@
-"""HTTP by uvicorn, with what it lacks: a time limit for headers, and an end that loses no request."""
+"""HTTP by uvicorn, with what it lacks: a time limit for headers, and a shutdown that loses no request."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import uvicorn
 from dpformer.errors import DpformerError
 from dpformer.serving.limits import Limits
 
-BACKLOG = 1024  # connections that wait to be accepted
+BACKLOG = 1024  # connections waiting to be accepted
 TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class Listener(socket.socket):
-    """A socket that listens with `BACKLOG`, whatever a server asks for.
+    """A socket that always listens with `BACKLOG`.
 
-    asyncio accepts as many connections at a time as it asks for. With 1, the workers that share a socket take turns;
-    with more, the first to wake up takes them all.
+    asyncio accepts as many connections at a time as its backlog. With 1, the workers that share a socket alternate;
+    with more, the first one to wake up takes them all.
     """
 
     def listen(self, backlog: int = BACKLOG, /) -> None:
@@ -32,7 +32,7 @@ class Listener(socket.socket):
 
 
 def listening(host: str, port: int) -> Listener:
-    """A socket that is bound, so that a taken port is one sentence and port 0 has a number."""
+    """A bound socket, so that a port in use is reported in one sentence and port 0 has a number."""
     try:
         (family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         made = socket.create_server(address, family=family, backlog=BACKLOG)
@@ -44,8 +44,8 @@ def listening(host: str, port: int) -> Listener:
 class Server(uvicorn.Server):
     """Serves an application on a listening socket until SIGTERM.
 
-    At the end it first stops accepting, then answers what its connections still ask (each answer says that the
-    connection closes), and then leaves. So a process that takes over on the same socket loses nothing.
+    On shutdown it first stops accepting, then answers the remaining requests of its connections (announcing that they
+    close), and then exits. So a process that takes over on the same socket loses nothing.
     """
 
     def __init__(self, app: Any, limits: Limits, on_started: Callable[[], object] = lambda: None) -> None:
@@ -58,10 +58,10 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM stops it; Ctrl-C goes to whoever started it, who says so in the same way."""
+        """SIGTERM stops it; Ctrl-C is left to the parent, which stops it in the same way."""
         try:
             before = signal.signal(signal.SIGTERM, self.handle_exit)
-        except ValueError:  # in a thread, as in tests, signals are not ours
+        except ValueError:  # in a thread, as in tests, signals cannot be set
             yield
             return
         try:
@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
 
 
 def settings(limits: Limits) -> dict[str, Any]:
-    """Of uvicorn: its access log would hold paths, and so items."""
+    """Settings of uvicorn, whose own access log would hold paths, and so items."""
     return {
         "access_log": False,
         "log_level": "warning",
@@ -101,7 +101,7 @@ def _protocol(seconds: float) -> Any:
         from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol  # type: ignore[assignment]
 
     class Timed(Protocol):
-        """Closes a connection whose headers are not whole in time, be it that they come letter by letter."""
+        """Close a connection whose headers are not complete in time, even if they arrive byte by byte."""
 
         _late: asyncio.TimerHandle | None = None
 
@@ -119,7 +119,7 @@ def _protocol(seconds: float) -> Any:
 
         def _watch_head(self) -> None:
             if self.cycle is not None and not self.cycle.response_complete:
-                self._forget()  # the headers are there; the body has its own limit
+                self._forget()  # the headers are complete; the body has its own limit
             elif self._late is None:
                 self._late = self.loop.call_later(seconds, self._too_late)
 

@@ -1,4 +1,4 @@
-"""What one request, and one connection, may take."""
+"""Limits of one request and of one connection."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for."""
+    """Limits of one request."""
 
-    head_seconds: float = 10.0  # from a connection's first byte, or its opening, to the end of the headers
+    head_seconds: float = 10.0  # from a connection's opening or first byte to the end of the headers
     body_bytes: int = 262_144
     body_seconds: float = 10.0
-    drain_seconds: float = 1.0  # in which a worker that retires answers what its connections still ask
-    stop_seconds: float = 10.0  # after which what is still in the works is cut off
+    drain_seconds: float = 1.0  # time for a retiring worker to answer remaining requests
+    stop_seconds: float = 10.0  # after which unfinished requests are aborted
     history: int = 1_000
     id_characters: int = 256
     k: int = 100
     search_characters: int = 100
     rule_items: int = 10_000
     rule_columns: int = 20
-    at_once: int = 256  # requests in the works of a worker, beyond which the answer is 503
+    at_once: int = 256  # concurrent requests per worker, beyond which the answer is 503

@@ -1,4 +1,4 @@
-"""Answers that a notebook shows as tables, and a terminal as plain data."""
+"""Results that a notebook shows as tables, and a terminal as plain data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ExactFacts(Facts):
 
 
 def _leaves(node: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float, str]]:
-    """Every number of nested metrics with the names that lead to it, and its interval where it has one."""
+    """All numbers of nested metrics, each with the names leading to it, and its interval if it has one."""
     if not isinstance(node, dict):
         yield names, float(node), ""
     elif "value" in node:
@@ -64,7 +64,7 @@ def _leaves(node: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 class PlanFacts(Facts):
-    """A plan: all its numbers as a dict; shown are those that people ask for."""
+    """A plan: all its numbers as a dict; a notebook shows the most important ones."""
 
     def _repr_html_(self) -> str:
         from dpformer.runs.estimate import plan_rows
@@ -92,7 +92,7 @@ class Statement(dict[str, Any]):
         if self["epsilon"] is not None:
             budget = f"ε = {round_up(self['epsilon'])}, δ = {one_in(self['delta'])}"
         return (
-            f"<p><b>{escape(self['headline'])}</b></p><p>{budget}, {self['users']:,} of them.</p>{words}"
+            f"<p><b>{escape(self['headline'])}</b></p><p>{budget}, {self['users']:,} in total.</p>{words}"
             f"<details><summary>What is not covered</summary><ul>{gaps}</ul></details>"
         )
 

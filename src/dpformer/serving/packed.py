@@ -1,4 +1,4 @@
-"""Histories in the item numbers of a model, and what becomes of ids that the model does not know."""
+"""Histories in the item numbers of a model, and the treatment of ids unknown to the model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dpformer.errors import DpformerError
 from dpformer.runs.model_file import Release
 
 REPORT, IGNORE, ERROR = POLICIES = ("report", "ignore", "error")
-SHOWN = 3  # ids in a sentence
+SHOWN = 3  # ids shown in a sentence
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Histories in item numbers: user u's are items[offsets[u]:offsets[u + 1]], without what the model does not know.
+    """Histories in item numbers: user u's are items[offsets[u]:offsets[u + 1]], without unknown items.
 
     Attributes:
-        user_ids: of the users, in order.
+        user_ids: ids of the users, in order.
         items: (n,) int64.
         offsets: (users + 1,) int64.
-        unknown: interactions left out.
-        unknown_items: different items among them.
-        note: a sentence about them; empty if there are none, or if whoever asked ignores them.
+        unknown: number of interactions ignored.
+        unknown_items: number of distinct items among them.
+        note: a sentence about them; empty if there are none, or if they are to be ignored.
     """
 
     user_ids: Sequence[str]
@@ -38,14 +38,14 @@ class Packed:
 
     @classmethod
     def of(cls, histories: Histories, release: Release, unknown: str = REPORT) -> Packed:
-        """Looks up ids.
+        """Look up ids.
 
         Args:
-            histories: in ids of users' own.
+            histories: histories in ids of the log.
             release: the model.
-            unknown: what to do about ids that the model does not know: leave them out and say so ("report"), or
-                silently ("ignore"), or refuse them ("error"). Unless they are ignored, histories without any known id
-                are refused: then the ids are of something else.
+            unknown: how to treat ids unknown to the model: ignore and report them ("report"), ignore them silently
+                ("ignore"), or refuse them ("error"). Unless they are ignored silently, histories without any known id
+                are refused, because then the ids must be something else.
         """
         if unknown not in POLICIES:
             raise DpformerError(f"unknown is {unknown!r}; it must be {', '.join(POLICIES[:-1])} or {POLICIES[-1]}")
@@ -53,7 +53,7 @@ class Packed:
         of_code = np.fromiter((numbers.get(name, -1) for name in histories.item_ids), np.int64, len(histories.item_ids))
         items = of_code[histories.codes]
         known = items >= 0
-        before = np.concatenate([[0], np.cumsum(known)])  # known ones before each place
+        before = np.concatenate([[0], np.cumsum(known)])  # known ids before each position
         lost = np.unique(histories.codes[~known])
         packed = cls(histories.user_ids, items[known], before[histories.offsets], int((~known).sum()), len(lost), "")
         if not packed.unknown or unknown == IGNORE:
@@ -71,11 +71,11 @@ class Packed:
 
 def _note(packed: Packed, interactions: int, examples: str, emptied: int) -> str:
     note = (
-        f"{packed.unknown:,} of {interactions:,} interactions are left out: the model does not know their "
+        f"{packed.unknown:,} of {interactions:,} interactions were ignored, because the model does not know their "
         f"{_items(packed.unknown_items)} ({examples})"
     )
     if emptied:
-        note += f"; {_users(emptied)} of {len(packed):,} have no other interactions and get what is popular"
+        note += f"; {_users(emptied)} of {len(packed):,} have no other interactions and receive popular items"
     return note
 
 
@@ -83,12 +83,12 @@ def _refusal(packed: Packed, interactions: int, examples: str, release: Release)
     if packed.unknown < interactions:
         return (
             f"the model does not know {_items(packed.unknown_items)} of the histories ({examples}), "
-            f"{packed.unknown:,} of {interactions:,} interactions: leave them out with --unknown report"
+            f"{packed.unknown:,} of {interactions:,} interactions: ignore them with --unknown report"
         )
     return (
         f"the model knows none of the {_items(packed.unknown_items)} of the histories ({examples}); its own "
-        f"{len(release.vocabulary):,} items are called {release.vocabulary[0]!r} and so on: check the column of items, "
-        "or give --unknown ignore, with which everybody gets what is popular"
+        f"{len(release.vocabulary):,} items have ids such as {release.vocabulary[0]!r}: check the item column, "
+        "or give --unknown ignore, with which everyone receives popular items"
     )
 
 

@@ -1,4 +1,4 @@
-"""Sentences of errors for whoever calls from Python: `skip_bad_rows=True`, not `--skip-bad-rows`."""
+"""Error messages for Python callers: `skip_bad_rows=True`, not `--skip-bad-rows`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 _OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(?: (?P<value>'[^']*'|\"[^\"]*\"|[\w,.]+))?")
 _SAID = {"allow_seen": "filter_seen=False", "unfiltered": 'reading={"unfiltered": True}'}
-# Options after which a sentence may name a value; after others, the next word is the sentence's own.
+# Options whose value may follow in a sentence; after others, the next word belongs to the sentence.
 _VALUED = {
     "order": ("file", "time"),
     "columns": ("user,item,timestamp", "user,items"),
@@ -29,7 +29,7 @@ _VALUED = {
 
 
 def python_words(sentence: str) -> str:
-    """The sentence with options of the command line as arguments."""
+    """The sentence with command-line options written as Python arguments."""
 
     def argument(match: re.Match[str]) -> str:
         name, value = match["name"].replace("-", "_"), match["value"]
@@ -48,7 +48,7 @@ def python_words(sentence: str) -> str:
 
 
 def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """A method of the Python API: its errors name arguments, and call what it was given a frame."""
+    """Wrap a method of the Python API: its errors name arguments, and refer to the given frame."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -62,7 +62,7 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def public(cls: Any) -> Any:
-    """A class all of whose public methods are `in_python`."""
+    """Wrap all public methods of a class in `in_python`."""
     for name, value in list(vars(cls).items()):
         if callable(value) and not name.startswith("_"):
             setattr(cls, name, in_python(value))

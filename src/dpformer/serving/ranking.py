@@ -1,7 +1,7 @@
-"""A released model put to use: the best items for many histories, similar items, and why an item is recommended.
+"""A released model in use: the best items for many histories, similar items, and reasons for a recommendation.
 
-Histories are packed: those of B users are items[offsets[b]:offsets[b + 1]], item numbers in the order of time. Whoever
-calls (the batch command, `dp.Recommender`, the service) gets the same answers from the same code.
+Histories are packed: those of B users are items[offsets[b]:offsets[b + 1]], item numbers in order of time. All callers
+(the batch command, `dp.Recommender`, the service) get the same answers from the same code.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from dpformer.kinds.registry import kind_of
 from dpformer.runs.model_file import Release
 from dpformer.serving.rules import NO_RULES, BoundRules
 
-SCORES_AT_ONCE = 1 << 20  # (B, M) that stay in the cache
+SCORES_AT_ONCE = 1 << 20  # (B, M) scores that fit in the cache
 
 
 @dataclass(frozen=True)
 class Top:
-    """The k best items of each history, the best first; -1 and -inf where there are fewer."""
+    """The k best items of each history, best first; padded with -1 and -inf."""
 
     items: np.ndarray  # (B, k) int64
     scores: np.ndarray  # (B, k) float32
 
 
 class Ranker:
-    """Ranks items by the scores of a released model (`kinds.scoring`)."""
+    """Rank items by the scores of a released model (`kinds.scoring`)."""
 
     def __init__(self, release: Release) -> None:
         if "text" in release.metadata:
-            raise DpformerError("this is a language model, which recommends nothing: use dpformer generate")
+            raise DpformerError("this is a language model, which cannot recommend items: use dpformer generate")
         self.release = release
         self.num_items = len(release.vocabulary)
         self.scoring = kind_of(release.model).scoring(release.model)
@@ -55,7 +55,7 @@ class Ranker:
         filter_seen: bool = True,
         rules: BoundRules | None = None,
     ) -> Top:
-        """The k best items of each history that `rules` allow, without those in it unless `filter_seen` is off."""
+        """The k best items of each history that `rules` allow, excluding its own items unless `filter_seen` is off."""
         parts = [part for part, _ in self.blocks(items, offsets, k, filter_seen=filter_seen, rules=rules)]
         if not parts:
             return Top(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
@@ -70,7 +70,7 @@ class Ranker:
         filter_seen: bool = True,
         rules: BoundRules | None = None,
     ) -> Iterator[tuple[Top, slice]]:
-        """`top` in blocks of histories, for progress and little memory: each with the histories it is of."""
+        """`top` in blocks of histories, for progress and little memory: each with the slice of histories it covers."""
         if k < 1:
             raise DpformerError(f"k is {k}; it must be 1 or more")
         size, users = max(1, SCORES_AT_ONCE // self.num_items), len(offsets) - 1
@@ -101,25 +101,25 @@ class Ranker:
         gap = ((0, 0), (0, k - found.shape[1]))
         return Top(np.pad(chosen, gap, constant_values=-1), np.pad(found, gap, constant_values=-np.inf))
 
-    # Why.
+    # Reasons.
 
     @property
     def method(self) -> str:
-        """What the numbers of `contributions` are."""
+        """The meaning of the numbers of `contributions`."""
         return self.scoring.method
 
     def contributions(self, history: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What each place of one history did for each of some items, (L, n), and what popularity did, (n,) or NaN."""
+        """The contribution of each position of a history to each item, (L, n), and of popularity, (n,) or NaN."""
         return self.scoring.contributions(history, items)
 
     def attributes_behind(self, history: np.ndarray, items: np.ndarray) -> list[list[str | None]]:
-        """The name of the public attribute behind each contribution, (L, n); None where it is the item itself."""
+        """The name of the public attribute behind each contribution, (L, n); None if it is the item itself."""
         return self.scoring.attributes_behind(history, items)
 
     # Similar items.
 
     def similar(self, item: int, k: int) -> Top:
-        """The k items most like one, by the cosine of their profiles; never 0 or less."""
+        """The k items most similar to one, by the cosine of their profiles; similarities are above 0."""
         cosines = self._cosines(item)
         cosines[item] = 0
         best = np.argsort(-cosines, kind="stable")[:k]

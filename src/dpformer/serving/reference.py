@@ -1,4 +1,4 @@
-"""The OpenAPI schema as a page to read: endpoints, what they take, what they give. Nothing is loaded from elsewhere."""
+"""The OpenAPI schema as a readable page: endpoints, parameters, results. Nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reference_page(schema: dict[str, Any]) -> str:
 
 
 def with_examples(schema: dict[str, Any], ids: Sequence[str]) -> None:
-    """Puts ids of a model into the examples of a schema, in place."""
+    """Put ids of a model into the examples of a schema, in place."""
     first, *more = ids
     history = more or [first]
     shapes = schema["components"]["schemas"]
@@ -56,7 +56,7 @@ def _endpoint(path: str, facts: dict[str, Any], schema: dict[str, Any]) -> dict[
 
 
 def _example_address(path: str, parameters: list[dict[str, Any]]) -> str | None:
-    """A path with its query by the examples of its parameters; None if there are none."""
+    """A path with a query made from the examples of its parameters; None if there are none."""
     given = {p["name"]: (p["in"], quote(str(p["example"]), safe="")) for p in parameters if "example" in p}
     if not given:
         return None
@@ -73,7 +73,7 @@ def _resolved(shape: dict[str, Any] | None, schema: dict[str, Any]) -> dict[str,
 
 
 def _kind(shape: dict[str, Any]) -> str:
-    """A type in a word or two, with its bounds."""
+    """A type in one or two words, with its bounds."""
     if "anyOf" in shape:
         return " or ".join(_kind(part) for part in shape["anyOf"])
     if "$ref" in shape:

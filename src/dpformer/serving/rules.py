@@ -1,4 +1,4 @@
-"""Business rules at request time: which items may be recommended, and how many of a kind.
+"""Business rules at request time: which items may be recommended, and how many of each kind.
 
     Rules(items=["a", "b"])                       only these
     Rules(exclude=["c"])                          not these
@@ -6,11 +6,11 @@
     Rules(where={"price": {"min": 5, "max": 20}}) numbers within bounds
     Rules(max_per={"brand": 2})                   at most two of each brand among the k
 
-Rules come before the choice of the k best, so that k items are returned as long as k are allowed. They read public
-columns and the request, never the training data: no rule costs any privacy budget.
+Rules are applied before the choice of the k best, so that k items are returned as long as k are allowed. They read
+public columns and the request, never the training data: rules cost no privacy budget.
 
-`max_per` takes items in the order of their scores and skips an item whose value is used up. An item with several values
-(genres) counts for each of them; an item without a value is not limited.
+`max_per` takes items in the order of their scores and skips those whose value is used up. An item with several values
+(genres) counts for each of them; an item without a value is unlimited.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from dpformer.runs.model_file import Release
 from dpformer.runs.trust import is_own
 
 Condition: TypeAlias = "str | int | float | bool | Sequence[Any] | Mapping[str, float]"
-CANDIDATES = 64  # items looked at first for `max_per`, or 4·k
+CANDIDATES = 64  # initial number of candidates for `max_per`, or 4·k
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What whoever asks allows; see the module."""
+    """The rules of one request; see the module."""
 
     items: Sequence[Any] | None = None
     exclude: Sequence[Any] = ()
@@ -54,7 +54,7 @@ class Rules:
                 raise DpformerError(f"{name} is {getattr(self, name)!r}; give a dictionary by column of the catalogue")
         for column, most in self.max_per.items():
             if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-                raise DpformerError(f"max_per of {column!r} is {most!r}; give a whole number of 1 or more")
+                raise DpformerError(f"max_per of {column!r} is {most!r}; give an integer of 1 or more")
 
     def __bool__(self) -> bool:
         return self.items is not None or bool(len(self.exclude)) or bool(self.where) or bool(self.max_per)
@@ -92,10 +92,10 @@ NO_RULES = BoundRules(None, ())
 
 
 class RuleBook:
-    """Turns rules into item numbers of one model; conditions on columns are remembered, for services ask the same."""
+    """Converts rules to item numbers of one model; conditions on columns are cached, since services repeat them."""
 
     def __init__(self, release: Release, columns: CatalogColumns | Callable[[], CatalogColumns] | None = None) -> None:
-        """`columns` of the catalogue, or how to read them when a rule first needs them; None where there are none."""
+        """`columns` of the catalogue, or a function that reads them when first needed; None if there are none."""
         self._numbers = {id_text(name): number for number, name in enumerate(release.vocabulary)}
         self._columns = columns
         self._where = lru_cache(maxsize=256)(self._matching)
@@ -109,14 +109,14 @@ class RuleBook:
     def columns(self) -> CatalogColumns:
         if self._columns is None:
             raise DpformerError(
-                "rules on columns need the catalogue: name its file with --catalog (catalog= in Python)"
+                "rules on columns need the catalogue: give its file with --catalog (catalog= in Python)"
             )
         if callable(self._columns):
             self._columns = self._columns()
         return self._columns
 
     def bind(self, rules: Rules) -> BoundRules:
-        """Checks the rules and looks up ids and values."""
+        """Validate the rules and look up ids and values."""
         forbidden: np.ndarray | None = None
         allowed = None if rules.items is None else self._allowed(rules.items)
         for column, condition in rules.where.items():
@@ -132,37 +132,37 @@ class RuleBook:
     def _allowed(self, ids: Sequence[Any]) -> np.ndarray:
         known = self._known(ids)
         if not len(known):
-            raise DpformerError(f"items holds {len(ids):,} ids, none of which the model knows; it has others")
+            raise DpformerError(f"none of the {len(ids):,} ids in items is known to the model")
         allowed = np.zeros(len(self._numbers), bool)
         allowed[known] = True
         return allowed
 
     def _known(self, ids: Sequence[Any]) -> np.ndarray:
-        """Item numbers; ids the model does not have cannot be recommended anyway."""
+        """Item numbers; unknown ids cannot be recommended anyway."""
         try:
-            found = list(map(self._numbers.get, ids))  # most are text as the model has it
+            found = list(map(self._numbers.get, ids))  # most are text, as in the model
             missed = [
                 self._numbers.get(id_text(name)) for name, number in zip(ids, found, strict=True) if number is None
             ]
         except (ValueError, TypeError) as error:
-            raise DpformerError(f"items or exclude holds what is not an item id: {error}") from None
+            raise DpformerError(f"items or exclude holds an invalid item id: {error}") from None
         return np.array([number for number in (*found, *missed) if number is not None], dtype=np.int64)
 
     def _matching(self, name: str, condition: tuple[Any, ...]) -> np.ndarray:
         kind, *given = condition
         column = self.columns[name]
         found = column.between(*given) if kind == "between" else column.having(given)
-        found.flags.writeable = False  # shared by requests
+        found.flags.writeable = False  # shared between requests
         return found
 
 
 def rule_book(release: Release, run: str | Path | None = None, catalog: str | Path | None = None) -> RuleBook:
-    """Rules on a model with the columns of a catalogue.
+    """Rules for a model with the columns of a catalogue.
 
     Args:
         release: the model.
-        run: the run folder, whose own catalogue is read if the folder is one's own (`runs.trust`).
-        catalog: a file instead; prices and stock change more often than models.
+        run: the run folder, whose catalogue is read if the folder is the user's own (`runs.trust`).
+        catalog: another catalogue; prices and stock change more often than models.
     """
     path = _own_catalog(run) if catalog is None else Path(catalog)
     if path is None:
@@ -179,7 +179,7 @@ def _own_catalog(run: str | Path | None) -> Path | None:
 
 
 def _frozen(column: str, condition: Condition) -> tuple[Any, ...]:
-    """A condition as a key: ("between", low, high) or ("any", value, …)."""
+    """A condition as a hashable key: ("between", low, high) or ("any", value, …)."""
     if isinstance(condition, Mapping):
         if not condition or set(condition) - {"min", "max"}:
             raise DpformerError(f"where for {column!r} is {dict(condition)!r}; give min, max or both")
@@ -191,7 +191,7 @@ def _frozen(column: str, condition: Condition) -> tuple[Any, ...]:
     several = isinstance(condition, Sequence | set | np.ndarray) and not isinstance(condition, str | bytes)
     values = list(condition) if several else [condition]  # type: ignore[arg-type]
     if not values:
-        raise DpformerError(f"where for {column!r} names no value, so that no item would be left")
+        raise DpformerError(f"where for {column!r} names no value, so that no item would remain")
     return ("any", *(_text(value) for value in values))
 
 
@@ -212,9 +212,8 @@ def _best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 def _capped(scores: np.ndarray, k: int, caps: Sequence[Cap]) -> np.ndarray:
     """Greedy choice of up to k items of one row (M,) under caps, in the order of scores.
 
-    A round looks at the best candidates alone. When they do not suffice, all items of values that are used up are
-    struck out and the next candidates are found. The first candidate of a round is always taken, so that there are k
-    rounds at most.
+    A round considers only the best candidates. If they do not suffice, all items of used-up values are removed and the
+    next candidates are found. The first candidate of a round is always taken, so there are at most k rounds.
     """
     left = scores.copy()
     used = [np.zeros(len(cap.column.values), np.int64) for cap in caps]

@@ -21,7 +21,7 @@ from dpformer.statement.shape import check_shape
 
 
 class Served:
-    """A model with its statement, in the words of users: ids and titles in, ids and titles out."""
+    """A model with its statement, addressed by ids and titles."""
 
     def __init__(self, release: Release, statement: dict[str, Any], book: RuleBook | None = None) -> None:
         self.release, self.statement = release, statement
@@ -36,10 +36,10 @@ class Served:
 
     @classmethod
     def open(cls, path: str | Path, catalog: str | Path | None = None) -> Served:
-        """Opens a run folder, or model.safetensors alone; then the statement is what the file itself says.
+        """Open a run folder, or a model.safetensors file, which then provides the statement.
 
-        Titles and the columns for rules come from `catalog`; by default titles are those of training, and columns
-        those of the run's own catalogue if the folder is one's own.
+        Titles and the columns for rules come from `catalog`; by default titles are those of training, and columns those
+        of the run's own catalogue if the folder is the user's own.
         """
         file = model_file(path)
         release = load_release(file)
@@ -52,13 +52,13 @@ class Served:
         if Path(path).is_dir() and folder.statement.is_file():
             statement = check_shape(folder.read_json(folder.statement), folder.statement)
             if any(statement[name] != value for name, value in known.items()):
-                raise DpformerError(f"{folder.statement} is not the statement of {folder.model}: they differ in ε or δ")
+                raise DpformerError(f"{folder.statement} does not belong to {folder.model}: they differ in ε or δ")
         served = cls(release, statement, book)
         served.model_sha256 = sha256_of(file)
         return served
 
     def warm_up(self) -> None:
-        """Answers once, so that what is computed on first use is there before the first request."""
+        """Answer once, so that everything computed on first use is ready before the first request."""
         if self.book.has_columns:
             _ = self.book.columns
         first = str(self.release.vocabulary[0])
@@ -69,13 +69,13 @@ class Served:
         """A few ids for documentation: of the most popular items, by the released frequencies."""
         return [entry["item_id"] for entry in self.find("", 3)]
 
-    # Ids of users' own, item numbers inside.
+    # Ids of the log outside, item numbers inside.
 
     def number(self, name: str) -> int | None:
         return self._numbers.get(name.strip())
 
     def numbers(self, names: Sequence[str | int]) -> tuple[np.ndarray, int]:
-        """Item numbers of a history, unknown ones left out, and how many those are."""
+        """Item numbers of a history without unknown items, and the number of unknown ones."""
         found = [self._numbers.get(str(name).strip()) for name in names]
         known = [number for number in found if number is not None]
         return np.array(known, dtype=np.int64), len(found) - len(known)
@@ -95,7 +95,7 @@ class Served:
         why: bool,
         rules: BoundRules | None = None,
     ) -> dict[str, Any]:
-        """The answer to a history; items the model does not know are left out and counted."""
+        """The answer to a history; unknown items are ignored and counted."""
         history, unknown = self.numbers(names)
         top = self.ranker.top(history, np.array([0, len(history)]), k, filter_seen=filter_seen, rules=rules)
         items, scores = top.items[0][top.items[0] >= 0], top.scores[0]

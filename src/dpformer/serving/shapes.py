@@ -1,4 +1,4 @@
-"""The shapes of requests and answers, which are also the OpenAPI documentation."""
+"""The schemas of requests and answers, which are also the OpenAPI documentation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dpformer.serving.limits import Limits
 LIMITS = Limits()
 Id = Annotated[str, Field(max_length=LIMITS.id_characters)]
 Ids = Annotated[
-    list[Id | int], Field(max_length=LIMITS.history, description="Item ids, oldest first. Never stored, never logged.")
+    list[Id | int], Field(max_length=LIMITS.history, description="Item ids, oldest first. Never stored or logged.")
 ]
-K = Annotated[int, Field(ge=1, le=LIMITS.k, description="How many items.")]
+K = Annotated[int, Field(ge=1, le=LIMITS.k, description="Number of items.")]
 
 
 Rule = Annotated[list[Id | int], Field(max_length=LIMITS.rule_items)]
@@ -33,7 +33,7 @@ class _Request(BaseModel):
 
 Unknown = Annotated[
     Literal["report", "ignore", "error"],
-    Field(description="Items that the model does not know: left out, the answer counts them; or refused (error)."),
+    Field(description="Items unknown to the model: ignored and counted in the answer, or refused (error)."),
 ]
 
 
@@ -41,8 +41,8 @@ class RecommendRequest(_Request):
     history: Ids = []
     unknown: Unknown = "report"
     k: K = 10
-    filter_seen: Annotated[bool, Field(description="Leave out the items of the history.")] = True
-    why: Annotated[bool, Field(description="Say of each item what the history did for it.")] = False
+    filter_seen: Annotated[bool, Field(description="Exclude the items of the history.")] = True
+    why: Annotated[bool, Field(description="Explain each item by the history.")] = False
     items: Annotated[Rule | None, Field(description="Recommend only these items.")] = None
     exclude: Annotated[Rule, Field(description="Never recommend these items.")] = []
     where: Annotated[
@@ -51,7 +51,7 @@ class RecommendRequest(_Request):
     ] = {}
     max_per: Annotated[
         dict[Id, Annotated[int, Field(ge=1)]],
-        Field(max_length=LIMITS.rule_columns, description="At most so many items of each value of a column."),
+        Field(max_length=LIMITS.rule_columns, description="Maximum number of items per value of a column."),
     ] = {}
 
     model_config = ConfigDict(
@@ -77,19 +77,19 @@ class Item(BaseModel):
 class Contribution(Item):
     contribution: float
     attribute: Annotated[
-        str | None, Field(description="The public attribute both have, where it says more than what followed.")
+        str | None, Field(description="The shared public attribute, if it contributes more than co-occurrence.")
     ] = None
 
 
 class Recommendation(Item):
-    score: Annotated[float, Field(description="For ranking: a logit or, for counts, the logarithm of the evidence.")]
+    score: Annotated[float, Field(description="For ranking: a logit or, for counts, the log of the evidence.")]
     why: list[Contribution] | None = None
     popularity: float | None = None
 
 
 class Recommendations(BaseModel):
-    history: Annotated[int, Field(description="Items of the history that the model knows.")]
-    unknown: Annotated[int, Field(description="Items of the history that it does not know; they are left out.")]
+    history: Annotated[int, Field(description="Number of items of the history known to the model.")]
+    unknown: Annotated[int, Field(description="Number of unknown items of the history, which are ignored.")]
     recommendations: list[Recommendation]
     method: str | None = None
 
@@ -104,7 +104,7 @@ class SimilarItems(BaseModel):
 
 class Explanation(Item):
     unknown: int
-    method: Annotated[str, Field(description="What the contributions are.")]
+    method: Annotated[str, Field(description="The meaning of the contributions.")]
     why: list[Contribution]
     popularity: float | None
 

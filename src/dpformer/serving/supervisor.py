@@ -1,12 +1,12 @@
-"""A service that stays up: it starts workers that share one model, and replaces them all by those of the next model.
+"""A service that stays up: it starts workers that share one model, and replaces them when the model changes.
 
     supervisor            holds the listening socket; imports neither torch nor the model
       generation          opens the model once, then forks
-        worker, worker …  share its memory; each answers connections of the one socket
+        worker, worker …  share its memory; each answers connections of the shared socket
 
 On SIGHUP, or when the watched folder changes, a new generation opens the model. Once its workers accept connections,
-the old ones stop accepting, answer what they have, and leave: nobody is refused. If the new model cannot be opened, the
-old one stays. Workers that die are replaced.
+the old ones stop accepting, answer their remaining requests, and exit: no request is refused. If the new model cannot
+be opened, the old one stays. Workers that die are replaced.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dpformer.serving.limits import Limits
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 WATCHED = ("model.safetensors", "privacy.json")
 WATCH_SECONDS = 1.0
-AGAIN_SECONDS = 1.0  # between attempts to replace what has died
+AGAIN_SECONDS = 1.0  # between attempts to replace dead processes
 CRASHED = 3
 
 
 @dataclass(frozen=True)
 class Service:
-    """What is to be served, and how."""
+    """What to serve, and how."""
 
     run: Path
     catalog: Path | None = None
@@ -49,7 +49,7 @@ class Service:
     watch: bool = False
 
     def identity(self) -> tuple[Any, ...]:
-        """Changes whenever what is on the disk does; names are looked up anew, so that a link may be turned."""
+        """Changes whenever the files do; names are resolved again, so that a symbolic link may be switched."""
         files = [self.run, *(self.run / name for name in WATCHED), *([self.catalog] if self.catalog else [])]
         return tuple(_identity(path) for path in files)
 
@@ -63,14 +63,14 @@ def _identity(path: Path) -> tuple[Any, ...]:
 
 
 class Generation:
-    """A process that holds a model and its workers, as its supervisor sees it."""
+    """A process that holds a model and its workers, as seen by its supervisor."""
 
     report: int
     lifeline: int
 
     def __init__(self, service: Service, listener: Any, inherited: list[Generation]) -> None:
         report, told = os.pipe()
-        ends, self.lifeline = os.pipe()  # the child reads its end when this process is gone
+        ends, self.lifeline = os.pipe()  # the child reads end-of-file when this process is gone
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -85,7 +85,7 @@ class Generation:
         self.facts: dict[str, Any] | None = None
 
     def hear(self) -> dict[str, Any] | None:
-        """What it reports when it is ready, or why it never will be; None: it has died without a word."""
+        """Its report, when it is ready or has failed; None if it died without one."""
         while part := os.read(self.report, 65_536):
             self._said += part
             if self._said.endswith(b"\n"):
@@ -103,7 +103,7 @@ class Generation:
 
 
 def _child(service: Service, listener: Any, told: int, ends: int) -> None:
-    """The life of a generation; never returns."""
+    """The main function of a generation; never returns."""
     code = CRASHED
     try:
         for name in (signal.SIGHUP, signal.SIGINT):
@@ -126,10 +126,10 @@ class Supervisor:
     """See the module.
 
     Args:
-        service: what is to be served.
-        listener: the socket.
-        announce: is told what the first generation reports.
-        say: is told in a sentence what happens later.
+        service: what to serve.
+        listener: the listening socket.
+        announce: called with the report of the first generation.
+        say: called with a sentence for each later event.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Supervisor:
         self._not_before = 0.0
 
     def run(self) -> None:
-        """Serves until SIGTERM or Ctrl-C."""
+        """Serve until SIGTERM or Ctrl-C."""
         with self._signals() as woken, _shared_metrics():
             self._start()
             try:
@@ -159,7 +159,7 @@ class Supervisor:
                         self._watch()
                     if self._asked and self.coming is None:
                         self._asked = False
-                        self.say(f"opening {self.service.run} again")
+                        self.say(f"reloading {self.service.run}")
                         self._start()
                     if self.current is None and self.coming is None and time.monotonic() >= self._not_before:
                         self._start()
@@ -174,7 +174,7 @@ class Supervisor:
         return [g for g in (self.current, self.coming, *self.leaving) if g is not None]
 
     def _wait(self, woken: int) -> None:
-        """For a signal, for news of the coming generation, or for a second."""
+        """Wait for a signal, for news from the next generation, or for a second."""
         listened = [woken, *([] if self.coming is None else [self.coming.report])]
         found, _, _ = select.select(listened, [], [], WATCH_SECONDS)
         if woken in found:
@@ -191,7 +191,7 @@ class Supervisor:
             raise DpformerError(facts["error"]) if facts is not None else RuntimeError("the model's process died")
         self._not_before = time.monotonic() + AGAIN_SECONDS
         reason = "the process of the new model died" if facts is None else facts["error"]
-        self.say(f"{reason}; " + ("the model from before stays" if self.current else "trying again"))
+        self.say(f"{reason}; " + ("the previous model stays" if self.current else "trying again"))
 
     def _take_over(self, coming: Generation, facts: dict[str, Any]) -> None:
         before, self.current = self.current, coming
@@ -206,22 +206,22 @@ class Supervisor:
             self.leaving.append(before)
 
     def _bury(self) -> None:
-        """Takes note of generations that have ended."""
+        """Collect generations that have ended."""
         for generation in self._all():
-            if generation is self.coming:  # its report tells
+            if generation is self.coming:  # its report says why
                 continue
             pid, status = os.waitpid(generation.pid, os.WNOHANG)
             if not pid:
                 continue
             if generation is self.current:
-                self.say(f"the process of the model died ({os.waitstatus_to_exitcode(status)}); starting it again")
+                self.say(f"the process of the model died ({os.waitstatus_to_exitcode(status)}); restarting it")
                 self.current = None
             else:
                 self.leaving.remove(generation)
             generation.forget()
 
     def _watch(self) -> None:
-        """Asks for a new generation when the folder has changed and then been still for a while."""
+        """Request a new generation when the folder has changed and then been unchanged for a while."""
         found = self.service.identity()
         if found != self._seen and found == self._changing and found[0] != (None,):
             self._asked = True
@@ -272,7 +272,7 @@ class Supervisor:
 
 @contextmanager
 def _shared_metrics() -> Iterator[None]:
-    """A folder in which all workers count, before any of them imports the library that does."""
+    """A folder in which all workers count, created before any of them imports the metrics library."""
     with tempfile.TemporaryDirectory(prefix="dpformer-metrics-") as folder:
         os.environ[SHARED] = folder
         try:

@@ -1,8 +1,8 @@
 """The privacy statement: what is promised about a run, how it is achieved, and what is not covered.
 
-It is made from public facts only (the plan and the choices), never from the data, so it may be published with the
-model; metrics are in it only if they were released with noise and are in the ledger. One dict, for `privacy.json`;
-`headline` and `words` say the same in sentences.
+It is made from public facts alone (the plan and the options), never from the data, so it may be published with the
+model; metrics appear in it only if they were released with noise and are in the ledger. One dict, for `privacy.json`;
+`headline` and `words` express it in sentences.
 """
 
 import math
@@ -15,7 +15,7 @@ from dpformer.accounting.accountant import epsilon_of
 from dpformer.accounting.attack_rates import attack_rates
 from dpformer.accounting.events import ASSUMPTIONS, Event, PoissonGaussian
 from dpformer.accounting.units import USER, UnitOfPrivacy, unit_of
-from dpformer.format_number import one_in, percent, plain, power_of_e, round_up
+from dpformer.format_number import one_in, percent, power_of_e, round_up, small
 from dpformer.noise.mechanisms import noise_of
 from dpformer.queries.base import touch
 from dpformer.queries.registry import all_queries, query_of
@@ -28,12 +28,13 @@ NOT_COVERED = (
     "The training loss, gradient norms, batch sizes and counts in metrics.jsonl, and curves drawn from them, are exact "
     "statistics of the data: keep them as private as the data.",
     "Exact metrics on users' own held-out items, such as `dpformer evaluate` prints, are statistics of the data too.",
-    "While a run is unfinished, checkpoint/ holds the keys of sampling and noise: whoever has them can take the noise "
-    "off. It is deleted when the run is done.",
-    "Each further run on the same users spends further budget, and so does choosing between runs by their results.",
-    "What the time or memory of the computation gives away, and access to the machine while it runs.",
+    "While a run is unfinished, checkpoint/ holds the keys of sampling and noise, with which the noise could be "
+    "removed. "
+    "It is deleted when the run has finished.",
+    "Each further run on the same users spends further budget, as does choosing between runs by their results.",
+    "Information leaked by the time or memory of the computation, and access to the machine while it runs.",
 )
-GIVEN = "the list of items"
+GIVEN = "the item list"
 PACKAGES = ("dpformer", "torch", "numpy", "dp-accounting", "cryptography")
 
 
@@ -59,32 +60,32 @@ def statement(
     """The statement of a run.
 
     Args:
-        events: every touch of the data that happened: the ledger, not the plan.
-        delta: δ of the whole.
-        target: the ε that was asked for; inf without privacy.
+        events: every touch of the data that took place: the ledger, not the plan.
+        delta: total δ.
+        target: the target ε; inf without privacy.
         clipping: "normalize" or "clip".
         clip_norm: C.
         expected_batch_size: B, by which sums are divided.
         users: N, assumed public.
-        seeded: random numbers came from a seed, so nothing is promised.
-        data: sentences on filters, vocabulary, sequences, split; nothing counted.
+        seeded: random numbers were seeded, so there is no guarantee.
+        data: sentences on filters, vocabulary, sequences, split; nothing computed from the data.
         hashes: of the config, and of the data under a secret salt.
         unit: what one sample is, and what is protected.
-        stated: values of queries that the statement itself holds, such as metrics; the ledger has to hold their events.
-        given: the list of items was taken from the data unprotected: the guarantee is given that list.
-        model: what was made: counts, transformer, …; chosen by the user, or by public numbers alone (`choice.py`).
-        budget: of the data over many runs, as its ledger had it when this run was written down: `Budget.facts`.
-        commitment: to the key of all random numbers: its hash (`runs.keys`), which tells nothing about it.
+        stated: query results that the statement contains, such as metrics; the ledger must hold their events.
+        given: the item list was taken from the data unprotected: the guarantee is conditional on it.
+        model: kind of model: counts, transformer, …; chosen by the user, or by public numbers alone (`kinds/auto.py`).
+        budget: the budget of the data over many runs when the ledger recorded this run: `Budget.facts`.
+        commitment: hash of the key of all random numbers (`runs.keys`), which reveals nothing about it.
     """
     ledger, stated = list(events), stated or {}
     paid = {query.stated for event in ledger if (query := query_of(event.label)) is not None}
     if unpaid := sorted(stated.keys() - paid):
-        raise ValueError(f"{unpaid[0]} are stated that the ledger does not hold: they are not covered")
+        raise ValueError(f"{unpaid[0]} are stated, but the ledger does not hold them: they are not covered")
     noisy = math.isfinite(target)
     seeded = seeded or not all(getattr(event, "private", True) for event in ledger)
     epsilon = epsilon_of(ledger, delta) if noisy else math.inf
     if noisy and not epsilon <= target:
-        raise ArithmeticError(f"the ledger has spent ε = {epsilon:.6g}, more than the {target:g} that was asked for")
+        raise ArithmeticError(f"the ledger has spent ε = {epsilon:.6g}, more than the target {target:g}")
     training = next((event for event in ledger if isinstance(event, PoissonGaussian)), None)
     noise = None if training is None else noise_of(training.to_dict())
     facts: dict[str, Any] = {
@@ -123,46 +124,47 @@ def statement(
 
 
 def versions() -> dict[str, str]:
-    """Of what makes the numbers, as installed here."""
+    """Versions of the packages that determine the results."""
     return {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()}
 
 
 def headline(facts: dict[str, Any]) -> str:
-    """One sentence on top of everything."""
+    """The one-sentence summary."""
     if facts["epsilon"] is None:
         return (
-            f"NOT PRIVATE: trained without clipping and without noise; nothing is promised about any {facts['unit']}."
+            f"NOT PRIVATE: trained without clipping and without noise; there is no guarantee for any {facts['unit']}."
         )
-    budget = f"ε = {round_up(facts['epsilon'])}, δ = {plain(facts['delta'], 3, up=True)}"
+    budget = f"ε = {round_up(facts['epsilon'])}, δ = {small(facts['delta'])}"
     if not facts["private"]:
-        return f"NOT PRIVATE: noise for {budget} was drawn from a seed, which anybody can repeat; a run for tests."
+        return f"NOT PRIVATE: noise for {budget} was seeded, so anyone can reproduce it; for tests only."
     unit, given = unit_of(facts["unit"]), f", given {facts['given']}" if "given" in facts else ""
     assumed = "".join(f" ASSUMED: {one}." for one in assumed_in(facts))
     return (
-        f"{unit.name.capitalize()}-level differential privacy with {budget}, for {unit.whole} or nothing in its place"
+        f"{unit.name.capitalize()}-level differential privacy: {budget}, under adding or removing {unit.whole}"
         f"{given}.{assumed}"
     )
 
 
 def words(facts: dict[str, Any]) -> list[str]:
-    """The statement for a reader without mathematics, a sentence or two a point."""
+    """The statement for readers without a mathematical background, one or two sentences per point."""
     if facts["epsilon"] is None:
         return [facts.get("headline") or headline(facts)]
     unit = unit_of(facts["unit"])
     sentences = [
         unit.meaning,
-        "Whatever anybody does with the released model, now or later: how likely an outcome is depends only so much on "
-        f"whether {unit.given} was used. The two probabilities differ by a factor of at most "
+        "Whatever anyone does with the released model, now or later, the probability of any outcome depends only "
+        "slightly on "
+        f"whether {unit.given} was used: the two probabilities differ by a factor of at most "
         f"{power_of_e(facts['epsilon'])} (e to the power ε), apart from an event of probability at most "
-        f"{one_in(facts['delta'])} (δ). That is the worst case, against somebody who knows everything else; the "
-        "smaller ε, the stronger the promise.",
+        f"{one_in(facts['delta'])} (δ). That is the worst case, against someone who knows everything else; the "
+        "smaller ε, the stronger the guarantee.",
     ]
     if "attack" in facts:
         sentences.append(attack_words(facts["attack"], unit))
     if "given" in facts:
         sentences.append(
             f"This holds given {facts['given']}, which was taken from the data without protection: that an item is in "
-            "the model says that somebody has it, and the ε above does not cover that."
+            "the model reveals that someone has it, and the ε above does not cover that."
         )
     if facts["steps"]:
         sentences.append(noise_of(facts).sentence(facts, unit))
@@ -172,30 +174,31 @@ def words(facts: dict[str, Any]) -> list[str]:
             query, label = query_of(event["label"]), event["label"] or "a release"
             sentences.append(touch(label, event, unit) if query is None else query.words(event, facts, unit))
     if not facts["private"]:
-        sentences.insert(0, "The random numbers of this run came from a seed, so none of this is promised.")
+        sentences.insert(0, "The random numbers of this run were seeded, so none of this is guaranteed.")
     return sentences
 
 
 def assumed_in(facts: Mapping[str, Any]) -> list[str]:
-    """What the events of a statement assume on somebody's word, each once."""
+    """What the events of a statement assume without a check, each once."""
     labels = [str(event["label"]) for event in facts.get("events", ())]
     return [one for one in ASSUMPTIONS if any(one in label for label in labels)]
 
 
 def attack_words(attack: Mapping[str, Any], unit: UnitOfPrivacy) -> str:
-    """What ε means for one person, by the best attack there can be."""
+    """The meaning of ε for one person, by the best possible attack."""
     likely, rare = (percent(attack["precision"][prior]) for prior in ("0.5", "0.01"))
     alarms, found = percent(attack["false_positive_rate"]), percent(attack["true_positive_rate"])
     return (
         f"An attack that tries to tell which {unit.plural} were in the data, and accuses {alarms} of those who were "
-        f"not, finds at most {found} of those who were, whatever it knows besides. Of its accusations at most {likely} "
-        f"are right if half of all candidates were in the data, and at most {rare} if one in a hundred was. One that "
+        f"not, finds at most {found} of those who were, whatever else it knows. At most {likely} of its accusations "
+        f"are right if half of all candidates were in the data, and at most {rare} if one in a hundred was. An attack "
+        f"that "
         "accuses fewer may be right more often."
     )
 
 
 def stated_in(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of queries that a statement holds."""
+    """The query results that a statement contains."""
     return {query.stated: facts[query.stated] for query in all_queries() if query.stated and query.stated in facts}
 
 

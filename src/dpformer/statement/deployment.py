@@ -5,7 +5,7 @@
     curator = "Example Ltd"
     …
 
-It is no choice of training: the hash of a config leaves it out, and it may be written, or written anew, afterwards.
+It does not affect training: the hash of a config excludes it, and it may be written or changed afterwards.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-REQUIRED = ("name", "curator", "description", "intended_use", "date", "region", "authors")  # by the registry
+REQUIRED = ("name", "curator", "description", "intended_use", "date", "region", "authors")  # required by the registry
 
 
 class Deployment(BaseModel):
-    """All are optional; the OpenDP registry requires some of them (`REQUIRED`)."""
+    """All fields are optional; the OpenDP registry requires some of them (`REQUIRED`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
-    name: str | None = Field(default=None, min_length=1, description="Of the model, as it is published.")
+    name: str | None = Field(default=None, min_length=1, description="Name of the published model.")
     curator: str | None = Field(default=None, min_length=1, description="Who publishes it.")
-    description: str | None = Field(default=None, min_length=1, description="What it is, in a sentence or two.")
+    description: str | None = Field(default=None, min_length=1, description="What it is, in one or two sentences.")
     intended_use: str | None = Field(default=None, min_length=1, description="What it is for, and what it is not for.")
-    date: Date | None = Field(default=None, description="Of publication, YYYY-MM-DD.")
+    date: Date | None = Field(default=None, description="Date of publication, YYYY-MM-DD.")
     data_period: str | None = Field(
-        default=None, min_length=1, description='From when the data is: "2024-01 to 2025-06".'
+        default=None, min_length=1, description='Period of the data, such as "2024-01 to 2025-06".'
     )
     ids_are_persons: bool | None = Field(
-        default=None, description="Whether a user id is one person; else what follows says."
+        default=None, description="Whether a user id is one person; if not, ids_are says what it is."
     )
     ids: str | None = Field(
         default=None, min_length=1, description="What a user id is: an account, a device, a household."
@@ -50,16 +50,16 @@ class Deployment(BaseModel):
     access: str | None = Field(default=None, min_length=1, description="Who has access to data and model, and how.")
     justification: str | None = Field(default=None, min_length=1, description="Why this ε, this unit, these choices.")
     region: str | None = Field(
-        default=None, min_length=1, description="Of the people in the data, or whose laws apply."
+        default=None, min_length=1, description="Region of the people in the data, or whose laws apply."
     )
     sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] | None = None
-    many_releases: bool = Field(default=False, description="Whether it is published again and again.")
+    many_releases: bool = Field(default=False, description="Whether it is published repeatedly.")
     dynamic: bool = Field(default=False, description="Whether new data comes in over time.")
     releases: str | None = Field(
         default=None, min_length=1, description="Further releases planned, and how they are counted."
     )
     license: str | None = Field(
-        default=None, min_length=1, description="Of the model, as the Hugging Face hub names it."
+        default=None, min_length=1, description="Licence of the model, by its Hugging Face name."
     )
     sources: str | None = Field(default=None, min_length=1, description="Addresses of papers, posts, the model itself.")
     authors: list[str] | None = Field(default=None, min_length=1, description="Who wrote these words.")
@@ -67,7 +67,7 @@ class Deployment(BaseModel):
     @field_validator("date", mode="before")
     @classmethod
     def _iso(cls, value: Any) -> Any:
-        """A date of TOML, or text; never a number of seconds."""
+        """A TOML date, or text; never a number of seconds."""
         if type(value) is Date or value is None:
             return value
         try:
@@ -90,18 +90,18 @@ class Deployment(BaseModel):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Deployment:
-        """From a dict, or one sentence on what is wrong with it."""
+        """A deployment from a dict; errors are one sentence."""
         try:
             return cls(**values)
         except (ValidationError, TypeError) as error:
             raise DpformerError(sentence(error)) from None
 
     def missing(self) -> list[str]:
-        """What the registry requires and is not here."""
+        """Fields that the registry requires and that are missing."""
         return [name for name in REQUIRED if getattr(self, name) is None]
 
     def filled(self) -> dict[str, Any]:
-        """What is not at its default."""
+        """Fields that differ from their default."""
         return self.model_dump(exclude_defaults=True)
 
 
@@ -112,6 +112,6 @@ def sentence(error: Exception) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part != "deployment")
     if first["type"] == "extra_forbidden":
-        return f"[deployment] has an unknown key {where!r}; there are {', '.join(Deployment.model_fields)}"
+        return f"[deployment] has an unknown key {where!r}; known keys are {', '.join(Deployment.model_fields)}"
     what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{where or 'a value'} of [deployment] is {first['input']!r}: {what[0].lower()}{what[1:]}"

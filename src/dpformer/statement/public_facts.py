@@ -1,6 +1,6 @@
-"""What a statement says about the data: made from the config, the plan and sizes that are public, never from the data.
+"""What a statement says about the data, from the config, the plan and public sizes, never from the data.
 
-So `verify` can make the same sentences again without the data, and a sentence that says anything else is found.
+So `verify` can rebuild the sentences without the data, and detects a sentence that says anything else.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def public_description(config: Config, plan: Plan, items: int, tokens: str = "") -> dict[str, Any]:
-    """What `data_statement`, or of text `text_statement`, says in sentences.
+    """The description from which `data_statement` (or `text_statement`) makes sentences.
 
     Args:
         config: resolved.
-        plan: of the run.
+        plan: the plan of the run.
         items: size of the released vocabulary.
         tokens: the sentence on the vocabulary of text.
     """

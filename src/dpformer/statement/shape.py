@@ -1,6 +1,6 @@
-"""Reading `privacy.json`: a file from a stranger until it has the shape of a statement.
+"""Reading `privacy.json`: an untrusted file until it has the shape of a statement.
 
-Whether what it says is *true* is for `verify`; here it only has to be complete enough to be shown.
+Whether it is *true* is for `verify` to check; here it only has to be complete enough to be shown.
 """
 
 from pathlib import Path
@@ -55,7 +55,7 @@ class _Budget(_Part):
     delta: Probability
     spent: Number
     runs: Annotated[int, Field(ge=1)]
-    entry: Annotated[int, Field(ge=1)] | None = None  # its number in the ledger, of those before SQLite none
+    entry: Annotated[int, Field(ge=1)] | None = None  # its number in the ledger; ledgers before SQLite had none
     hash: str | None = None
 
 
@@ -89,20 +89,20 @@ class _Statement(_Part):
 
 
 def check_shape(facts: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The same facts, or one sentence on what is missing or of another kind."""
+    """The same facts, or one sentence on what is missing or has the wrong type."""
     try:
         found = _Statement.model_validate(facts)
     except ValidationError as error:
         first = error.errors()[0]
         where, what = ".".join(map(str, first["loc"])), " ".join(first["msg"].split())
-        raise DpformerError(f"{path} is no privacy statement: {where}: {what}") from None
+        raise DpformerError(f"{path} is not a privacy statement: {where}: {what}") from None
     try:
         noise_of(facts)
     except ValueError as error:
-        raise DpformerError(f"{path} is no privacy statement: {error}") from None
+        raise DpformerError(f"{path} is not a privacy statement: {error}") from None
     needed = (found.epsilon, found.delta) if found.private or found.epsilon is not None else (0, 0)
     steps = (found.sample_rate, found.noise_multiplier, found.clip_norm) if found.steps and found.epsilon else ()
     tuned = (found.epsilon_one_run,) if found.tuning is not None else ()
     if None in (*needed, *steps, *tuned):
-        raise DpformerError(f"{path} is no privacy statement: a number that belongs to what it claims is missing")
+        raise DpformerError(f"{path} is not a privacy statement: a number that its claims require is missing")
     return facts

@@ -144,7 +144,7 @@ def test_databases_and_queries(tmp_path: Path) -> None:
     assert histories(tmp_path / "events.duckdb", table="events") == EXPECTED
     query = "SELECT user_id, item_id, timestamp FROM events WHERE rating > 2.5"
     assert histories(tmp_path / "events.duckdb", query=query) == {"ann": ["x"], "bob": ["7"], "cé": ["x"]}
-    with pytest.raises(DpformerError, match="has the tables events, other: name the table with --table"):
+    with pytest.raises(DpformerError, match="has the tables events, other: choose one with --table"):
         read(tmp_path / "events.duckdb")
     log = parquet(tmp_path / "log.parquet", TABLE)
     assert histories(log, query="SELECT * FROM log WHERE rating > 4.5") == {"bob": ["7"]}
@@ -299,7 +299,7 @@ BAD = {
     "only a header": ("log.csv", b"user_id,item_id,ts\n", "has no rows"),
     "unknown header": ("log.csv", b"buyer,thing\na,b\n", "--user-column"),
     "no item": ("log.csv", b"user_id,thing\na,b\n", "no column 'item_id' (it has user_id, thing)"),
-    "no order": ("log.csv", b"user_id,item_id\na,b\n", "give --order file if its rows are in the order of time"),
+    "no order": ("log.csv", b"user_id,item_id\na,b\n", "give --order file if its rows are in order of time"),
     "two times": (
         "log.csv",
         b"user,item,made_at,seen_at\na,b,1,2\n",
@@ -367,7 +367,7 @@ def test_exact_duplicates_are_noticed(tmp_path: Path) -> None:
 def test_missing_file_folder_and_column(tmp_path: Path) -> None:
     with pytest.raises(DpformerError, match="does not exist"):
         prepare(tmp_path / "nothing.csv")
-    with pytest.raises(DpformerError, match="is a folder without files"):
+    with pytest.raises(DpformerError, match="contains no files"):
         prepare(tmp_path)
     (tmp_path / "log.csv").write_text("user_id,item_id\na,b\n")
     with pytest.raises(DpformerError, match="no column 'when'; it has user_id, item_id"):

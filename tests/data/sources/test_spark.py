@@ -94,7 +94,7 @@ def test_a_catalogue_filters_and_bad_rows(events: Path, tmp_path: Path, spark: A
     )
     query = "SELECT *, CASE WHEN rating = 5 THEN NULL ELSE user_id END AS who FROM events"
     columns = Columns(user="who")
-    with pytest.raises(DpformerError, match="have no user: complete them, or leave such rows out with --skip-bad-rows"):
+    with pytest.raises(DpformerError, match="have no user: complete them, or skip such rows with --skip-bad-rows"):
         cluster_log(None, columns=columns, reading=Reading(query=query))
     skipping = cluster_log(None, columns=columns, reading=Reading(query=query, skip_bad_rows=True))
     assert skipping.description["skipped"]["no user"] > 0

@@ -1,6 +1,6 @@
-"""Rows that cannot be read: refused, the first of them in one sentence with its row and the fix; or skipped, counted.
+"""Invalid rows: refused with one sentence on the first one, its row number and the fix; or skipped and counted.
 
-Which rows are bad is a matter of each row alone, so skipping them changes nobody else's rows.
+Whether a row is invalid depends on that row alone, so skipping it does not affect other users' rows.
 """
 
 from dpformer.data.readers.relation import Relation, shown
@@ -20,24 +20,24 @@ from dpformer.data.readers.split_line import (
 from dpformer.engines.duckdb_connection import Connection
 from dpformer.errors import DpformerError
 
-ENCODING = "not UTF-8, or endless"
+ENCODING = "not UTF-8, or too long"
 WORDS = {
     FIELDS: "wrong number of fields",
     QUOTE: "unclosed quote",
     JSON: "not a JSON object",
-    TWICE: "a key twice",
+    TWICE: "duplicate key",
     USER: "no user",
     ITEM: "no item",
     TIME: "no time",
     RATING: "no rating",
 }
-_SKIP = "or leave such rows out with --skip-bad-rows"
+_SKIP = "or skip such rows with --skip-bad-rows"
 
 
 def check_rows(connection: Connection, found: Relation, where: str, *, skip: bool) -> dict[str, int]:
-    """Checks table `raw` and makes the tables `items` (id, code) of its good rows, and `users` of all that name one.
+    """Check table `raw`, and create the tables `items` (id, code) of its valid rows and `users` of all users named.
 
-    Returns: what was wrong with rows that are skipped → how many.
+    Returns: reason → number of rows skipped.
     """
     broken = _rejected(connection, where, skip)
     faults = connection.execute("SELECT fault, count(*), min(rowid) FROM raw GROUP BY fault").fetchall()
@@ -56,7 +56,7 @@ def check_rows(connection: Connection, found: Relation, where: str, *, skip: boo
             _refuse(connection, found, where, fault, odd)
         counted[WORDS[fault]] = counted.get(WORDS[fault], 0) + _mark_odd(connection, table, column, fault)
     if any(connection.execute(f"SELECT count(*) FROM {table} WHERE odd").fetchone()[0] for table in ("users", "items")):
-        for table, column in (("users", "u"), ("items", "i")):  # rows were marked: number what is left
+        for table, column in (("users", "u"), ("items", "i")):  # rows were marked: number the remaining ones
             _number(connection, table, column)
     mixed = _mixed(connection, where, skip)
     if mixed:
@@ -66,7 +66,7 @@ def check_rows(connection: Connection, found: Relation, where: str, *, skip: boo
 
 
 def _number(connection: Connection, table: str, column: str) -> int | None:
-    """Makes the table of ids, numbered by first appearance; the first row whose id holds a line break or zero byte."""
+    """Create the table of ids by first appearance; returns the first row whose id has a line break or zero byte."""
     odd = " OR ".join(f"contains({column}, chr({code}))" for code in (0, 10, 13))
     named = (
         f"u IS NOT NULL AND fault NOT IN ({', '.join(map(str, (*UNREADABLE, USER)))})"
@@ -82,7 +82,7 @@ def _number(connection: Connection, table: str, column: str) -> int | None:
 
 
 def _mark_odd(connection: Connection, table: str, column: str, fault: int) -> int:
-    """Marks rows whose id is odd; those that were good are counted here, the others were before."""
+    """Mark rows with invalid ids; those that were valid before are counted here, the others were counted earlier."""
     odd = f"{column} IN (SELECT id FROM {table} WHERE odd)"
     good = int(connection.execute(f"SELECT count(*) FROM raw WHERE fault = {OK} AND {odd}").fetchone()[0])
     connection.execute(f"UPDATE raw SET fault = {fault} WHERE fault NOT IN {UNREADABLE} AND {odd}")
@@ -90,18 +90,18 @@ def _mark_odd(connection: Connection, table: str, column: str, fault: int) -> in
 
 
 def _rejected(connection: Connection, where: str, skip: bool) -> int:
-    """Lines that DuckDB could not take: broken UTF-8, or endless."""
+    """Lines that DuckDB rejected: invalid UTF-8, or too long."""
     try:
         rows = connection.execute("SELECT DISTINCT file_id, byte_position, line FROM reject_errors").fetchall()
     except Exception as error:
         if "reject_errors" not in str(error):
             raise
-        return 0  # no text was read
+        return 0  # no text file was read
     if rows and not skip:
         kind = connection.execute("SELECT error_type FROM reject_errors ORDER BY file_id, line LIMIT 1").fetchone()[0]
         line = min(row[2] for row in rows)
         if kind == "LINE SIZE OVER MAXIMUM":
-            raise DpformerError(f"{where}, line {line} is longer than any row of a log: {_SKIP.removeprefix('or ')}")
+            raise DpformerError(f"{where}, line {line} is too long for a row of a log: {_SKIP.removeprefix('or ')}")
         raise DpformerError(
             f"{where}, line {line} is not UTF-8: give --encoding (latin-1, utf-16) if the file is not, {_SKIP}"
         )
@@ -109,9 +109,9 @@ def _rejected(connection: Connection, where: str, skip: bool) -> int:
 
 
 def _mixed(connection: Connection, where: str, skip: bool) -> int:
-    """How many rows are left out because they are of a user who has times of both kinds, and are of the rarer kind.
+    """The number of rows skipped because their user has times of both kinds and they are of the rarer kind.
 
-    Times are compared within one user only, so which kind is meant is a matter of that user's rows.
+    Times are compared within one user only, so the intended kind depends on that user's rows alone.
     """
     kinds = connection.execute(
         f"SELECT kind, min(rowid) FROM raw WHERE fault = {OK} GROUP BY kind ORDER BY kind"
@@ -121,7 +121,7 @@ def _mixed(connection: Connection, where: str, skip: bool) -> int:
     if not skip:
         raise DpformerError(
             f"{where} has times that are numbers (row {kinds[0][1] + 1} of the data) and times that are dates (row "
-            f"{kinds[1][1] + 1}): write them in one way, {_SKIP}"
+            f"{kinds[1][1] + 1}): use one kind, {_SKIP}"
         )
     dates = "count(*) FILTER (kind = 1) > count(*) FILTER (kind = 0)"
     meant = f"SELECT u, CASE WHEN {dates} THEN 1 ELSE 0 END AS kind FROM raw WHERE fault = {OK} GROUP BY u"
@@ -154,7 +154,7 @@ def _refuse(connection: Connection, found: Relation, where: str, fault: int, row
 
 
 def _spans(connection: Connection, found: Relation) -> bool:
-    """Whether a quoted field may span several lines, so that lines between may be rows or not."""
+    """Whether a quoted field may span several lines, so that it is unclear whether the lines between are rows."""
     return found.broken_field is not None and bool(connection.execute(found.broken_field).fetchone()[0])
 
 
@@ -165,11 +165,11 @@ def _shape(connection: Connection, found: Relation, fault: int, row: int) -> str
         line = f": {shown(connection.execute(query).fetchone()[0])}"
     if fault == QUOTE:
         return (
-            f"has a quote that does not close on its line{line}; give --no-quotes if quotes are plain characters, or "
-            f"write the log as JSON lines or Parquet{'' if _spans(connection, found) else f', {_SKIP}'}"
+            f"has an unclosed quote{line}; give --no-quotes if quotes are ordinary characters, or "
+            f"convert the log to JSON lines or Parquet{'' if _spans(connection, found) else f', {_SKIP}'}"
         )
     if fault == TWICE:
-        return f"has a key twice{line}; whose row it is has to be told: write it once, {_SKIP}"
+        return f"has a duplicate key{line}, so its user is ambiguous: remove one, {_SKIP}"
     if fault == JSON:
-        return f"is not a JSON object{line}; give one object a line, {_SKIP}"
-    return f"has another number of fields than the header or the first row{line}; complete it, {_SKIP}"
+        return f"is not a JSON object{line}; give one object per line, {_SKIP}"
+    return f"has a different number of fields than the header or the first row{line}; complete it, {_SKIP}"

@@ -1,4 +1,4 @@
-"""Text, line by line: CSV, TSV, RecBole, MovieLens `::`, plain lines; with a header, or with one that was declared."""
+"""Text, line by line: CSV, TSV, RecBole, MovieLens `::`, plain lines; with a header in the file or a declared one."""
 
 import csv
 import re
@@ -17,7 +17,7 @@ from dpformer.errors import DpformerError
 
 _BLANKS = "' \t'"
 _RECBOLE_FIELD = re.compile(r"(?P<name>[^:]+):(token|token_seq|float|float_seq)")
-# What lines without a header mean, by their number of fields: SASRec's and MovieLens' own files.
+# The columns of lines without a header, by their number: the files of SASRec and MovieLens.
 _POSITIONS = {
     2: ["user", "item"],
     3: ["user", "item", "timestamp"],
@@ -27,13 +27,13 @@ _POSITIONS = {
 
 @dataclass(frozen=True)
 class Dialect:
-    """How lines are made of fields.
+    """How lines are split into fields.
 
     Attributes:
-        delimiter: between fields; None: the one in the header.
+        delimiter: separator of fields; None: the one in the header.
         header: whether the first line names the columns.
         quotes: whether fields may be quoted.
-        pairs_in_order: whether lines of a user and an item are in the order of time, as SASRec's are.
+        pairs_in_order: whether lines of user and item are in order of time, as SASRec's are.
     """
 
     delimiter: str | None
@@ -42,18 +42,18 @@ class Dialect:
     pairs_in_order: bool = False
 
     def read(self, given: Given) -> Relation:
-        """The relation of some files."""
+        """The relation for some files."""
         files = unpacked(given.files, given.wanted.reading, given.folder)
         return text_lines(given.connection, files, self, given.wanted)
 
 
 def text_lines(connection: Connection, files: list[Path], dialect: Dialect, wanted: Wanted) -> Relation:
-    """Lines of fields, with a header or with one that was declared."""
+    """Lines of fields, with a header in the file or a declared one."""
     firsts = [_first_line(connection, file, wanted.where) for file in files]
     declared = wanted.reading.header
     headed = declared is None and dialect.header
     if headed and len(set(firsts)) > 1:
-        raise DpformerError(f"the files of {wanted.where} have different headers: give those alone that agree")
+        raise DpformerError(f"the files of {wanted.where} have different headers: give only files that agree")
     delimiter = _delimiter(firsts[0], dialect, wanted.reading, headed)
     if headed:
         names = _header(firsts[0], delimiter, dialect, wanted)
@@ -91,7 +91,7 @@ def text_lines(connection: Connection, files: list[Path], dialect: Dialect, want
 
 
 def _spans(fields: Fields, source: str, width: int) -> str | None:
-    """SQL that counts pairs of lines which, with all between them, could be one row of the right number of fields."""
+    """SQL that counts pairs of lines which, joined with all lines between, could be one row of the right width."""
     if not fields.quoted:
         return None
     marked = (
@@ -114,7 +114,7 @@ def _text(field: str) -> str:
 def _cells(values: dict[str, str], fault: str, source: str, more: str, *, trim: bool = True) -> str:
     """SQL of (user, item, time, rating, fault) from SQL of each, and of `more`.
 
-    A whole number may have blanks around it (`trim`).
+    An integer may be surrounded by blanks (`trim`).
     """
     time = values.get("timestamp", "NULL")
     time = f"trim({time}, {_BLANKS})" if trim and time != "NULL" else time
@@ -135,7 +135,7 @@ def _one_user_per_line(source: str, delimiter: str, dialect: Dialect, names: lis
     item = Fields("", "", fields.quoted).field(0, "[item]")
     select = f"SELECT user, {item} AS item, NULL AS time, NULL AS rating, fault FROM ({select})"
     if wanted.rating:
-        raise DpformerError("min_rating is given, and a file of one user per line has no ratings")
+        raise DpformerError("min_rating is given, but a file with one user per line has no ratings")
     sql = rows(wanted, select, id_of_text("user"), id_of_text("item"), None, None, "fault", None)
     return Relation(sql, None, 1, select)
 
@@ -144,14 +144,14 @@ def _first_line(connection: Connection, file: Path, where: str) -> str:
     query = f"SELECT line FROM {lines([file], 0, rejects=False)} WHERE line IS NOT NULL AND trim(line) <> '' LIMIT 1"
     row = connection.execute(query).fetchone()
     if row is None:
-        raise DpformerError(f"{where} is empty" if file.stat().st_size < 2 else f"{where} has no readable line")
+        raise DpformerError(f"{where} is empty" if file.stat().st_size < 2 else f"{where} has no readable lines")
     return str(row[0])
 
 
 def _delimiter(first: str, dialect: Dialect, reading: Reading, headed: bool) -> str:
     if reading.delimiter is not None or dialect.delimiter is not None:
         return str(reading.delimiter or dialect.delimiter)
-    return max(DELIMITERS, key=first.count) if headed else ","  # of a header, which no user wrote
+    return max(DELIMITERS, key=first.count) if headed else ","  # of a header, which is not user data
 
 
 def _fields(delimiter: str, width: int | None, dialect: Dialect, reading: Reading) -> Fields:
@@ -173,32 +173,32 @@ def _header(first: str, delimiter: str, dialect: Dialect, wanted: Wanted) -> lis
     chosen = {wanted.columns.user, wanted.columns.item}
     if not (chosen & set(names)) and usual(names, "user") is None and usual(names, "item") is None:
         raise DpformerError(
-            f"{wanted.where} has no header with user_id and item_id (its first row is {shown(first)}); name the "
-            "columns with --user-column and --item-column, or give the header that it lacks: --columns "
+            f"{wanted.where} has no header with user_id and item_id (its first row is {shown(first)}); give the "
+            "columns with --user-column and --item-column, or supply a header: --columns "
             "user,item,timestamp"
         )
     return names
 
 
 def _usual_positions(connection: Connection, first: str, delimiter: str, wanted: Wanted) -> list[str]:
-    """By the number of fields in the first line; every other line must have as many."""
+    """By the number of fields in the first line; every other line must have the same number."""
     fields = separated(delimiter, None).expression
     found = connection.execute(f"SELECT {fields} FROM (SELECT {text(first)} AS line)").fetchone()[0]
     known = {known for role in ("user", "item") for known in COLUMN_NAMES[role]}
     if any(plain(field) in known for field in found):
         raise DpformerError(
-            f"{wanted.where} seems to have a header ({listed(found)}): say so with --format tsv, or csv and --delimiter"
+            f"{wanted.where} seems to have a header ({listed(found)}): give --format tsv, or csv and --delimiter"
         )
     if wanted.reading.skip_bad_rows:
         raise DpformerError(
-            f"{wanted.where} has no header, so that its first row would say which rows are bad: give the header that "
-            "it lacks, such as --columns user,item,timestamp"
+            f"{wanted.where} has no header, so its first row would determine which rows are invalid: supply "
+            "a header, such as --columns user,item,timestamp"
         )
     if len(found) not in _POSITIONS:
         raise DpformerError(
-            f"{wanted.where} has {len(found)} fields in its first row ({shown(first)}) and no header: give the header "
-            "that it lacks, such as --columns user,item,timestamp, or --columns user,items where a line is one "
-            "user with all items"
+            f"{wanted.where} has {len(found)} fields in its first row ({shown(first)}) and no header: supply a header, "
+            "such as --columns user,item,timestamp, or --columns user,items for lines with one "
+            "user and all items"
         )
     return _POSITIONS[len(found)]
 

@@ -23,7 +23,7 @@ def duckdb_table(connection: Connection, files: list[Path], reading: Reading) ->
         connection.execute("SET search_path = 'memory.main,given.main'")
         confine(connection, files)
         return reading.query
-    confine(connection, files)  # a view of it is SQL too
+    confine(connection, files)  # its views are SQL too
     query = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'given' UNION ALL SELECT view_name FROM "
     query += "duckdb_views() WHERE database_name = 'given' AND NOT internal"
     chosen = only_table([row[0] for row in connection.execute(query).fetchall()], reading.table, files[0])

@@ -1,7 +1,7 @@
-"""The table of formats: name, suffixes, reader. `--format`, the names of files and the readers all come from it.
+"""The table of formats: name, suffixes, reader. `--format`, file name recognition and the readers come from it.
 
-A format is one file of this folder with a tuple `FORMATS`; from outside it is an entry point of the group
-`dpformer.formats`, or registered:
+A format is one file in this folder with a tuple `FORMATS`; an external one is an entry point of the group
+`dpformer.formats`, or is registered:
 
     register(Format("logfmt", "logfmt", (".logfmt",), read))
 """
@@ -31,13 +31,13 @@ COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 
 @dataclass(frozen=True)
 class Given:
-    """What a reader gets.
+    """The arguments of a reader.
 
     Attributes:
         connection: the DuckDB that will run the SQL.
-        files: what to read, all of one format.
-        wanted: what is asked of them.
-        folder: private, for what has to be unpacked; it need not exist.
+        files: the files to read, all of one format.
+        wanted: the request.
+        folder: private folder for unpacked files; it need not exist.
     """
 
     connection: Connection
@@ -52,11 +52,11 @@ class Format:
 
     Attributes:
         name: for `--format`.
-        title: for sentences.
-        suffixes: of files, in lower case.
-        read: makes the relation of some files.
-        magic: what such a file starts with, if no text file can start so, whoever wrote its first row.
-        tables: whether it has tables, so that `--table` and `--query` mean something.
+        title: for messages.
+        suffixes: file suffixes, in lower case.
+        read: makes the relation for some files.
+        magic: initial bytes of such a file, if no text file can start with them.
+        tables: whether it has tables, so that `--table` and `--query` apply.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Format:
 
 
 def formats() -> dict[str, Format]:
-    """All formats by name, those of this folder first."""
+    """All formats by name, built-in ones first."""
     return {**_built_in(), **_registered}
 
 
 def register(added: Format) -> None:
-    """Adds a format; its name and suffixes must be new."""
+    """Add a format; its name and suffixes must be new."""
     for known in formats().values():
         if known.name == added.name or set(known.suffixes) & set(added.suffixes):
             raise ValueError(f"{added.name} has the name or a suffix of the format {known.name}")
@@ -83,15 +83,15 @@ def register(added: Format) -> None:
 def relation(
     connection: Connection, path: Path, columns: Columns, reading: Reading, filters: Filters, *, folder: Path
 ) -> Relation:
-    """The log at a path.
+    """The relation for the log at a path.
 
     Args:
         connection: the DuckDB that will run the SQL.
         path: a file, folder, glob, database, `-` for standard input, or a URL.
-        columns: names of columns where they are not the usual ones.
-        reading: what else is declared.
-        filters: what to leave out.
-        folder: private, for what has to be unpacked.
+        columns: names of columns, if they are not the usual ones.
+        reading: other reading options.
+        filters: which interactions to use.
+        folder: private folder for unpacked files.
     """
     where, elsewhere = called(path), source_of(path)
     brought = None if elsewhere is None else _brought(elsewhere, columns, reading, filters, folder)
@@ -100,29 +100,25 @@ def relation(
     files = files_of(path)
     found = {form.name: form for form in (format_of(file, reading) for file in files)}
     if len(found) > 1:
-        raise DpformerError(
-            f"{where} holds files of several formats ({', '.join(sorted(found))}): give one with a glob"
-        )
+        raise DpformerError(f"{where} contains several formats ({', '.join(sorted(found))}): choose one with a glob")
     (form,) = found.values()
     wanted = Wanted(columns, reading, filters, where)
     if not form.tables and (reading.table is not None or reading.query is not None):
-        raise DpformerError(f"--table and --query are for databases and Parquet; {wanted.where} is {form.title}")
+        raise DpformerError(f"--table and --query apply to databases and Parquet, but {wanted.where} is {form.title}")
     made = replace(form.read(Given(connection, files, wanted, folder)), format=form.title)
     if brought is not None:
         made = replace(made, format=brought.title or form.title, snapshot=brought.snapshot)
     if filters.row_filter is not None and not made.filtered:
-        raise DpformerError(
-            f"--where needs columns with names, and {wanted.where} ({form.title}) has none: leave it out"
-        )
+        raise DpformerError(f"--where needs named columns, but {wanted.where} ({form.title}) has none: omit it")
     if filters.window is not None and made.time_column is None:
-        raise DpformerError(f"--since and --until need times, and the rows of {wanted.where} are read in file order")
+        raise DpformerError(f"--since and --until need times, but the rows of {wanted.where} are read in file order")
     return made
 
 
 def _brought(
     elsewhere: tuple[Source, Url], columns: Columns, reading: Reading, filters: Filters, folder: Path
 ) -> Brought:
-    """A log that lies elsewhere, here."""
+    """A remote log, copied to this machine."""
     source, url = elsewhere
     folder = folder / "brought"
     folder.mkdir(parents=True)
@@ -145,12 +141,12 @@ def format_of(path: Path, reading: Reading) -> Format:
     if found is not None:
         return found
     raise DpformerError(
-        f"the format of {called(path)} does not show in its name: give --format, one of {', '.join(known)}"
+        f"the format of {called(path)} cannot be inferred from its name: give --format, one of {', '.join(known)}"
     )
 
 
 def same_format(path: Path, other: Path | None, other_format: str | None) -> bool:
-    """Whether a log has the format of another one, which need not exist; yes where its name does not tell."""
+    """Whether a log has the format of another one, which need not exist; True if its name does not tell."""
     formats_of: list[Format | None] = []
     for file, declared in ((path, None), (other or Path("-"), other_format)):
         try:

@@ -1,4 +1,4 @@
-"""JSON lines: every object has keys of its own, so each row is read by the first usual name that *it* has."""
+"""JSON lines: objects may have different keys, so each row uses the first usual name that *it* has."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ _IDS = ("user", "item")
 
 
 def _id_of_float(value: str) -> str:
-    """A number with a point or an exponent as an id, as `id_of` has it."""
+    """A number with a decimal point or exponent as an id, as in `id_of`."""
     number = f"TRY_CAST({value} AS DOUBLE)"
     whole = f"CAST(CAST({number} AS BIGINT) AS VARCHAR)"
     exact = f"abs({number}) < {EXACT_BELOW['DOUBLE']}"
@@ -28,7 +28,7 @@ def read(given: Given) -> Relation:
 
 
 def json_lines(files: list[Path], wanted: Wanted) -> Relation:
-    """Objects, one a line; other lines are at fault."""
+    """One object per line; other lines are invalid."""
     roles = ["user", "item"] + ["timestamp"] * (wanted.reading.order == "time") + ["rating"] * wanted.rating
     found = {role: getattr(wanted.columns, role) for role in roles}
     keys = {role: (found[role],) if found[role] else JSON_KEYS[role] for role in roles}
@@ -40,7 +40,7 @@ def json_lines(files: list[Path], wanted: Wanted) -> Relation:
         places = range(start, start + len(keys[role]))
         given = ", ".join(f"nullif(s[{place + 1}], 'null')" for place in places)
         first = f"coalesce({given}, NULL)"
-        # A list or an object is no id, number or time; text in quotes is unquoted.
+        # Lists and objects are not ids, numbers or times; strings are unquoted.
         cases = f"WHEN starts_with({first}, '[') OR starts_with({first}, '{{') THEN NULL"
         if role in _IDS:
             cases += f" WHEN regexp_matches({first}, '^-?[0-9].*[.eE]') THEN {_id_of_float(first)}"
@@ -50,7 +50,7 @@ def json_lines(files: list[Path], wanted: Wanted) -> Relation:
     if row_filter is not None:  # lists and objects as JSON
         more = row_filter.select(lambda key: f"(s[{paths.index(key, start) + 1}] ->> '$')")
     source = lines(files, 0)
-    # Of a key that an object has twice, DuckDB takes the first: whose row it is would not be told.
+    # DuckDB takes the first of duplicate keys, which would leave the user of the row ambiguous.
     keyed = f"list_filter(json_keys(line), lambda key: key IN ({', '.join(map(text, paths))}))"
     fault = f"CASE WHEN len({keyed}) > len(list_distinct({keyed})) THEN {TWICE} ELSE {OK} END"
     select = (

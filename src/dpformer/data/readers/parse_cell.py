@@ -1,8 +1,8 @@
 r"""Values to ids, times and ratings, in SQL: each a fixed function of its own cell.
 
-A time becomes whole units and billionths (t, f), so that nanoseconds and fractions are exact: numbers as they are
-(seconds, milliseconds or nanoseconds since 1970, or any counter), dates as seconds since 1970, in UTC where they name
-no zone. Times of numbers and of dates must not be mixed in one log.
+A time becomes whole units and billionths (t, f), so that nanoseconds and fractions are exact: numbers unchanged
+(seconds, milliseconds or nanoseconds since 1970, or any counter), dates as seconds since 1970, in UTC unless they
+have a time zone. Numeric times and dates must not be mixed in one log.
 """
 
 from dpformer.engines.duckdb_connection import name
@@ -11,24 +11,24 @@ NUMBER, DATE = 0, 1
 _TEXT = ("VARCHAR", "UUID", "ENUM")
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "HUGEINT")
 _NESTED = ("STRUCT", "MAP", "UNION", "LIST")
-EXACT_BELOW = {"FLOAT": 2**24, "DOUBLE": 2**53}  # whole numbers that are floats of their own
+EXACT_BELOW = {"FLOAT": 2**24, "DOUBLE": 2**53}  # integers below are exact as floats
 US = 1_000_000
 
 
 def id_of_text(value: str) -> str:
-    """Text without blanks around it; NULL where nothing is left."""
+    """Text without surrounding blanks; NULL if nothing remains."""
     return f"nullif({trimmed(value)}, '')"
 
 
 def trimmed(value: str) -> str:
-    """Without spaces and tabs around it; tabs are rare, and looking for them is cheaper than removing them."""
+    """Text without surrounding spaces and tabs; tabs are rare, and finding them is cheaper than removing them."""
     return f"CASE WHEN contains({value}, chr(9)) THEN trim({value}, ' ' || chr(9)) ELSE trim({value}) END"
 
 
 def id_of(column: str, kind: str) -> str:
-    """An id of a typed column: as text; a whole float as a whole number (a table with gaps makes them floats).
+    """An id of a typed column: as text; an integral float as an integer (missing values turn integers into floats).
 
-    From 2⁵³ on (2²⁴ of single precision) floats are no ids: several whole numbers have become one of them.
+    From 2⁵³ (2²⁴ in single precision), floats are not accepted as ids, because they stand for several integers.
     """
     value = name(column)
     if kind in EXACT_BELOW:
@@ -45,10 +45,10 @@ def nested(kind: str) -> bool:
 
 
 def time_of_text(value: str) -> tuple[str, str, str]:
-    """(t, f, kind) of text; t is NULL where it is no time."""
+    """(t, f, kind) of text; t is NULL if it is not a time."""
     whole = f"CASE WHEN contains({value}, '.') THEN NULL ELSE TRY_CAST({value} AS BIGINT) END"
     exact = f"TRY_CAST({value} AS DECIMAL(38, 9))"
-    # The cast knows words (`epoch`, `infinity`) and years before Christ that are no ISO dates.
+    # The cast accepts words (`epoch`, `infinity`) and years before Christ that are not ISO dates.
     iso = f"regexp_matches({value}, '^[0-9]{{4}}[-/]') AND NOT contains({value}, '(')"
     instant = f"CASE WHEN {iso} THEN epoch_us(TRY_CAST({value} AS TIMESTAMPTZ)) END"
     t = f"coalesce({whole}, TRY_CAST(floor({exact}) AS BIGINT), {_floor(instant, US)})"
@@ -61,7 +61,7 @@ def time_of_text(value: str) -> tuple[str, str, str]:
 
 
 def whole_time(value: str) -> tuple[str, str, str]:
-    """(t, f, kind) of text that is a whole number, or nothing; any other fails. Knowing one kind takes a quarter."""
+    """(t, f, kind) of text that is an integer or empty; anything else fails. Knowing the kind quarters the time."""
     fails = f"CAST({value} || 'x' AS BIGINT)"  # a fraction would be rounded
     return f"CASE WHEN contains({value}, '.') THEN {fails} ELSE CAST({value} AS BIGINT) END", "0", str(NUMBER)
 
@@ -85,7 +85,7 @@ def _floor(value: str, unit: int) -> str:
 
 
 def _rest(value: str, unit: int) -> str:
-    """What is over a whole number of units, never negative."""
+    """The remainder of a division by the unit, never negative."""
     return f"(((({value}) % {unit}) + {unit}) % {unit})"
 
 

@@ -1,4 +1,4 @@
-"""Any log as one SQL relation of user, item, time and rating, each row with what is wrong with it."""
+"""Any log as one SQL relation of user, item, time and rating, each row with its fault, if any."""
 
 from dataclasses import dataclass
 
@@ -17,18 +17,18 @@ class Relation:
     sql: str
     time_column: str | None  # None: file order
     first_row: int = 1  # the number of the first row of data
-    cells: str = ""  # SQL of (user, item, time, rating) as they stand there, in the same order: for sentences
-    lines: str | None = None  # SQL of its lines, likewise
-    quick: str | None = None  # SQL that gives the same rows in less time, or fails where a row is odd
-    format: str = ""  # how it is called
+    cells: str = ""  # SQL of the raw (user, item, time, rating), in the same order, for error messages
+    lines: str | None = None  # SQL of the raw lines, likewise
+    quick: str | None = None  # faster SQL for the same rows, which fails if a row is invalid
+    format: str = ""  # title of the format
     broken_field: str | None = None  # SQL that counts pairs of lines that a quoted field with line breaks could span
-    snapshot: str | None = None  # which state of a table it is
-    filtered: bool = False  # whether a row filter, if one was asked for, is applied
+    snapshot: str | None = None  # version of a table
+    filtered: bool = False  # whether a requested row filter has been applied
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of a log, and what it is called in a sentence."""
+    """The requested columns and filters, and the name of the log in messages."""
 
     columns: Columns
     reading: Reading
@@ -41,7 +41,7 @@ class Wanted:
         return self.filters.min_rating is not None
 
     def row_filter(self, names: list[str] | None) -> RowFilter | None:
-        """The condition on rows, its columns called as in the log; None: a name may be anything."""
+        """The condition on rows, with the log's column names; None: any name is possible."""
         found = self.filters.row_filter
         return found if found is None or names is None else found.on(names, self.where)
 
@@ -59,9 +59,9 @@ def rows(
     fault: str,
     row_filter: RowFilter | None,
 ) -> str:
-    """SQL of (u, i, t, f, kind, r, fault): the first thing wrong with a row is what it is refused for.
+    """SQL of (u, i, t, f, kind, r, fault), where fault is the first problem of a row.
 
-    A row that a filter leaves out needs no item, time or rating; if it names a user, that user counts all the same.
+    A row that a filter drops needs no item, time or rating; if it names a user, that user still counts.
 
     Args:
         wanted: whose filters are applied.
@@ -70,7 +70,7 @@ def rows(
         item: NULL: there is none.
         time: None: not needed.
         rating: None: not needed.
-        fault: what was wrong with the row before its cells were looked at.
+        fault: fault of the row found before its cells were parsed.
         row_filter: with the names of this log's columns.
     """
     t, f, kind = time or ("CAST(0 AS BIGINT)", "0", "0")
@@ -94,5 +94,5 @@ def rows(
 
 
 def shown(value: str) -> str:
-    """A value as a sentence shows it."""
+    """A value as shown in a message."""
     return repr(value if len(value) <= 80 else value[:80] + "…")

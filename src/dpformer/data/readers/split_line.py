@@ -1,9 +1,9 @@
-r"""Lines of text to fields, in SQL, each line by itself: a line that is broken says nothing about the next.
+r"""Splitting lines into fields, in SQL, each line by itself: an invalid line does not affect the next.
 
-DuckDB is asked for whole lines, so that no quote can reach beyond its line. A line of CSV with quotes must be well
-formed; a quoted field that does not end on its line makes the line a bad row. Where a later line could be the end of
-that field (`Fields.opened`, `Fields.closed`), the lines between may be rows or part of the field: such a file is
-refused, and never just those lines.
+DuckDB is asked for whole lines, so that no quote can extend beyond its line. A line of CSV with quotes must be well
+formed; a quoted field that does not end on its line makes the line invalid. If a later line could be the end of that
+field (`Fields.opened`, `Fields.closed`), the lines between may be rows or part of the field: then the whole file is
+refused, not just those lines.
 """
 
 import re
@@ -14,25 +14,25 @@ import numpy as np
 
 from dpformer.engines.duckdb_connection import text
 
-BLOCK = 1 << 18  # bytes looked at together: they stay in the processor's cache
-LONGEST = 1 << 21  # bytes of a line: a longer one is no row
-OK, FIELDS, QUOTE, JSON, TWICE, USER, ITEM, TIME, RATING = range(9)  # what is wrong with a row
-FILTERED = 9  # nothing that matters: a filter leaves it out
-UNREADABLE = (FIELDS, QUOTE, JSON, TWICE)  # such a row does not tell whose it is
+BLOCK = 1 << 18  # bytes processed together, which fit in the cache
+LONGEST = 1 << 21  # maximum length of a row, in bytes
+OK, FIELDS, QUOTE, JSON, TWICE, USER, ITEM, TIME, RATING = range(9)  # faults of a row
+FILTERED = 9  # no fault, but dropped by a filter
+UNREADABLE = (FIELDS, QUOTE, JSON, TWICE)  # faults after which the user of a row is unknown
 
 
 @dataclass(frozen=True)
 class Fields:
-    """SQL over a column `line`: `expression` makes the list of fields, `fault` what is wrong with their shape."""
+    """SQL over a column `line`: `expression` makes the list of fields, `fault` checks their number and quoting."""
 
     expression: str
     fault: str
     quoted: bool = False
-    opened: str = ""  # how many fields come before one that opens a quote and ends with the line; NULL: no such line
-    closed: str = ""  # how many fields follow the end of such a field; NULL: no such line
+    opened: str = ""  # number of fields before one that opens a quote and ends with the line; NULL: no such line
+    closed: str = ""  # number of fields after the end of such a field; NULL: no such line
 
     def field(self, place: int, fields: str = "s") -> str:
-        """SQL of the field at a place, from 0."""
+        """SQL of the field at an index, from 0."""
         found = f"{fields}[{place + 1}]"
         if not self.quoted:
             return found
@@ -41,10 +41,10 @@ class Fields:
 
 
 def lines(files: list[Path], skip: int, *, rejects: bool = True) -> str:
-    """SQL of the lines of text files as column `line`, in order; broken UTF-8 and endless lines are left out, and noted
-    by DuckDB with `rejects`.
+    """SQL of the lines of text files as column `line`, in order; invalid UTF-8 and over-long lines are skipped, and
+    recorded by DuckDB with `rejects`.
 
-    Carriage returns end lines too, whatever other lines end in; blank lines come as NULL.
+    Carriage returns also end lines, whatever the other line ends are; blank lines become NULL.
     """
     names = ", ".join(text(no_glob(file)) for file in files)
     return (
@@ -55,10 +55,10 @@ def lines(files: list[Path], skip: int, *, rejects: bool = True) -> str:
 
 
 def columns(files: list[Path], skip: int, delimiter: str, width: int) -> str:
-    """SQL of the fields of lines that are all plain, as columns c0, c1, …; a row of another width fails.
+    """SQL of the fields of plain lines, as columns c0, c1, …; a row of another width fails.
 
-    DuckDB's own splitting takes half the time of splitting lines here. Where nothing is quoted and no line is
-    blank (`all_plain`), the two give the same fields, but for empty ones, which are NULL here.
+    DuckDB's own splitting takes half the time of splitting lines here. If nothing is quoted and no line is blank
+    (`all_plain`), both give the same fields, except that empty ones are NULL here.
     """
     names = ", ".join(text(no_glob(file)) for file in files)
     kinds = ", ".join(f"'c{place}': 'VARCHAR'" for place in range(width))
@@ -71,7 +71,7 @@ def columns(files: list[Path], skip: int, delimiter: str, width: int) -> str:
 
 def all_plain(files: list[Path], delimiter: str, *, quotes: bool) -> bool:
     """Whether no line is blank or ends in a delimiter or carriage return and, with `quotes`, nothing is quoted."""
-    end = delimiter.encode()  # DuckDB forgives one after the last field
+    end = delimiter.encode()  # DuckDB accepts one after the last field
     odd = [b"\r", b"\0", b"\x01", *([b'"'] if quotes else [])]
     for path in files:
         if len(end) > 1 or path.suffix.lower() in (".gz", ".zst"):
@@ -88,19 +88,19 @@ def all_plain(files: list[Path], delimiter: str, *, quotes: bool) -> bool:
 
 
 def _cut_short(block: bytes, end: bytes) -> bool:
-    """Whether a line break follows another or `end`; arrays take a third of the time of searching for two bytes."""
+    """Whether a line break follows another one or `end`; arrays take a third of the time of searching for two bytes."""
     found = np.frombuffer(block, dtype=np.uint8)
     before = found[:-1]
     return bool((((before == ord("\n")) | (before == ord(end))) & (found[1:] == ord("\n"))).any())
 
 
 def no_glob(path: Path) -> str:
-    """A file's name, in which DuckDB sees no pattern."""
+    """A file name that DuckDB does not interpret as a pattern."""
     return re.sub(r"([\[*?])", r"[\1]", str(path.resolve()))
 
 
 def delimited(delimiter: str, width: int, *, quotes: bool) -> Fields:
-    """CSV and TSV: fields between delimiters; with `quotes`, a field may stand in quotes."""
+    """CSV and TSV: fields between delimiters; with `quotes`, fields may be quoted."""
     plainly = f"string_split(line, {text(delimiter)})"
     wrong = f"CASE WHEN len(s) <> {width} THEN {FIELDS} ELSE {OK} END"
     if not quotes:
@@ -120,7 +120,7 @@ def delimited(delimiter: str, width: int, *, quotes: bool) -> Fields:
 
 
 def _count(line: str, piece: str) -> str:
-    """SQL of how many pieces the group of a pattern for lines holds; NULL where a line is not of the pattern."""
+    """SQL of the number of pieces in the group of a pattern for lines; NULL if a line does not match."""
     group = f"regexp_extract(line, {text(f'^{line}$')}, 1)"
     return f"CASE WHEN regexp_full_match(line, {text(line)}) THEN len(regexp_extract_all({group}, {text(piece)})) END"
 

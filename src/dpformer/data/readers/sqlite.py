@@ -1,4 +1,4 @@
-"""Tables and views of an SQLite file, whose values have types of their own."""
+"""Tables and views of an SQLite file, in which every value has its own type."""
 
 import json
 import sqlite3
@@ -21,7 +21,7 @@ def read(given: Given) -> Relation:
     files, wanted, folder = given.files, given.wanted, given.folder
     if wanted.reading.query is not None:
         raise DpformerError(
-            "--query is for DuckDB and Parquet; make a view in the SQLite file and give it with --table"
+            "--query applies to DuckDB and Parquet; create a view in the SQLite file and give it with --table"
         )
     if len(files) != 1:
         raise DpformerError(f"{len(files)} SQLite files were given: give one")
@@ -39,7 +39,7 @@ _ROLES = Columns("user", "item", "timestamp", "rating")
 
 
 class _OfSqlite(Wanted):
-    """What is asked of the JSON lines that a table was written to."""
+    """The request for the JSON lines to which a table was written."""
 
     def row_filter(self, names: list[str] | None) -> RowFilter | None:
         found = super().row_filter(names)
@@ -47,7 +47,7 @@ class _OfSqlite(Wanted):
 
 
 def sqlite_columns(path: Path, table: str | None) -> tuple[str, list[str]]:
-    """The table of an SQLite file (the only one, or the one chosen) and the names of its columns."""
+    """The table of an SQLite file (the only one, or the chosen one) and the names of its columns."""
     with _sqlite(path) as connection:
         found = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
         table = only_table(found, table, path)
@@ -56,7 +56,7 @@ def sqlite_columns(path: Path, table: str | None) -> tuple[str, list[str]]:
 
 
 def sqlite_rows(path: Path, table: str, columns: dict[str, str], out: Path) -> None:
-    """The chosen columns of an SQLite table as JSON lines, values as text: its types are those of single rows."""
+    """Write the chosen columns of an SQLite table as JSON lines with text values, since types may differ by row."""
     chosen = ", ".join(_cell(role, name.replace('"', '""')) for role, name in columns.items())
     quoted = table.replace('"', '""')
     with _sqlite(path) as connection, out.open("w", encoding="utf-8") as file:
@@ -66,7 +66,7 @@ def sqlite_rows(path: Path, table: str, columns: dict[str, str], out: Path) -> N
 
 
 def _cell(role: str, column: str) -> str:
-    """SQL of a value as text. SQLite writes 15 digits of a float, in which ids merge: see `id_of`."""
+    """SQL of a value as text. SQLite prints 15 digits of a float, which can merge ids: see `id_of`."""
     text = f'CAST("{column}" AS TEXT)'
     if role not in ("user", "item"):
         return text

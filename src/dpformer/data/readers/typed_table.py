@@ -1,4 +1,4 @@
-"""Tables that have a schema: Parquet, DuckDB, SQLite. Their types are declared, by the file."""
+"""Tables with a schema: Parquet, DuckDB, SQLite. Their types are declared by the file."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ _CELLS = {"user": "user", "item": "item", "timestamp": "time", "rating": "rating
 
 
 def table(connection: Connection, select: str, wanted: Wanted) -> Relation:
-    """The relation of what a SELECT gives."""
+    """The relation for the result of a SELECT."""
     described = connection.execute(f"DESCRIBE {select}").fetchall()
     kinds = {str(row[0]): str(row[1]) for row in described}
     roles = wanted.resolve(list(kinds))
     for role, column in roles.items():
         if nested(kinds[column]):
             raise DpformerError(
-                f"{wanted.where}: the {role} column {column!r} is of type {kinds[column]}: give another"
+                f"{wanted.where}: the {role} column {column!r} has the unsupported type {kinds[column]}: choose another"
             )
     user, item = (id_of(roles[role], kinds[roles[role]]) for role in ("user", "item"))
     time = time_of(roles["timestamp"], kinds[roles["timestamp"]]) if "timestamp" in roles else None
@@ -39,5 +39,5 @@ def only_table(found: list[str], chosen: str | None, path: Path) -> str:
     if chosen in found:
         assert chosen is not None
         return chosen
-    said = "name the table with --table" if chosen is None else f"there is no table {chosen!r}"
+    said = "choose one with --table" if chosen is None else f"there is no table {chosen!r}"
     raise DpformerError(f"{path} has the tables {', '.join(found[:12]) or '(none)'}: {said}")

@@ -1,1 +1,1 @@
-"""Where logs come from: files, data frames, Spark."""
+"""Where logs come from: files, data frames, URLs, Spark."""

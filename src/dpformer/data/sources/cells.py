@@ -1,4 +1,4 @@
-"""The cells of a column of a frame as ids, times and numbers, and which of them are missing."""
+"""The cells of a data frame column as ids, times and numbers, and which of them are missing."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from dpformer.data.interactions import SMALL, Codes
 from dpformer.errors import DpformerError
 
 Column = np.ndarray | list[Any]
-_MISSING = ("NAType", "NaTType")  # of pandas
+_MISSING = ("NAType", "NaTType")  # types of pandas
 
 
 class Times(NamedTuple):
-    """One number, or one id, per row."""
+    """One number or one id per row."""
 
     numbers: np.ndarray  # (rows,)
-    there: np.ndarray | None = None  # (rows,) bool: which rows have one; None: all
+    there: np.ndarray | None = None  # (rows,) bool: rows with a value; None: all
     dates: bool = False  # nanoseconds since 1970
-    ranks: bool = False  # of the numbers there is only the order
+    ranks: bool = False  # the numbers are ranks only
 
 
 @dataclass(frozen=True)
 class Cells:
-    """What a column holds.
+    """The contents of a column.
 
     Attributes:
-        values: without missing ones: an array of whole numbers, floats or dates, or a list.
+        values: the values that are present: an array of integers, floats or dates, or a list.
         rows: the row of each value; None: nothing is missing.
-        total: rows.
+        total: number of rows.
     """
 
     values: Column
@@ -42,7 +42,7 @@ class Cells:
 
     @classmethod
     def of(cls, column: Any) -> Cells:
-        """Of a series of any library, an array, or a list. None, NaN, NA and NaT are missing."""
+        """From a series of any library, an array, or a list. None, NaN, NA and NaT are missing."""
         series = nw.from_native(column, series_only=True, pass_through=True)
         if isinstance(series, nw.Series):
             there = ~series.is_null().to_numpy().astype(bool)
@@ -77,11 +77,11 @@ class Cells:
         return cls(left, kept if rows is None else rows[kept], total)
 
     def row(self, place: int) -> int:
-        """The number of the row of a value, from 1."""
+        """The row number of a value, from 1."""
         return place + 1 if self.rows is None else int(self.rows[place]) + 1
 
     def spread(self, values: np.ndarray, good: np.ndarray | None = None, **more: bool) -> Times:
-        """Values of the cells in their rows; those that are not `good` are missing, too."""
+        """Values in their rows; those that are not `good` become missing too."""
         if self.rows is None:
             return Times(values, good, **more)
         numbers = np.zeros(self.total, dtype=values.dtype)
@@ -108,16 +108,16 @@ def _missing(value: Any) -> bool:
 
 
 def encoded(cells: Cells, role: str, *, skip: bool = False) -> tuple[np.ndarray, list[str]]:
-    """(the code of each row's id, -1 where it is missing; the ids in the order they appear).
+    """(the code of each row's id, -1 if missing; the ids in order of appearance).
 
-    What is no id is refused or, with `skip`, missing.
+    Invalid ids are refused or, with `skip`, become missing.
     """
     codes, values = Codes(), cells.values
     if isinstance(values, list) and not _one_plain_type(values):
         found = _one_by_one(values, codes.__getitem__, range(len(values)), cells, role, skip)
     else:
         distinct, first, places = _distinct(values)
-        if isinstance(values, np.ndarray) and values.dtype.kind == "f":  # of single precision, too
+        if isinstance(values, np.ndarray) and values.dtype.kind == "f":  # single precision too
             distinct = [values.dtype.type(value) for value in distinct]
         found = _one_by_one(distinct, codes.__getitem__, first, cells, role, skip)[places]
     if cells.rows is None:
@@ -134,7 +134,7 @@ def _one_by_one(
     for number, value in enumerate(values):
         try:
             found[number] = code(value)
-        except (ValueError, TypeError) as error:  # TypeError: a list is no key
+        except (ValueError, TypeError) as error:  # TypeError: unhashable
             if not skip:
                 row = cells.row(int(places[number]))
                 raise DpformerError(f"row {row} of the frame has no {role}_id: {error}") from None
@@ -143,13 +143,13 @@ def _one_by_one(
 
 
 def _one_plain_type(values: list[Any]) -> bool:
-    """Nothing but text, or nothing but small whole numbers: what a dict tells apart as `Codes` does."""
+    """Only text, or only small integers: what a dict distinguishes as `Codes` does."""
     kinds = set(map(type, values))
     return kinds == {str} or (kinds == {int} and min(values) > -SMALL and max(values) < SMALL)
 
 
 def _distinct(values: Column) -> tuple[list[Any], Any, np.ndarray]:
-    """(what is different, in the order it appears; the first place of each; the place of each value there)."""
+    """(distinct values in order of appearance; the first position of each; the index of each value among them)."""
     if isinstance(values, list):
         place = {value: number for number, value in enumerate(dict.fromkeys(values))}
         places = np.fromiter(map(place.__getitem__, values), np.int64, len(values))
@@ -167,7 +167,7 @@ def _distinct(values: Column) -> tuple[list[Any], Any, np.ndarray]:
 
 
 def times(cells: Cells, *, skip: bool = False) -> Times:
-    """Exact: numbers as they are, dates as nanoseconds since 1970; numbers and dates are not mixed."""
+    """Exact: numbers unchanged, dates as nanoseconds since 1970; numbers and dates must not be mixed."""
     values = cells.values
     if isinstance(values, np.ndarray):
         if values.dtype.kind == "M":
@@ -183,7 +183,7 @@ def times(cells: Cells, *, skip: bool = False) -> Times:
     found = [_instant(value, cells, int(place), skip) for value, place in zip(distinct, first, strict=True)]
     kinds = {isinstance(value, _NUMBERS) for value, number in zip(distinct, found, strict=True) if number is not None}
     if len(kinds) > 1:
-        raise DpformerError("the frame has times that are numbers and times that are not: write them in one way")
+        raise DpformerError("the frame has times that are numbers and times that are not: use one kind")
     numbers, ranks = _ranked([0 if number is None else number for number in found])
     good = np.array([number is not None for number in found], dtype=bool)[places]
     dates = kinds == {False} and not ranks
@@ -194,12 +194,12 @@ _NUMBERS = (int, float, np.number)
 
 
 def _each(values: list[Any]) -> tuple[list[Any], Any, np.ndarray]:
-    """As `_distinct`, without looking for equal ones."""
+    """As `_distinct`, without searching for duplicates."""
     return values, range(len(values)), np.arange(len(values))
 
 
 def _floats(cells: Cells, values: np.ndarray) -> Times:
-    """As they are, if whoever reads them to nine decimals can tell them apart."""
+    """Floats unchanged, if reading them to nine decimals distinguishes them."""
     good = np.isfinite(values)
     found = np.where(good, values, 0.0)
     exact = _told_apart(found)
@@ -208,13 +208,13 @@ def _floats(cells: Cells, values: np.ndarray) -> Times:
 
 
 def _told_apart(values: np.ndarray) -> bool:
-    """Whether floats are all different to nine decimals, where they are different, and below 2⁶³."""
+    """Whether distinct floats are distinct to nine decimals, and below 2⁶³."""
     small = np.unique(values[np.abs(values) < 2**24])
     return bool((np.abs(values) < 2**63).all()) and len(np.unique(np.round(small * 1e9))) == len(small)
 
 
 def _ranked(numbers: list[int | float]) -> tuple[np.ndarray, bool]:
-    """Numbers as they are where an array holds them exactly; of others, which compare exactly in Python, the ranks."""
+    """Numbers unchanged if an array holds them exactly; otherwise their ranks, compared exactly in Python."""
     if all(isinstance(number, int) and abs(number) < 2**63 for number in numbers):
         return np.array(numbers, dtype=np.int64), False
     if all(isinstance(number, float) or abs(number) < SMALL for number in numbers):
@@ -226,7 +226,7 @@ def _ranked(numbers: list[int | float]) -> tuple[np.ndarray, bool]:
 
 
 def _instant(value: Any, cells: Cells, place: int, skip: bool) -> int | float | None:
-    """A time as a number; None: it is none, and such rows are skipped."""
+    """A time as a number; None if it is invalid and such rows are skipped."""
     seen = value
     try:
         if isinstance(value, str):

@@ -1,8 +1,8 @@
-"""The table of sources: which URLs a log can have, and what brings it here.
+"""The table of sources: the URL schemes that a log can have, and how each is copied to this machine.
 
-A source copies the log, or what of it is asked for, to a private folder for as long as it is read; from there it is
-read like any other. So every format, filter and sentence is the same for all sources, and a log that changes
-meanwhile is read in one state. A source from outside is an entry point of the group `dpformer.sources`.
+A source copies the log, or the requested part of it, to a private folder while it is read; from there it is read like
+any other. So every format, filter and sentence is the same for all sources, and a log that changes meanwhile is read
+in one state. An external source is an entry point of the group `dpformer.sources`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _MODULES = ("object_stores",)
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a source.
+    """A request to a source.
 
     Attributes:
-        url: of the log.
-        columns, reading, filters: as they were declared.
-        folder: private, for what is brought here; it exists.
+        url: the URL of the log.
+        columns, reading, filters: the options.
+        folder: private folder for the copy; it exists.
     """
 
     url: Url
@@ -42,13 +42,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Brought:
-    """A log that is here now.
+    """A log copied to this machine.
 
     Attributes:
-        path: of the files.
-        reading: how they are to be read.
-        title: of the format, where that of the files says nothing.
-        snapshot: which state of the log it is, if it has numbered ones.
+        path: path of the files.
+        reading: their reading options.
+        title: title of the format, if that of the files is meaningless.
+        snapshot: version of the log, if versions are numbered.
     """
 
     path: Path
@@ -59,12 +59,12 @@ class Brought:
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of place.
+    """A kind of source.
 
     Attributes:
-        schemes: of its URLs.
-        bring: brings a log here.
-        state: something that is another when the log is; None: nothing tells.
+        schemes: schemes of its URLs.
+        bring: copies a log to this machine.
+        state: a value that changes when the log does; None: unknown.
     """
 
     schemes: tuple[str, ...]
@@ -78,21 +78,21 @@ def sources() -> dict[str, Source]:
 
 
 def source_of(path: Path) -> tuple[Source, Url] | None:
-    """The source of a log and its URL; None: it is a file here."""
+    """The source of a log and its URL; None if it is a local file."""
     url = url_of(path)
     if url is None:
         return None
     found = sources().get(url.scheme)
     if found is None:
         known = ", ".join(f"{scheme}://" for scheme in sources())
-        raise DpformerError(f"{url.scheme}:// is not known: give a file, or a URL that starts with one of {known}")
+        raise DpformerError(f"{url.scheme}:// is unknown: give a file, or a URL that starts with one of {known}")
     return found, url
 
 
 def state_of(source: Source, url: Url) -> object:
-    """What a cache of the log depends on."""
+    """A value on which a cache of the log depends."""
     if source.state is None:
-        raise DpformerError(f"nothing tells whether {url} has changed since it was kept: leave --cache out")
+        raise DpformerError(f"changes of {url} cannot be detected, so it cannot be cached: omit --cache")
     return source.state(url)
 
 

@@ -1,4 +1,4 @@
-"""The files of a log: one, a folder, a glob, standard input; what DuckDB cannot open is unpacked for it first."""
+"""The files of a log: one, a folder, a glob, standard input; what DuckDB cannot open is unpacked first."""
 
 import bz2
 import codecs
@@ -21,14 +21,14 @@ _OPENERS = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
 _PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"\xfd7zXZ\0": "xz -dc", b"BZh": "bzip2 -dc"}
 _TABLES = {"Delta Lake": "_delta_log", "Apache Hudi": ".hoodie", "Apache Iceberg": "metadata/*.metadata.json"}
 NO_TABLE = (
-    "is a table of {kind}, or part of one: its files hold rows that were deleted from it, so they are not read as they "
-    "are; write its current rows to Parquet files first"
+    "is a table of {kind}, or part of one: its files hold rows that were deleted from it, so they cannot be read "
+    "directly; export its current rows to Parquet files first"
 )
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that a path means, in the order of their names; hidden ones and `_SUCCESS` are none."""
+    """The files that a path matches, sorted by name; hidden ones and `_SUCCESS` are ignored."""
     if path.name == "-":
         return [path]
     try:
@@ -39,7 +39,7 @@ def files_of(path: Path) -> list[Path]:
                 if file.is_file() and not any(part[0] in "._" for part in file.relative_to(path).parts)
             ]
             if not found:
-                raise DpformerError(f"{path} is a folder without files")
+                raise DpformerError(f"{path} contains no files")
             return _no_table(found)
         if not path.exists():
             found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
@@ -52,7 +52,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _no_table(files: list[Path]) -> list[Path]:
-    """Refuses files that belong to a table: which of their rows are still in it, its log alone knows."""
+    """Refuse files that belong to a table: only its log knows which of their rows are current."""
     folders = {
         folder for file in {file.parent for file in files} for folder in (file.resolve(), *file.resolve().parents)
     }
@@ -121,7 +121,7 @@ def _encoding(name: str) -> str:
 
 
 def _refuse_wide(path: Path, encoding: str) -> None:
-    """A byte order mark of UTF-16 is no proof that the file is (it may be one row's id): it has to be declared."""
+    """A UTF-16 byte order mark is not conclusive (it may be one row's id), so UTF-16 must be declared."""
     with path.open("rb") as file:
         start = file.read(2)
     if start in _WIDE and encoding == "utf-8":

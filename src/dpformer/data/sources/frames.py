@@ -1,8 +1,7 @@
 """Interactions of a data frame: pandas, Polars, Arrow, or a dict of sequences.
 
-A column of one plain type (whole numbers, floats, dates, or nothing but text) is read as a whole, of which only
-different values are looked at one by one; any other cell by cell (`cells.py`). Both give the same: an id or a time is a
-function of its own cell.
+A column of one plain type (integers, floats, dates, or only text) is converted as a whole, parsing each distinct value
+once; any other, cell by cell (`cells.py`). Both give the same result: an id or a time is a function of its own cell.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ def from_frame(
     """The interactions of a data frame: pandas, Polars, an Arrow table, or a dict of sequences.
 
     Args:
-        frame: its columns are named as those of a file.
-        columns: names of columns where they are not the usual ones.
-        order: "time": by the column of times; "file": its rows are in the order of time.
-        ratings: also take the ratings, for a filter.
+        frame: the frame, with columns named as in a file.
+        columns: names of columns, if they are not the usual ones.
+        order: "time": by the timestamp column; "file": its rows are in order of time.
+        ratings: also read the ratings, for a filter.
     """
     roles = resolve(_names(frame), columns or Columns(), rating=ratings, order=order, where="the frame")
     users, user_ids = encoded(Cells.of(frame[roles["user"]]), "user")
@@ -50,10 +49,10 @@ def from_frame(
 
 
 def store_frame(frame: Mapping[str, Any], path: Path, columns: Columns, reading: Reading, filters: Filters) -> None:
-    """Writes what training needs of a frame to a Parquet file, which is read like any other.
+    """Write what training needs of a frame to a Parquet file, which is read like any other.
 
-    Names of columns stay as they are. What is missing is NULL there, so that the reader skips and counts it, or says
-    in which row it is; so is what cannot be read, if bad rows are to be skipped.
+    Column names are unchanged. Missing values become NULL, so that the reader skips and counts them, or reports the
+    row; so do invalid ones, if bad rows are to be skipped.
     """
     from dpformer.engines.duckdb_connection import connect, name, text
 
@@ -65,7 +64,9 @@ def store_frame(frame: Mapping[str, Any], path: Path, columns: Columns, reading:
     if "timestamp" in roles:
         found = times(Cells.of(frame[roles["timestamp"]]), skip=skip)
         if found.ranks and (filters.window is not None or row_filter is not None):
-            raise DpformerError("the frame has times that are finer than a float or a nanosecond can hold: round them")
+            raise DpformerError(
+                "the frame has times more precise than a float or nanoseconds can represent: round them"
+            )
         stored[roles["timestamp"]] = found
     if "rating" in roles:
         stored[roles["rating"]] = numbers(Cells.of(frame[roles["rating"]]), skip=skip)
@@ -101,7 +102,7 @@ def _all_there(values: Times, role: str) -> np.ndarray:
 
 
 def _ids(cells: Cells, role: str, *, skip: bool) -> Times:
-    """Ids as whole numbers where they are of such a type, else as text."""
+    """Ids as integers if they have such a type, otherwise as text."""
     if isinstance(cells.values, np.ndarray) and cells.values.dtype.kind in "iu":
         return cells.spread(cells.values)
     codes, names = encoded(cells, role, skip=skip)
@@ -110,7 +111,7 @@ def _ids(cells: Cells, role: str, *, skip: bool) -> Times:
 
 
 def _values(cells: Cells) -> Times:
-    """A column for a condition: numbers and dates as they are, anything else as text."""
+    """A column for a condition: numbers and dates unchanged, anything else as text."""
     if isinstance(cells.values, np.ndarray):
         if cells.values.dtype.kind == "M":
             return times(cells)

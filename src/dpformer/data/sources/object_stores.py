@@ -1,7 +1,7 @@
 """Object stores: `s3://`, `gs://`, `az://`, and files of `https://`, by obstore.
 
-obstore is one small library without dependencies for all of them (Apache Arrow's `object_store`, in Rust), with the
-usual variables of the environment; PyArrow's file systems know no `https://`, and fsspec needs a library per store.
+obstore is one small library without dependencies for all of them (Apache Arrow's `object_store`, in Rust), configured
+by the usual environment variables; PyArrow's file systems lack `https://`, and fsspec needs a library per store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpformer.data.sources.files import NO_TABLE
 from dpformer.data.sources.urls import Url
 from dpformer.errors import DpformerError, MissingExtra
 
-TIMEOUT = timedelta(seconds=20)  # to connect, and of all attempts
+TIMEOUT = timedelta(seconds=20)  # for connecting, and for all attempts
 _GLOB = re.compile(r"[*?\[]")
 _HOW = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; AWS_SKIP_SIGNATURE=true if public",
@@ -34,7 +34,7 @@ _MARKS = {
 
 
 def bring(asked: Asked) -> Brought:
-    """Copies the objects that a URL means, each in the state in which it was listed."""
+    """Copy the objects that a URL matches, each in the version that was listed."""
     store, found = _found(asked.url)
     path = asked.url.path.rstrip("/")
     only = len(found) == 1 and found[0]["path"] == path
@@ -47,7 +47,7 @@ def bring(asked: Asked) -> Brought:
             for block in _obstore().get(store, meta["path"], options=options).stream(min_chunk_size=1 << 22):
                 file.write(block)
         if target.stat().st_size != meta["size"]:
-            raise DpformerError(f"{asked.url} has changed while it was read; start again")
+            raise DpformerError(f"{asked.url} changed while it was read; try again")
     return Brought(target if only else asked.folder / "objects", asked.reading)
 
 
@@ -61,7 +61,7 @@ SOURCES = (Source(("s3", "gs", "az", "https", "http"), bring, state),)
 
 
 def _found(url: Url) -> tuple[Any, list[Any]]:
-    """The store, and what it says about each object that a URL means: one, all below a folder, or by a glob."""
+    """The store, and its metadata of each object that a URL matches: one, all below a folder, or by a glob."""
     store, path = _store(url), url.path.rstrip("/")
     with _sentences(url):
         if url.scheme.startswith("http"):
@@ -75,7 +75,7 @@ def _found(url: Url) -> tuple[Any, list[Any]]:
     pattern = re.compile(_regex(path) if _GLOB.search(path) else ".*", re.DOTALL)
     found = [meta for meta in listed if pattern.fullmatch(meta["path"]) and not _hidden(meta["path"], folder)]
     if not found:
-        raise DpformerError(f"there is nothing at {url}")
+        raise DpformerError(f"nothing found at {url}")
     return store, sorted(found, key=lambda meta: str(meta["path"]))
 
 
@@ -88,9 +88,11 @@ def _store(url: Url) -> Any:
     with _sentences(url):
         if url.scheme.startswith("http"):
             if url.scheme == "http" and not url.is_local:
-                raise DpformerError(f"{url} would bring private data here unencrypted: give https://")
+                raise DpformerError(f"{url} would transfer private data unencrypted: give https://")
             if url.parts.query:
-                raise DpformerError(f"{url.parts.hostname}: a URL with a query (?…) is not read: give that of a file")
+                raise DpformerError(
+                    f"{url.parts.hostname}: URLs with a query (?…) are not supported: give the URL of a file"
+                )
             timed["allow_http"] = url.is_local
             return store.HTTPStore.from_url(f"{url.scheme}://{url.host}/", **options)
         variable = "AZURE_ALLOW_HTTP" if url.scheme == "az" else "AWS_ALLOW_HTTP"
@@ -103,7 +105,7 @@ def _store(url: Url) -> Any:
 
 
 def _head(store: Any, path: str) -> Any:
-    """What a store says about one object; None: there is none of this name."""
+    """A store's metadata of one object; None if there is none of this name."""
     from obstore.exceptions import NotFoundError
 
     try:
@@ -117,7 +119,7 @@ def _list(store: Any, folder: str, chunk: int = 1000) -> Iterator[Any]:
 
 
 def _root(path: str) -> str:
-    """The folder that names of objects are relative to here; folders such as `day=7` below it are columns."""
+    """The folder to which names of objects are relative; subfolders such as `day=7` are columns."""
     found = _GLOB.search(path)
     return path if found is None else path[: found.start()].rpartition("/")[0]
 
@@ -127,15 +129,15 @@ def _hidden(key: str, below: str) -> bool:
 
 
 def _regex(path: str) -> str:
-    """Of a glob, in which `*` and `?` do not match a slash, and `**` does."""
+    """The regular expression of a glob, in which `*` and `?` do not match a slash, and `**` does."""
     if "[" in path:
-        raise DpformerError(f"the glob {path!r} has brackets: give one with * and ? only")
+        raise DpformerError(f"the glob {path!r} has brackets: use only * and ?")
     words = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(words.get(part) or re.escape(part) for part in re.split(r"(\*\*|\*|\?)", path))
 
 
 def _refuse_tables(url: Url, store: Any, path: str, keys: list[str]) -> None:
-    """Files of a table are not read one by one: rows that were deleted from it are still in them."""
+    """Refuse the files of a table: they still hold rows that were deleted from it."""
     above = [str(folder) for folder in PurePosixPath(_root(path)).parents if str(folder) != "."]
     for kind, (folder, mark) in _MARKS.items():
         beside = [meta["path"] for up in above for meta in next(_list(store, f"{up}/{folder}", 100), [])]
@@ -145,7 +147,7 @@ def _refuse_tables(url: Url, store: Any, path: str, keys: list[str]) -> None:
 
 @contextmanager
 def _sentences(url: Url) -> Iterator[None]:
-    """What a store refuses, as one sentence without its details, which may hold a secret."""
+    """Turn an error of a store into one sentence without its details, which may hold a secret."""
     try:
         yield
     except Exception as error:
@@ -157,14 +159,14 @@ def _sentences(url: Url) -> Iterator[None]:
 def _said(url: Url, kind: str, details: str) -> str:
     how = _HOW.get(url.scheme, "it must be readable without a password")
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        return f"{url} may not be read with the credentials of the environment ({how})"
+        return f"{url} cannot be read with the credentials in the environment ({how})"
     if kind in ("NotFoundError", "FileNotFoundError") or "NoSuchBucket" in details:
-        return f"there is nothing at {url}"
+        return f"nothing found at {url}"
     if kind == "PreconditionError":
-        return f"{url} has changed while it was read; start again"
+        return f"{url} changed while it was read; try again"
     if any(word in details for word in ("error sending request", "onnect", "timed out")):
-        return f"{url} cannot be reached within {TIMEOUT.seconds} s: is the address right ({how})?"
-    return f"{url} cannot be read: are address and credentials right ({how})?"
+        return f"{url} cannot be reached within {TIMEOUT.seconds} s: check the address ({how})"
+    return f"{url} cannot be read: check address and credentials ({how})"
 
 
 def _obstore() -> Any:

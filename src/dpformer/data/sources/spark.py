@@ -1,8 +1,8 @@
-"""A log in a cluster: Spark reads, encodes, orders and splits it. What comes here is the list of items, and sums.
+"""A log in a cluster: Spark reads, encodes, sorts and splits it. Only the item list and sums come to this machine.
 
-Rows have no order in a cluster, so there is no `--order file`, and interactions of the same time are ordered by item.
-Types are declared by the table: ids are text or whole numbers, times numbers, timestamps or dates. What is in other
-types is cast by `--query`, a SELECT of the cluster's own SQL.
+Rows have no order in a cluster, so there is no `--order file`, and interactions with equal times are ordered by item.
+Types are declared by the table: ids are text or integers; times are numbers, timestamps or dates. Other types are cast
+with `--query`, a SELECT in the cluster's own SQL.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _NUMBERS = (*_WHOLE, "float", "double", "decimal")
 _TIMES = (*_NUMBERS, "timestamp", "timestamp_ntz", "date")
 _NO_USER = "(u IS NULL OR u = '' OR u RLIKE '[\\\\n\\\\r\\\\x00]')"
-_DIGEST = range(1, 65, 13)  # 52 bits of a SHA-256 at a time, so that sums of them are exact
+_DIGEST = range(1, 65, 13)  # 52 bits of a SHA-256 at a time, so that their sums are exact
 
 
 @dataclass(frozen=True, eq=False)
 class ClusterLog:
-    """What is known here of a log that stays where it is; its training part is Spark's view `histories` (u, p, i)."""
+    """A log that stays in its cluster; its training part is Spark's view `histories` (u, p, i)."""
 
     session: Any
     num_users: int
@@ -64,8 +64,8 @@ def cluster_log(
     validation: bool = False,
     users: int | None = None,
 ) -> ClusterLog:
-    """A table (`reading.table`), a query, or Parquet files (`file`) that Spark can see; the options are `prepare`'s."""
-    (filters or Filters()).refuse_rows("is not for --engine spark: write it in --query, in the cluster's own SQL")
+    """A table (`reading.table`), a query, or Parquet files (`file`) that Spark can access; options as for `prepare`."""
+    (filters or Filters()).refuse_rows("does not apply to --engine spark: filter in --query, in the cluster's own SQL")
     session = spark_session()
     try:
         log = _Log(session, _source(session, file, reading), columns, reading, filters or Filters())
@@ -79,26 +79,24 @@ def cluster_log(
 
 
 def _source(session: Any, file: Path | None, reading: Reading) -> Any:
-    """(frame, what it is called)."""
+    """(frame, its name in messages)."""
     given = [value for value in (file, reading.table, reading.query) if value is not None]
     if len(given) != 1:
         raise DpformerError(
             "--engine spark reads one of --table db.events, --query 'SELECT …' or Parquet files: give one"
         )
     if reading.order != "time":
-        raise DpformerError("rows of a cluster have no order: give a column of times, not --order file")
+        raise DpformerError("rows in a cluster have no order: give a timestamp column, not --order file")
     if reading.table is not None:
         return session.table(reading.table), reading.table
     if reading.query is not None:
-        return session.sql(
-            f"SELECT * FROM ({reading.query}) AS log"
-        ), "the query"  # inside, nothing but a SELECT may be
+        return session.sql(f"SELECT * FROM ({reading.query}) AS log"), "the query"  # a subquery must be a SELECT
     assert file is not None
     return session.read.option("recursiveFileLookup", "false").parquet(str(file)), file.name
 
 
 class _Log:
-    """A log on its way from its table to the view `histories`."""
+    """A log while it is transformed from its table to the view `histories`."""
 
     def __init__(self, session: Any, source: Any, columns: Columns, reading: Reading, filters: Filters) -> None:
         self.session, self.reading, self.filters = session, reading, filters
@@ -112,7 +110,7 @@ class _Log:
         self._view("dpformer_cells", f"SELECT {user} AS u, {item} AS id, {time} AS t, {rating} AS r FROM dpformer_log")
 
     def check(self) -> dict[str, int]:
-        """Refuses rows without an id or a time, or leaves them out and counts them."""
+        """Refuse rows without an id or a time, or skip and count them."""
         wrong = {
             "no user": _NO_USER,
             "no item": "id IS NULL OR id = '' OR id RLIKE '[\\\\n\\\\r\\\\x00]'",
@@ -125,12 +123,12 @@ class _Log:
         )
         counts = {row["why"]: int(row["n"]) for row in found.collect()}
         if not counts.get(""):
-            raise DpformerError(f"{self.name} has no rows" + (" that can be read" if counts else ""))
+            raise DpformerError(f"{self.name} has no rows" + (" readable" if counts else ""))
         bad = {why: count for why, count in counts.items() if why}
         if bad and not self.reading.skip_bad_rows:
             why, count = next(iter(bad.items()))
             raise DpformerError(
-                f"{count:,} rows of {self.name} have {why}: complete them, or leave such rows out with --skip-bad-rows"
+                f"{count:,} rows of {self.name} have {why}: complete them, or skip such rows with --skip-bad-rows"
             )
         self.total = counts[""]
         good = f"NOT ({' OR '.join(f'coalesce({test}, false)' for test in wrong.values())})"
@@ -145,7 +143,7 @@ class _Log:
         return bad
 
     def encode(self, vocabulary: Vocabulary | None, drop_unknown_items: bool) -> tuple[Vocabulary, int]:
-        """Makes the view `dpformer_encoded` (u, t, i); the items, and how many rows have another one."""
+        """Create the view `dpformer_encoded` (u, t, i); returns the items, and the number of rows with other items."""
         counted = self.session.sql("SELECT id, count(*) AS n FROM dpformer_rows GROUP BY id").toArrow()
         ids = counted.column("id").to_pylist()
         if not ids:
@@ -177,7 +175,7 @@ class _Log:
         validation: bool,
         declared: int | None,
     ) -> ClusterLog:
-        """Splits, keeps the training part in the cluster, and counts it."""
+        """Split, keep the training part in the cluster, and count it."""
         held = f"CASE WHEN n >= {MIN_TO_TEST} THEN {1 + validation} ELSE 0 END"
         most = min(max_length or LONGEST, LONGEST)
         placed = self.session.sql(
@@ -193,9 +191,9 @@ class _Log:
             "SELECT count(DISTINCT u), count(*), max(n) FROM dpformer_placed"
         ).collect()[0]
         if int(left or 0) < 2:
-            raise DpformerError(f"{left} user is left: user-level privacy needs many users; check the user column")
+            raise DpformerError(f"only {left} user remains, but user-level privacy needs many: check the user column")
         if int(longest) < 2:
-            raise DpformerError(f"none of {left:,} users has two items: there is no next item to learn")
+            raise DpformerError(f"none of the {left:,} users has two items, so there is no next item to predict")
         users = self._population(declared)
         facts = {
             "source": self.name,
@@ -215,7 +213,7 @@ class _Log:
         return ClusterLog(self.session, users, int(rows), words, max_length, validation, found, facts)
 
     def _population(self, declared: int | None) -> int:
-        """N: all users whom a row names, before any filter; or as declared."""
+        """N: all users named by a row, before any filter; or the declared number."""
         query = f"SELECT count(DISTINCT u) AS n FROM dpformer_cells WHERE NOT coalesce({_NO_USER}, false)"
         named = int(self.session.sql(query).collect()[0]["n"])
         return check_declared(named, declared)
@@ -225,7 +223,7 @@ class _Log:
         return int(self.session.sql(f"SELECT coalesce(sum(more), 0) AS n FROM ({twice}) AS d").collect()[0]["n"])
 
     def _hash(self, words: Vocabulary, users: int, validation: bool) -> str:
-        """Of all histories in whatever order: SHA-256 of each, added up in parts. Private, as `Dataset.hash` is."""
+        """A hash of all histories in any order: the sum of their SHA-256, in parts. Private, as is `Dataset.hash`."""
         texts = (
             "SELECT sha2(concat_ws(',', transform(array_sort(collect_list(struct(p, i))), x -> CAST(x.i AS STRING))), "
             "256) AS h FROM dpformer_placed GROUP BY u"
@@ -245,7 +243,7 @@ class _Log:
 
 
 def _kind(kind: str) -> str:
-    """A type without its precision; whole decimals (unsigned numbers of Parquet) are whole numbers."""
+    """A type without its precision; integral decimals (unsigned numbers of Parquet) are integers."""
     return "bigint" if kind.startswith("decimal(") and kind.endswith(",0)") else kind.split("(")[0]
 
 

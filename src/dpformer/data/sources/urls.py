@@ -1,7 +1,7 @@
-"""Logs that are named by a URL, such as `s3://bucket/logs` or `postgresql://host/shop`, and what a URL may hold.
+"""Logs given by a URL, such as `s3://bucket/logs` or `postgresql://host/shop`, and what a URL may contain.
 
-A path that was made of a URL has lost a slash (`s3:/bucket/logs`); here it gets it back. A URL is written to the run
-folder and shown in sentences, so it must not hold a secret: passwords and signatures come from the environment.
+A path made from a URL has lost a slash (`s3:/bucket/logs`), which is restored here. A URL is written to the run folder
+and shown in messages, so it must not hold a secret: passwords and signatures come from the environment.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from dpformer.errors import DpformerError
 
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # one letter would be a drive
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # a single letter would be a drive
 _SECRET = re.compile(r"pass|pwd|secret|token|signature|credential|(^|[^a-z])(sig|key|auth)", re.IGNORECASE)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
 class Url:
-    """A URL without a secret in it."""
+    """A URL without secrets."""
 
     text: str
 
@@ -37,22 +37,22 @@ class Url:
 
     @property
     def host(self) -> str:
-        """The host, or the bucket; as it is written."""
+        """The host, or the bucket, with its original case."""
         return self.parts.netloc
 
     @property
     def path(self) -> str:
-        """The path without its first slash, unescaped."""
+        """The path without its leading slash, unescaped."""
         return unquote(self.parts.path.lstrip("/"))
 
     @property
     def is_local(self) -> bool:
-        """Whether the host is this machine, so that nobody else reads along."""
+        """Whether the host is this machine, so that no one can eavesdrop."""
         return self.parts.hostname in _LOCAL
 
 
 def url_of(path: str | Path) -> Url | None:
-    """The URL that a path stands for, None if it is a file's; one with a secret is refused."""
+    """The URL that a path stands for, None if it is a file; one with a secret is refused."""
     found = _URL.fullmatch(str(path))
     if found is None:
         return None
@@ -61,25 +61,26 @@ def url_of(path: str | Path) -> Url | None:
         parts = urlsplit(f"{scheme}://{rest}")
         has_password, _ = parts.password is not None, parts.port
     except ValueError as error:
-        raise DpformerError(f"a URL of {scheme}:// cannot be understood ({error}): write it anew") from None
+        raise DpformerError(f"a URL of {scheme}:// cannot be parsed ({error}): correct it") from None
     names = [pair.partition("=")[0] for pair in parts.query.split("&")]
     secret = next((name for name in names if _SECRET.search(name)), None)
     if has_password or secret is not None:
         what = "a password" if has_password else f"the secret {secret!r}"
         raise DpformerError(
-            f"the URL at {parts.hostname} holds {what}, and URLs are kept in run folders and shown: leave it out, and "
-            f"give it in the environment ({_ENVIRONMENT.get(scheme, 'see the guide, Data in')})"
+            f"the URL at {parts.hostname} contains {what}, but URLs are stored in run folders and shown: remove it, "
+            f"and "
+            f"set it in the environment ({_ENVIRONMENT.get(scheme, 'see the guide, Data in')})"
         )
     return Url(f"{scheme}://{rest}")
 
 
 def resolved(path: Path) -> Path:
-    """An absolute path; one that stands for a URL is that already."""
+    """An absolute path; one that stands for a URL is returned unchanged."""
     return path.resolve() if url_of(path) is None else path
 
 
 def called(path: Path) -> str:
-    """What a path is called in a sentence."""
+    """The name of a path in messages."""
     return "standard input" if path.name == "-" else str(url_of(path) or path)
 
 

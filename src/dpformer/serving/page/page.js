@@ -64,7 +64,7 @@ async function refresh() {
   try {
     const history = state.history.map((item) => item.item_id);
     const answer = await fetched("recommend", { history, k: K, why: true });
-    if (ask !== state.asked) return; // a later question is on its way
+    if (ask !== state.asked) return; // a later request is under way
     showNext(answer);
   } catch (error) {
     if (ask === state.asked) $("status").textContent = `No answer: ${error.message}.`;
@@ -77,7 +77,7 @@ function showNext(answer) {
   const count = answer.recommendations.length;
   $("status").textContent = state.history.length
     ? `${count} items after a history of ${answer.history}.`
-    : "The most popular items, as released with noise.";
+    : "The most popular items, by noisy frequencies.";
   $("method").textContent = state.history.length ? `Why: ${answer.method}.` : "";
   $("next").replaceChildren(...answer.recommendations.map(recommendation));
 }
@@ -112,7 +112,7 @@ function recommendation(entry) {
   return row;
 }
 
-// An item that is in the history twice counts once, with the sum. What speaks may be an attribute that both have.
+// An item that is in the history twice counts once, with the sum. The contribution may come from a shared attribute.
 function reasons(entry) {
   const sums = new Map();
   for (const { item_id, title, contribution, attribute } of entry.why) {
@@ -141,7 +141,7 @@ function reason(part, parts) {
 
 function because(parts) {
   const said = parts.filter((part) => !part.rest && part.value > 0 && (!part.share || part.value >= 0.005)).slice(0, 2);
-  if (!said.length) return "popular, nothing in the history speaks for it";
+  if (!said.length) return "popular; nothing in the history contributes";
   const named = (part) => (part.attribute ? `${part.title} (${part.attribute})` : part.title);
   return `after ${said.map((part) => `${named(part)} ${shown(part)}`).join(" · ")}`;
 }
@@ -174,7 +174,7 @@ function showFound(items) {
     row.addEventListener("click", () => choose(place));
     return row;
   });
-  $("found").replaceChildren(...(rows.length ? rows : [element("li", "No item begins like that", { class: "none" })]));
+  $("found").replaceChildren(...(rows.length ? rows : [element("li", "No item matches", { class: "none" })]));
   $("found").hidden = false;
   $("search").setAttribute("aria-expanded", "true");
   pick(rows.length ? 0 : -1);
@@ -227,25 +227,25 @@ $("undo").addEventListener("click", () => { change(state.before); });
 
 // Privacy facts.
 
-const CODE = { user: "one user's whole history" };
+const CODE = { user: "one user's entire history" };
 const upTo3 = (epsilon) => (Math.ceil(epsilon * 1000 - 1e-9) / 1000).toString();
 
 function showFacts(facts, health) {
   $("size").textContent = health.items.toLocaleString("en");
   const covered = facts.private;
-  $("protects").textContent = covered ? CODE[facts.unit] || facts.unit || CODE.user : "nobody";
+  $("protects").textContent = covered ? CODE[facts.unit] || facts.unit || CODE.user : "no one";
   $("epsilon").textContent = facts.epsilon === null ? "∞" : upTo3(facts.epsilon);
   $("delta").textContent = facts.delta === null ? "–" : `1 in ${Math.floor(1 / facts.delta + 1e-6).toLocaleString("en")}`;
   if (!covered) {
     $("not-private").textContent = facts.headline;
     $("not-private").hidden = false;
-    $("void").textContent = facts.epsilon === null ? "No noise: nothing is promised" : "Void: noise came from a seed";
+    $("void").textContent = facts.epsilon === null ? "No noise: no guarantee" : "Void: the noise was seeded";
     $("void").hidden = false;
   }
   const rows = [];
   for (const event of facts.events || []) rows.push([`Noise on ${event.label || event.kind}`, event.noise_multiplier.toPrecision(3)]);
   if (facts.users) rows.push(["Users, N (assumed public)", facts.users.toLocaleString("en")]);
-  if (facts.steps) rows.push(["Steps of training", facts.steps.toLocaleString("en")]);
+  if (facts.steps) rows.push(["Training steps", facts.steps.toLocaleString("en")]);
   rows.push(["Model", health.model], ["Random numbers", facts.random_source || "–"]);
   $("rows").replaceChildren(...rows.map(([name, value]) => {
     const row = element("p", "", { class: "row" });
@@ -256,7 +256,7 @@ function showFacts(facts, health) {
   $("not-covered").replaceChildren(...(facts.not_covered || []).map((words) => element("li", words)));
 }
 
-// The token of a service that asks for one, in this tab's memory like everything else.
+// The token of a service that requires one, kept in this tab's memory like everything else.
 
 $("unlock").addEventListener("click", () => { state.token = $("token").value.trim(); start(); });
 $("token").addEventListener("keydown", (event) => { if (event.key === "Enter") $("unlock").click(); });

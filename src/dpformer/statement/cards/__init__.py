@@ -1,4 +1,4 @@
-"""Papers about a released model, from its statement and its owner's words: for Hugging Face, OpenDP, an assessment."""
+"""Documents about a released model, from its statement and its owner's words: Hugging Face, OpenDP, DPIA."""
 
 from dpformer.statement.cards.dpia import assessment
 from dpformer.statement.cards.model_card import model_card, write_card

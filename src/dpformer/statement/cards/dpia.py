@@ -1,8 +1,8 @@
-"""One page for whoever signs, a data protection officer or a manager: numbers of the run, risks that stay, blanks.
+"""One page for a data protection officer or manager who must approve: figures of the run, residual risks, blanks.
 
-The headings of the risks are those of EDPB Opinion 28/2024 (AI models and personal data) and of NIST SP 800-226
-(evaluating differential privacy). What only the controller knows is a blank, or comes from `[deployment]`; nothing here
-is legal advice, and nothing is said that the statement does not hold.
+The headings of the risks follow EDPB Opinion 28/2024 (AI models and personal data) and NIST SP 800-226 (evaluating
+differential privacy). What only the controller knows is a blank, or comes from `[deployment]`; nothing here is legal
+advice, and the page claims nothing beyond the statement.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ OUTSIDE = (
 ERASURE = (
     "Delete the person's rows from the source, from copies of the log, from prepared data (`--cache`) and backups; "
     "delete checkpoint/, metrics.jsonl and report.html of runs on them, which are exact statistics.",
-    "An unfinished run: stop it, delete its folder, begin anew without the person. What it spent stays in the ledger.",
-    "A finished model keeps its promise: what it tells about this person stays within the bounds above. Nothing can be "
-    "taken out of it afterwards; whether it has to be withdrawn all the same is the controller's decision, case by "
+    "An unfinished run: stop it, delete its folder, start again without the person. What it spent stays in the ledger.",
+    "A finished model keeps its guarantee: what it reveals about this person stays within the bounds above. Nothing "
+    "can "
+    "be removed from it afterwards; whether it must be withdrawn nevertheless is the controller's decision, case by "
     "case (Opinion 28/2024).",
-    "The next run reads the log without the person. A model that is retrained anyway needs no special run.",
+    "The next run reads the log without the person. A model that is retrained regularly needs no special run.",
     "A key file kept for `verify --replay` needs the old data: after an erasure delete it, or record why it is kept.",
 )
 
@@ -41,7 +42,7 @@ def assessment(source: CardSource) -> str:
     facts, said = source.facts, source.deployment
     if not facts["private"]:
         raise DpformerError(
-            "the run has no privacy guarantee (no noise, or noise of a seed): there is nothing to assess"
+            "the run has no privacy guarantee (no noise, or seeded noise), so there is nothing to assess"
         )
     unit = unit_of(facts["unit"])
     parts = [
@@ -51,8 +52,8 @@ def assessment(source: CardSource) -> str:
         f"## What is protected\n\n**{facts['headline']}** {unit.meaning} {source.persons}".rstrip(),
         _meaning(facts, unit.plural),
         f"## Purpose and necessity (to be filled in)\n\n{_purpose(source)}",
-        "## Risks that stay: EDPB Opinion 28/2024\n\n" + _table(_opinion(source)),
-        "## Risks that stay: NIST SP 800-226\n\n" + _table(_nist(source)),
+        "## Residual risks: EDPB Opinion 28/2024\n\n" + _table(_opinion(source)),
+        "## Residual risks: NIST SP 800-226\n\n" + _table(_nist(source)),
         f"## When a {unit.name} withdraws\n\n" + "\n".join(f"{n}. {words}" for n, words in enumerate(ERASURE, 1)),
         f"## Decision\n\nResidual risk: low / medium / high. Accepted by: {BLANK}. Review on: {BLANK}.",
     ]
@@ -60,7 +61,7 @@ def assessment(source: CardSource) -> str:
 
 
 def _meaning(facts: Mapping[str, Any], members: str) -> str:
-    """What ε is for one person, in a table."""
+    """The meaning of ε for one person, as a table."""
     rows = [
         (
             f"falsely accuses {percent(rates.false_positive_rate)} of those not in the data",
@@ -69,12 +70,18 @@ def _meaning(facts: Mapping[str, Any], members: str) -> str:
         )
         for rates in (_rates(facts, alarms) for alarms in ALARMS)
     ]
-    head = ("An attack that", f"finds at most, of the {members}", "is right, if half were in", "if 1 in 100 was")
+    head = (
+        "An attack that",
+        f"finds at most this share of the {members}",
+        "precision if half were members",
+        "if 1 in 100 was",
+    )
     lines = [head, ("---",) * len(head), *rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return (
-        f"{table}\n\nThese bounds hold for every attack on what was released, now or later, whatever it knows besides. "
-        f"Being in the data changes the chance of no outcome by more than a factor of {power_of_e(facts['epsilon'])}, "
+        f"{table}\n\nThese bounds hold for every attack on the release, now or later, whatever else it knows. "
+        f"Being in the data changes the probability of any outcome by at most a factor of "
+        f"{power_of_e(facts['epsilon'])}, "
         f"apart from an event of probability {one_in(facts['delta'])}."
     )
 
@@ -104,17 +111,17 @@ def _purpose(source: CardSource) -> str:
 def _opinion(source: CardSource) -> list[tuple[str, str]]:
     facts = source.facts
     lawful = (
-        f"{BLANK} (the guarantee says nothing of whether the data may be used; if it may not, later use is affected)"
+        f"{BLANK} (the guarantee does not address whether the data may be used; if it may not, later use is affected)"
     )
     return [
         (
             "Extraction from the model",
-            "bounded as above, for weights and vocabulary alike; what many people share is learned, and is meant to be",
+            "bounded as above, for weights and vocabulary alike; what many people share is learned, as intended",
         ),
         (
-            "Personal data by way of queries",
+            "Personal data obtained through queries",
             "bounded as above however many questions are asked; a history that a user enters is not covered: it is "
-            "new personal data of the service",
+            "new personal data held by the service",
         ),
         ("Design: sources, preparation, minimisation", _line(" ".join(facts["data"]))),
         ("Design: method", f"differential privacy in training, ε = {round_up(facts['epsilon'])}; {_spent(facts)}"),
@@ -137,14 +144,15 @@ def _nist(source: CardSource) -> list[tuple[str, str]]:
         "Side channels": answers.get("side_channels"),
         "Trust model": answers.get("trust_model"),
         "Security, access, policies": _line(source.deployment.access) or BLANK,
-        "Data collection exposure": f"the raw log stays as sensitive as it was; retention and access: {BLANK}",
+        "Data collection exposure": f"the raw log remains as sensitive as before; retention and access: {BLANK}",
     }
-    return [(name, _line(value) or "not known") for name, value in names.items()] + [("Outside the promise", OUTSIDE)]
+    return [(name, _line(value) or "unknown") for name, value in names.items()] + [("Outside the guarantee", OUTSIDE)]
 
 
 def _spent(facts: Mapping[str, Any]) -> str:
     events = [
-        f"{event['label'] or event['kind']} (alone {round_up(event['epsilon_alone'])})" for event in facts["events"]
+        f"{event['label'] or event['kind']} ({round_up(event['epsilon_alone'])} on its own)"
+        for event in facts["events"]
     ]
     return f"spent on {', '.join(events)}"
 
@@ -154,5 +162,5 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 def _line(text: str | None) -> str:
-    """One line, without HTML, which ends no table cell."""
+    """One line without HTML, which cannot end a table cell."""
     return " ".join((text or "").replace("<", "&lt;").split()).replace("|", "\\|")

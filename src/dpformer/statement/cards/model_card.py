@@ -14,15 +14,15 @@ from dpformer.statement.deployment import Deployment
 from dpformer.statement.sp800_226 import NAME
 
 TAG = "differential_privacy"
-BASE = """This model was trained with [dpformer](https://pypi.org/project/dpformer). What is promised, in full and for
-machines, is in [privacy.json](privacy.json)."""
-OWNER = {  # sections from what the owner says
+BASE = """This model was trained with [dpformer](https://pypi.org/project/dpformer). The full, machine-readable privacy
+statement is in [privacy.json](privacy.json)."""
+OWNER = {  # sections from the owner's words
     "intended_use": "Intended use",
     "access": "Access",
     "justification": "Why this ε",
 }
-ASKED = {  # of the statement's answers to NIST, in the order of the card
-    "trust_model": "Model of trust",
+ASKED = {  # the statement's answers to NIST, in the order of the card
+    "trust_model": "Trust model",
     "variant": "Variant",
     "unit": "Unit",
     "releases": "Releases",
@@ -36,7 +36,7 @@ ASKED = {  # of the statement's answers to NIST, in the order of the card
 
 
 def write_card(folder: Path, facts: dict[str, Any], *, library: str = "transformers") -> None:
-    """Writes privacy.json and a card beside a saved model; a card that is there keeps its metadata, plus our tag."""
+    """Write privacy.json and a card beside a saved model; an existing card keeps its metadata, plus our tag."""
     write_text(folder / "privacy.json", json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     source = CardSource(facts, Deployment(), text=True)
     path = folder / "README.md"
@@ -85,7 +85,7 @@ def _metadata(source: CardSource) -> dict[str, Any]:
 
 
 def _kept(path: Path) -> dict[str, Any]:
-    """The metadata of a card that is there, read by the hub's own package, with our tag."""
+    """The metadata of an existing card, read by the hub's own package, with our tag."""
     from huggingface_hub import ModelCard
 
     data = dict(ModelCard.load(path).data.to_dict())
@@ -93,7 +93,7 @@ def _kept(path: Path) -> dict[str, Any]:
 
 
 def _published(said: Deployment) -> str:
-    """Who and when, in a line."""
+    """Publisher and date in one line."""
     by = f"by {_line(said.curator)}" if said.curator else ""
     on = f"on {said.date.isoformat()}" if said.date else ""
     return f"Published {' '.join(part for part in (by, on) if part)}." if by or on else ""
@@ -106,12 +106,12 @@ def _period(source: CardSource) -> list[str]:
 
 
 def _table(source: CardSource) -> str:
-    """The statement's answers to what NIST SP 800-226 asks."""
+    """The statement's answers to the questions of NIST SP 800-226."""
     answers = source.facts.get(NAME, {})
     rows = [(title, answers[name]) for name, title in ASKED.items() if name in answers]
     rows += [("Remaining budget", source.remaining), ("Audit", source.audited)]
     table = "\n".join(f"| {name} | {_line(value)} |" for name, value in rows)
-    return f"## For whoever assesses it (NIST SP 800-226)\n\n| | |\n| --- | --- |\n{table}"
+    return f"## For assessors (NIST SP 800-226)\n\n| | |\n| --- | --- |\n{table}"
 
 
 def _listed(sentences: list[str]) -> str:
@@ -119,10 +119,10 @@ def _listed(sentences: list[str]) -> str:
 
 
 def _line(text: str | None) -> str:
-    """One line, which ends no table cell."""
+    """One line, which cannot end a table cell."""
     return " ".join(_escaped(text).split()).replace("|", "\\|")
 
 
 def _escaped(text: str | None) -> str:
-    """Words of the owner: markdown as they like, but no HTML."""
+    """Words of the owner: any Markdown, but no HTML."""
     return (text or "").replace("<", "&lt;")

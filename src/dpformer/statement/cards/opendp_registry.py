@@ -1,6 +1,6 @@
 """An entry for OpenDP's registry of deployments of differential privacy, as YAML.
 
-The keys follow the schema of https://github.com/opendp/deployments-registry-data of 2026-07-15. Tier 3, the most
+The keys follow the schema of https://github.com/opendp/deployments-registry-data as of 2026-07-15. Tier 3, the most
 detailed, needs a justification.
 """
 
@@ -19,12 +19,13 @@ UNPROTECTED = "The number of {plural} in the data, which is assumed public."
 
 
 def registry_entry(source: CardSource) -> str:
-    """The entry, as a draft. A required field that the owner did not give is named in the error."""
+    """The entry, as a draft. Required fields that the owner did not give are named in the error."""
     if not source.facts["private"]:
-        raise DpformerError("this run is not private: the registry is of deployments of differential privacy")
+        raise DpformerError("this run is not private, but the registry lists deployments of differential privacy")
     if missing := source.deployment.missing():
         raise DpformerError(
-            f"the registry requires {', '.join(missing)}: add them to [deployment] in a TOML file, for --deployment"
+            f"the registry requires {', '.join(missing)}: add them to [deployment] in a TOML file and give it with "
+            f"--deployment"
         )
     return dump(_entry(source))
 
@@ -87,21 +88,21 @@ def _deployment_model(source: CardSource) -> dict[str, Any]:
     return {
         "model_name": "Central",
         "model_name_details": answers["trust_model"],
-        "actors": f"{said.curator} has the data and trains the model: trusted. Everybody who gets the model, now or "
-        "later, with any knowledge of their own: not trusted. Whoever reads the memory of the machine that trains, or "
+        "actors": f"{said.curator} has the data and trains the model: trusted. Everyone who receives the model, now or "
+        "later, with any knowledge of their own: not trusted. Anyone who reads the memory of the training machine, or "
         f"times it: out of scope. {said.access or ''}".strip(),
         "release_type": "Many releases" if said.many_releases else "One release",
         "release_type_details": f"{said.releases or answers['releases']}. Budget: {source.remaining}.",
         "data_source_type": "Dynamic" if said.dynamic else "Static",
         "data_source_type_details": answers["data_source"],
         "access_type": "Non-interactive",
-        "access_type_details": "Nobody queries the data; the model is published as it is.",
+        "access_type_details": "No one queries the data; the model itself is published.",
     }
 
 
 def _accounting(source: CardSource) -> dict[str, Any]:
     facts = source.facts
-    parts = ", ".join(f"{event['label']} (alone ε = {event['epsilon_alone']:.4g})" for event in facts["events"])
+    parts = ", ".join(f"{event['label']} (ε = {event['epsilon_alone']:.4g} on its own)" for event in facts["events"])
     return {
         "post_processing": facts[NAME]["post_processing"],
         "composition": f"{facts['accountant']}. Composed: {parts}.",

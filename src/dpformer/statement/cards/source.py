@@ -1,4 +1,4 @@
-"""What cards are made from: the statement of a run, what its owner says, and an audit, if there was one."""
+"""The sources of cards: the statement of a run, its owner's words, and an audit, if there was one."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ AUDIT = "audit.json"  # in the run folder; `dpformer audit RUN` writes it
 
 @dataclass(frozen=True)
 class CardSource:
-    """All that a card says comes from here."""
+    """Everything that a card says."""
 
-    facts: dict[str, Any]  # the statement
+    facts: dict[str, Any]  # the privacy statement
     deployment: Deployment
     audit: dict[str, Any] | None = None
-    budget: str = ""  # what a ledger says is left
+    budget: str = ""  # the remaining budget, according to a ledger
     text: bool = False  # a language model
     items: int | None = None
 
     @classmethod
     def of(cls, run: Run, deployment: Deployment | None = None, budget: str = "") -> CardSource:
-        """Of a finished run; `deployment` instead of the run's own section, `budget`: see `budget_left`."""
+        """The source for a finished run; `deployment` replaces the run's own section; `budget`: see `budget_left`."""
         return cls(
             run.statement,
             deployment or run.config.deployment or Deployment(),
@@ -44,28 +44,28 @@ class CardSource:
 
     @property
     def remaining(self) -> str:
-        """On the budget that is left."""
-        return self.budget or self.facts.get("nist_sp_800_226", {}).get("remaining_budget", "not known")
+        """The remaining budget in words."""
+        return self.budget or self.facts.get("nist_sp_800_226", {}).get("remaining_budget", "unknown")
 
     @property
     def audited(self) -> str:
-        """The outcome of an audit, in a sentence."""
+        """The outcome of an audit in one sentence."""
         if self.audit is None:
             return "not audited"
         return f"{'passed' if self.audit['passed'] else 'FLAGGED'}. {self.audit['verdict']}"
 
     @property
     def persons(self) -> str:
-        """Whether ids are persons, in a sentence; empty if nobody said."""
+        """Whether ids are persons, in one sentence; empty if unknown."""
         said, what = self.deployment.ids_are_persons, self.deployment.ids
         if said is None:
             return f"A user id is {what}." if what else ""
-        words = "one person" if said else "not one person: who has several ids is protected id by id"
+        words = "one person" if said else "not one person: someone with several ids is protected id by id"
         return f"A user id is {words}" + (f" ({what})." if what else ".")
 
 
 def read_audit(path: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
-    """The audit beside a run; one of other settings than the statement's is refused."""
+    """The audit stored in a run folder; one of other settings than the statement's is refused."""
     if not path.is_file():
         return None
     try:
@@ -73,12 +73,14 @@ def read_audit(path: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
         seen = {one["of"]: float(one["noise_multiplier"]) for one in found["mechanisms"]}
         kinds = {"passed": bool, "verdict": str, "of": str}
         if any(type(found[name]) is not kind for name, kind in kinds.items()):
-            raise ValueError("its fields are of other kinds")
+            raise ValueError("its fields have other types")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DpformerError(f"{path} is no audit: {' '.join(str(error).split())[:200]}") from None
+        raise DpformerError(f"{path} is not an audit: {' '.join(str(error).split())[:200]}") from None
     for event in facts["events"]:
         noise = seen.get(event["label"])
         if noise is None or not math.isclose(noise, event["noise_multiplier"], rel_tol=1e-9):
-            what = "has no" if noise is None else f"is of noise {plain(noise)}, which this run has not, in its"
-            raise DpformerError(f"{path} {what} {event['label']}: audit the run again, dpformer audit {path.parent}")
+            what = "has no" if noise is None else f"has noise multiplier {plain(noise)}, unlike this run, for its"
+            raise DpformerError(
+                f"{path} {what} {event['label']}: audit the run again with dpformer audit {path.parent}"
+            )
     return dict(found)

@@ -1,4 +1,4 @@
-"""YAML as cards write it: in the order given, without what is None, text of several lines as a block."""
+"""YAML for cards: keys in the given order, None omitted, multi-line text as a block."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """Safe, and easy to read: lists under their key are indented."""
+    """Safe, and easy to read: lists are indented under their key."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -26,7 +26,7 @@ def dump(value: dict[str, Any]) -> str:
 
 
 def _said(value: Any) -> Any:
-    """Without what nobody said."""
+    """The value without missing entries."""
     if isinstance(value, dict):
         return {name: _said(item) for name, item in value.items() if item is not None}
     return [_said(item) for item in value] if isinstance(value, list) else value
