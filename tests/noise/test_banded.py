@@ -187,7 +187,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="bands was 3 when this state was saved, now it is 4"):
         optimizer(4)[1].load_state_dict(state)
     bad = [[torch.full((4,), float("nan"))], state["past"][1]]
-    with pytest.raises(ValueError, match="the noise of past steps that was saved is not finite"):
+    with pytest.raises(ValueError, match="noise of past steps that was saved is not finite"):
         optimizer(3)[1].load_state_dict({**state, "past": bad})
     wide, other = optimizer(3)
     other.load_state_dict({**state, "past": [state["past"][0], [torch.zeros(1)]]})

@@ -1,14 +1,15 @@
-"""`--model auto`: which kind of model is likely the most accurate, by choices and public numbers alone.
+"""`--model auto`: the kind of model that is likely the most accurate, from options and public numbers alone.
 
-Some choices leave one kind only: text, a log in a cluster, an option that only networks have. Else the choice is a
-function of the number of users (public in every statement), of the list of items where it is public (a catalogue, or
-`--assume-items-public`, whose guarantee is given that list), and of ε; never of the log. Where the list of items is
-private, its length is too, and has no say. So two neighbouring logs always get the same model, and the choice costs
+Some options leave only one kind: text, a log in a cluster, an option that only networks have. Otherwise the choice is a
+function of the number of users (public in every statement), of the item list if it is public (a catalogue, or
+`--assume-items-public`, on which the guarantee is then conditional), and of ε; never of the log. If the item list is
+private, so is its length, which is then not used. So two adjacent logs always get the same model, and the choice costs
 nothing. docs/results/auto.md has the measurements behind the rule.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
     from dpformer.runs.config import Config
 
 AUTO = "auto"
-UNDECIDED: ModelKind = COUNTS  # as what auto is read until it is decided
+UNDECIDED: ModelKind = COUNTS  # stands for `auto` until it is decided
 CANDIDATES: tuple[ModelKind, ...] = (COUNTS, TRANSFORMER)
-USERS_PER_ITEM = 15  # the fewest with which a network has won
-FEWEST_USERS = 3000  # below it a batch is lost in the noise of a step
+USERS_PER_ITEM = 15  # the fewest with which a network was better
+FEWEST_USERS = 3000  # below it, a batch drowns in the noise of a step
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A kind of model, and the end of the sentence "…, because"."""
+    """A kind of model, and the reason, as the end of a sentence "…, because"."""
 
     kind: ModelKind
     reason: str
@@ -42,49 +43,49 @@ class Choice:
 
 
 def by_choices(chosen: Mapping[str, Any], explicit: Iterable[str] = ()) -> str:
-    """The model that other choices leave, by name; `auto` if more than one is left.
+    """The name of the model implied by other options; `auto` if several are possible.
 
     Args:
-        chosen: all choices so far.
-        explicit: the names of those that somebody made, as against those of a recipe.
+        chosen: all options so far.
+        explicit: the names of options given explicitly, as opposed to those of a recipe.
     """
     if chosen.get("engine") == "spark":
-        return COUNTS.name  # what it can add up
+        return COUNTS.name  # the only kind that supports it
     if chosen.get("task") == "lm" or any(name in OF_NETWORKS for name in explicit):
         return TRANSFORMER.name
     return AUTO
 
 
 def choose_model(*, users: int, items: int | None, attributes: int = 0, epsilon: float = 5.0) -> Choice:
-    """The rule.
+    """Choose a model.
 
     Args:
-        users: their number, public.
-        items: their number, None if it is not public.
-        attributes: how many the catalogue gives; 0 without any.
+        users: the public number of users.
+        items: the number of items, None if it is not public.
+        attributes: the number of attributes in the catalogue.
         epsilon: ε; inf without privacy.
     """
     if epsilon == float("inf"):
         return Choice(TRANSFORMER, "without noise a network learns more than counts")
     if items is None:
-        return Choice(COUNTS, "without a public list of items, counts keep the most of it")
-    size = f"{users:,} users for {items:,} items"
+        return Choice(COUNTS, "without a public item list, counts preserve most of it")
+    size = f"{math.floor(10 * users / items) / 10:g} users per item"
     if users >= FEWEST_USERS and users >= USERS_PER_ITEM * items:
-        return Choice(TRANSFORMER, f"there are {size}, at least {USERS_PER_ITEM} each: enough to train on")
+        return Choice(TRANSFORMER, f"there are {size}, and {USERS_PER_ITEM} are enough to train a network")
     if users < FEWEST_USERS:
-        return Choice(COUNTS, f"there are {users:,} users, and a network needs {FEWEST_USERS:,}")
-    more = ", while counts make use of the catalogue's attributes" if attributes else ""
-    return Choice(COUNTS, f"there are {size}, and a network needs {USERS_PER_ITEM} each{more}")
+        return Choice(COUNTS, f"{users:,} users are below the {FEWEST_USERS:,} that a network needs")
+    more = ", while counts use the catalogue's attributes" if attributes else ""
+    return Choice(COUNTS, f"{size} is below the {USERS_PER_ITEM} that a network needs{more}")
 
 
 def decide(config: Config, *, users: int, items: int | None, attributes: Attributes | None) -> tuple[Config, Choice]:
     """The config with `auto` decided by public numbers.
 
     Args:
-        config: whose model is `auto`.
-        users: their number.
-        items: how many there are; it has a say only if the list is public.
-        attributes: of the public catalogue.
+        config: a config whose model is `auto`.
+        users: the number of users.
+        items: the number of items; used only if the list is public.
+        attributes: attributes in the public catalogue.
     """
     public = config.items_policy != "dp"
     choice = choose_model(

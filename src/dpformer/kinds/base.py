@@ -1,16 +1,16 @@
-"""A kind of model: all that differs between what `--model` can name, in one object.
+"""A kind of model: everything that differs between the models `--model` can name, in one object.
 
-    chosen     `refuse`, `default_length`, `resolved`, `silent`: what a config may say, and what it leaves open
-    planned    `mechanism`, `release`, `needs_frequencies`, `estimate`: what touches the data, and what it will take
+    chosen     `refuse`, `default_length`, `resolved`, `silent`: valid options, and defaults that depend on the data
+    planned    `mechanism`, `release`, `needs_frequencies`, `estimate`: what touches the data, and the time it takes
     fitted     `fit`: from released numbers, or by training, to a model
-    ranked     `ranker` for evaluation, `scoring` for recommendations and their reasons
-    released   `classes`: what a model file may hold
-    verified   `constants`, `follows`: what is in the model without having been trained follows from the releases
-    exported   `export_folder`, where there is a format of its own besides ONNX
+    ranked     `ranker` for evaluation, `scoring` for recommendations and explanations
+    released   `classes`: what a model file may contain
+    verified   `constants`, `follows`: untrained constants of the model must follow from the releases
+    exported   `export_folder`, if it has a format of its own besides ONNX
     described  `title`, `phrase`, `summary`, `pictures`
 
-The command line and the config know kinds by the registry (`kinds.registry`) alone. Modules of kinds are imported to
-show options, so they import torch only when it is needed.
+The command line and the config know kinds only through the registry (`kinds.registry`). Modules of kinds are imported
+to show options, so they import torch only when needed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 
 class Mechanism(NamedTuple):
-    """What touches the data to fit a model: steps of training, or a query that the model is made of."""
+    """What touches the data to fit a model: training steps, or a query whose result is the model."""
 
     expected_batch_size: int
     steps: int
     noise_multiplier: float
-    events: tuple[Event, ...] = ()  # of the query; training has its own
+    events: tuple[Event, ...] = ()  # events of the query; training has its own
 
 
 class Picture(NamedTuple):
-    """What a model shows of itself, for the report: a matrix with a title."""
+    """A matrix with a title that a model shows of itself in the report."""
 
     title: str
     matrix: np.ndarray
@@ -54,89 +54,89 @@ class Picture(NamedTuple):
 
 
 class ModelKind:
-    """What `--model NAME` stands for."""
+    """The model that `--model NAME` stands for."""
 
     name: ClassVar[str]
-    title: str  # on pages
-    phrase: str  # in a sentence: "a Transformer"
-    summary: str = ""  # of the option --model
-    classes: Mapping[str, str]  # class → module: what a model file may name. Arguments and tensors are all of it.
-    silent: tuple[str, ...] = ()  # options that say nothing of it
-    trains: bool = True  # by steps, with checkpoints on the way
+    title: str  # for pages
+    phrase: str  # for sentences: "a Transformer"
+    summary: str = ""  # for the help of --model
+    classes: Mapping[str, str]  # class → module: the classes a model file may name, rebuilt from arguments and tensors
+    silent: tuple[str, ...] = ()  # options that do not apply to it
+    trains: bool = True  # in steps, with checkpoints
     text: bool = True  # whether it can be a language model
-    attention: bool = False  # whether there is attention for Re-Attention to correct
+    attention: bool = False  # whether it has attention that Re-Attention can correct
 
     def named_by(self, path: Path) -> dict[str, Any] | None:
-        """Choices, if `--model PATH` means this kind; None if it does not."""
+        """The options implied if `--model PATH` means this kind; None if it does not."""
         return None
 
     # Chosen.
 
     def ignores(self, option: str, name: str) -> str:
-        """The sentence on an option that is among `silent` and was given."""
-        return f"{option} says nothing of a model that is {name}: leave it out"
+        """The message for a given option that is among `silent`."""
+        return f"{option} does not apply to the model {name}: omit it"
 
     def refuse(self, config: Config) -> None:
-        """Raises ValueError on what this kind cannot do. Messages are shown to users as they are."""
+        """Raise ValueError for options that this kind does not support. Messages are shown to users verbatim."""
         if config.reattention and not self.attention:
-            raise ValueError(f"Re-Attention needs attention, {config.model} has none: leave it out")
+            raise ValueError(f"Re-Attention needs attention, but {config.model} has none: omit it")
         if config.base is not None:
-            raise ValueError("a checkpoint is named by --model FOLDER; leave base out")
+            raise ValueError("a checkpoint is given by --model FOLDER: omit base")
         if config.lora:
-            raise ValueError("lora is for checkpoints: give --model FOLDER, or leave it out")
+            raise ValueError("lora applies to checkpoints: give --model FOLDER, or omit it")
 
     def default_length(self, config: Config) -> int | None:
-        """Items of a history to train on; None: all of them."""
+        """Training items per history; None: all of them."""
         return None
 
     def resolved(self, config: Config, users: int) -> dict[str, Any]:
-        """What the config left open, given the public number of users."""
+        """Values for options that the config left open, given the public number of users."""
         return {}
 
     # Planned.
 
     @property
     def release(self) -> Query | None:
-        """The query that the model is made of, which gets what others leave of the budget; None: training does."""
+        """The query whose result is the model, which gets the remaining budget; None if training does."""
         return None
 
     def needs_frequencies(self, config: Config) -> bool:
-        """Whether item frequencies have to be released for it."""
+        """Whether it needs released item frequencies."""
         return False
 
     def items_described(self, config: Config) -> bool:
-        """Whether public attributes recommend items of which the data says little: popularity is worth more then."""
+        """Whether public attributes recommend items with little data, so that accurate popularity is worth more."""
         return False
 
     def mechanism(self, config: Config, users: int, others: tuple[Event, ...]) -> Mechanism:
-        """Calibrates it, beside other events that are paid for first."""
+        """Calibrate it, given other events that are paid for first."""
         raise NotImplementedError
 
     def estimate(self, config: Config, plan: Plan, items: int) -> dict[str, Any]:
-        """Parameters, seconds and peak bytes of fitting it, measured on made-up histories."""
+        """Parameters, seconds and peak bytes of fitting it, measured on random histories."""
         raise NotImplementedError
 
     def effort(self, estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """The estimate for people."""
+        """The estimate as names and values for printing."""
         raise NotImplementedError
 
     # Fitted.
 
     def fit(self, session: Session) -> Any:
-        """The model of a run whose queries are answered."""
+        """The model of a run whose queries have been answered."""
         raise NotImplementedError
 
     # Ranked.
 
     def ranker(self, model: Any) -> Ranker:
-        """Places held-out items, for evaluation."""
+        """The ranker of held-out items, for evaluation."""
         from dpformer.evaluation.evaluate import scorer
         from dpformer.evaluation.rankers import DenseRanker
 
         return DenseRanker(scorer(model), model.num_items)
 
     def scoring(self, model: Any) -> Scoring:
-        """Scores of histories, their reasons, and similar items."""
+        """Scores for histories, their explanations, and similar items."""
         from dpformer.kinds.scoring import DenseScoring
 
         return DenseScoring(model)
@@ -144,33 +144,33 @@ class ModelKind:
     # Verified.
 
     def constants(self, config: Config, plan: Plan, release: Release) -> Finding:
-        """What is in the model without having been trained must follow from what was released with noise."""
+        """Check that untrained parts of the model follow from what was released with noise."""
         raise NotImplementedError
 
     def follows(self, value: Any, release: Release, attributes: Attributes | None) -> tuple[bool | None, str]:
-        """Whether the model is made of what its query released; and in words, None where that cannot be told.
+        """Whether the model follows from its query's release; None if that cannot be determined; and a sentence.
 
         Args:
-            value: what was released, restored from releases.safetensors: of `release`, else of popularity.
+            value: the released value, restored from releases.safetensors: that of `release`, otherwise popularity.
             release: the model file.
-            attributes: of the public catalogue, if it was given.
+            attributes: attributes in the public catalogue, if it was given.
         """
-        return True, "the model is made of them"
+        return True, "the model follows from them"
 
     # Exported.
 
     exports_folder: ClassVar[bool] = False
 
     def export_folder(self, release: Release, folder: Path, statement: dict[str, Any]) -> list[Path]:
-        """Writes the model into a new folder in a format of its own, with its statement; gives what is in it."""
-        raise DpformerError(f"{self.title} has no format of its own; give a file: model.onnx")
+        """Write the model to a new folder in its own format, with its statement; returns the files."""
+        raise DpformerError(f"{self.title} has no export format of its own: give a file such as model.onnx")
 
     # Described.
 
     def description(self, config: Config) -> str:
-        """What a model of this config is called on pages."""
+        """The name of a model with this config on pages."""
         return self.title
 
     def pictures(self, model: Any, history: np.ndarray) -> list[Picture]:
-        """What the model shows of itself after one history."""
+        """What the model shows of itself for one history."""
         return []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dpformer.training.plan import Plan
 
 COUNTED, COUNTED_USERS = 50, 4000  # items per user, and users, of an estimate
-FEW = 20  # counts: with as many, an honest run looks exact with chance 10⁻⁸
+FEW = 20  # number of counts at which an honest run looks exact with probability 10⁻⁸
 
 
 class CountsKind(ModelKind):
@@ -45,14 +45,14 @@ class CountsKind(ModelKind):
     # Chosen.
 
     def ignores(self, option: str, name: str) -> str:
-        return f"{option} is for networks, and model is {name}: leave it out, or choose a network with --model"
+        return f"{option} applies to networks, but model is {name}: omit it, or choose a network with --model"
 
     def refuse(self, config: Config) -> None:
         super().refuse(config)
         if config.warm_start:
-            raise ValueError(f"warm_start is for networks, and model is {config.model}: leave it out")
+            raise ValueError(f"warm_start applies to networks, but model is {config.model}: omit it")
         if config.noise.correlated:
-            raise ValueError(f"{config.noise.choice}; it is for networks trained with noise: leave it out")
+            raise ValueError(f"{config.noise.choice}, which applies to networks trained with noise: omit it")
 
     def resolved(self, config: Config, users: int) -> dict[str, Any]:
         return {"reattention": None, "batch_size": None}
@@ -69,7 +69,7 @@ class CountsKind(ModelKind):
         return bool(config.attributes)
 
     def mechanism(self, config: Config, users: int, others: tuple[Event, ...]) -> Mechanism:
-        """One release of everybody's transitions, with all that is left of the budget."""
+        """One release of all users' transitions, with the whole remaining budget."""
         from dpformer.kinds.planning import calibrated
 
         if not config.private:
@@ -78,11 +78,11 @@ class CountsKind(ModelKind):
         return Mechanism(users, 0, noise, (self.release.event(config, noise),))
 
     def estimate(self, config: Config, plan: Plan, items: int) -> dict[str, Any]:
-        """Seconds and peak bytes, if users have `COUNTED` items each, or as many as are trained on.
+        """Seconds and peak bytes, if users have `COUNTED` items each, or the maximum used for training.
 
-        Some users with random histories, popular items first, go through the code that counts; noise on pairs without
-        data costs the same for them as for all. To this comes what adding up one user takes, for every other user.
-        Memory is that of a block of the pairs of items that occur, a full one at worst.
+        A few users with random histories, popular items first, run through the counting code; noise on pairs without
+        data costs the same for them as for all users. The time for summing one user is added for every other user.
+        Memory is that of one block of item pairs that occur, a full one in the worst case.
         """
         import numpy as np
 
@@ -96,7 +96,7 @@ class CountsKind(ModelKind):
         sums = ArraySums.packed(histories, offsets)
         noise = plan.noise_of(self.release.label) or 1.0
         began = time.monotonic()
-        release_transition_sums(sums, items, noise * users / plan.users, seed=0)  # as many pairs stay, in proportion
+        release_transition_sums(sums, items, noise * users / plan.users, seed=0)  # proportionally as many pairs survive
         seconds = time.monotonic() - began
         if plan.users > users:
             one = ArraySums.packed(histories[:length], offsets[:2])
@@ -112,14 +112,14 @@ class CountsKind(ModelKind):
 
     def effort(self, estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [
-            ("time", f"about {estimate['seconds'] / 60:,.1f} min, if users have {estimate['items_a_user']} items each"),
+            ("time", f"about {estimate['seconds'] / 60:,.1f} min, for {estimate['items_a_user']} items per user"),
             ("memory", f"at most {estimate['memory'] / 2**30:.1f} GiB"),
         ]
 
     # Fitted.
 
     def fit(self, session: Session) -> TransitionCounts:
-        """Post-processing of the release; seconds, so that nothing is saved on the way."""
+        """Post-processing of the release; takes seconds, so there are no checkpoints."""
         from dpformer.models.counts import TransitionCounts
 
         return TransitionCounts.from_release(session.released.value(self.release), session.attributes)
@@ -140,7 +140,7 @@ class CountsKind(ModelKind):
     # Verified.
 
     def constants(self, config: Config, plan: Plan, release: Release) -> Finding:
-        """Popularity follows from the frequencies; rows of chances are shrunk, and not made of whole numbers."""
+        """Popularity must follow from the frequencies; transition rows must be shrunk, and counts not integers."""
         import numpy as np
         import torch
 
@@ -149,41 +149,39 @@ class CountsKind(ModelKind):
 
         name = "constants of the model"
         if not isinstance(release.model, TransitionCounts) or release.frequencies is None:
-            return Finding(name, False, "the file holds no transition counts with their frequencies")
+            return Finding(name, False, "the file does not contain transition counts with their frequencies")
         popularity = torch.from_numpy(release.frequencies / release.frequencies.sum())
         if not torch.allclose(release.model.popularity.double(), popularity, rtol=1e-4, atol=1e-9):
             return Finding(name, False, "popularity does not follow from the released frequencies")
         rows, chances, counts = counts_of(release.model)
         sums = np.bincount(rows, weights=chances, minlength=1)
         if not ((chances > 0).all() and (sums < 1).all()):
-            return Finding(name, False, "chances of what comes next are not those of noisy counts: a row sums to 1")
+            return Finding(name, False, "transition probabilities are not those of noisy counts: a row sums to 1")
         if (rows == release.model.targets.numpy()).any():
             return Finding(name, False, "an item follows itself, which is never counted")
-        clear = counts[counts * 1e-6 < 1e-3 * (1 - sums[rows])]  # float32 still tells them from whole numbers
-        if len(clear) < FEW:  # a noisy count is near a whole number with chance 1/50, and so is the pair's other one
-            return Finding(name, True, "popularity follows from the frequencies; too few counts to look for whole ones")
+        clear = counts[counts * 1e-6 < 1e-3 * (1 - sums[rows])]  # float32 still distinguishes them from integers
+        if len(clear) < FEW:  # a noisy count is near an integer with probability 1/50, as is its pair's other count
+            return Finding(name, True, "popularity follows from the frequencies; too few counts to test for integers")
         if float((np.abs(clear - np.round(clear)) < 1e-2).mean()) > 0.5:
-            return Finding(name, False, "transition counts look exact: they are whole numbers")
-        return Finding(name, True, "popularity follows from the frequencies; counts are no whole numbers")
+            return Finding(name, False, "transition counts look exact: they are integers")
+        return Finding(name, True, "popularity follows from the frequencies; counts are not integers")
 
     def follows(self, value: Any, release: Release, attributes: Attributes | None) -> tuple[bool | None, str]:
         from dpformer.models.counts import TransitionCounts
 
         found = release.model
         if attributes is None and int(getattr(found, "num_attributes", 0)):
-            return None, (
-                "frequencies follow from them; not checked: counts back off to attributes of a catalogue (--catalog)"
-            )
+            return None, ("frequencies follow from them; not checked: counts that use attributes (give --catalog)")
         again = TransitionCounts.from_release(value, attributes)
         names = [tuple(name) for name in getattr(found, "attribute_names", [])]
         same = again.arguments == found.arguments and [tuple(name) for name in again.attribute_names] == names
         if same and all(_equal(tensor, found.state_dict()[key]) for key, tensor in again.state_dict().items()):
-            return True, "the model is made of them"
-        return False, "the counts of the model do not follow from what was released"
+            return True, "the model follows from them"
+        return False, "the model's counts do not follow from the release"
 
 
 def counts_of(model: TransitionCounts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, chance, count) of each transition: T_ab = C_ab / (R_a + prior) solved for C."""
+    """(row, probability, count) of each transition: T_ab = C_ab / (R_a + prior) solved for C."""
     import numpy as np
 
     from dpformer.models.counts import ROW_PRIOR
@@ -195,7 +193,7 @@ def counts_of(model: TransitionCounts) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _equal(made: Tensor, found: Tensor) -> bool:
-    """The same; numbers that back-off makes by sums of any order, to rounding."""
+    """Equality; for values that back-off sums in any order, up to rounding."""
     import torch
 
     if not made.is_floating_point():
@@ -204,7 +202,7 @@ def _equal(made: Tensor, found: Tensor) -> bool:
 
 
 def _seconds_of_sums(sums: ArraySums, items: int) -> float:
-    """Of the exact sums of all rounds."""
+    """Seconds for the exact sums of all rounds."""
     import numpy as np
 
     from dpformer.engines.sums import gathered

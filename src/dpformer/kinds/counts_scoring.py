@@ -1,4 +1,4 @@
-"""Scores of transition counts, their reasons, and which items are alike: by sparse products."""
+"""Scores of transition counts, their explanations, and similar items, by sparse products."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.evidence import Evidence
 
-ADDED = "share of the evidence that each item of the history brings; the rest is the item's popularity"
+ADDED = "share of the evidence contributed by each item of the history; the rest is the item's popularity"
 
 
 class CountsScoring:
-    """Evidence for every item by sparse products; it grows with the score, which is its logarithm."""
+    """Evidence for every item by sparse products; the score is its logarithm."""
 
-    quick = True  # sparse products and topk run outside of Python's lock
+    quick = True  # sparse products and topk release Python's lock
     method = ADDED
 
     def __init__(self, model: TransitionCounts) -> None:
@@ -28,7 +28,7 @@ class CountsScoring:
         return np.where(ranked > 0, np.log(np.maximum(ranked, np.finfo(np.float32).tiny)), -np.inf)
 
     def contributions(self, history: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Shares, which sum to 1 with popularity's."""
+        """Shares, which sum to 1 together with popularity's."""
         added = self.evidence.parts(history, items)
         shares = added / added.sum(0)
         return shares[:-1], shares[-1]

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from dpformer.training.plan import Plan
     from dpformer.training.trainer import Trainer
 
-OF_OWN_NETWORKS = (  # options that a checkpoint of somebody else's has decided
+OF_OWN_NETWORKS = (  # options that a pretrained checkpoint determines
     "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
     "reattention_scale", "frequency_bias", "row_exponent", "frequency_share",
 )  # fmt: skip
-OF_NETWORKS = (  # options of all that is trained
+OF_NETWORKS = (  # options of all trained kinds
     *OF_OWN_NETWORKS, "clipping", "clip_norm", "items_share", "bands", "warm_start", "batch_size", "epochs",
     "learning_rate", "weight_decay", "warmup", "evaluate_every", "micro_batch_tokens", "bf16", "checkpoint_seconds",
 )  # fmt: skip
-LONGEST = {"recommend": 200, "lm": 256}  # items, or tokens, to train on by default
+LONGEST = {"recommend": 200, "lm": 256}  # default number of training items or tokens
 LONGEST_SYNTHETIC = 50
 
 
@@ -49,12 +49,12 @@ class NetworkKind(ModelKind):
     def resolved(self, config: Config, users: int) -> dict[str, Any]:
         batch_size = config.batch_size or max(1, min(1024, users // 4))
         if batch_size > users:
-            raise DpformerError(f"batch_size is {batch_size:,} and there are {users:,} users: give at most that")
+            raise DpformerError(f"batch_size is {batch_size:,}, but there are only {users:,} users: lower it")
         groups = config.noise.groups
         if groups * batch_size > users:
             raise DpformerError(
                 f"{config.noise.choice} and batch_size {batch_size:,}: a batch would need {groups * batch_size:,} "
-                f"users, and there are {users:,}; lower one of them"
+                f"users, but there are {users:,}: lower one of them"
             )
         return {
             "max_length": config.max_length or self.default_length(config),
@@ -69,11 +69,11 @@ class NetworkKind(ModelKind):
         return config.frequency_bias or bool(config.row_exponent)
 
     def mechanism(self, config: Config, users: int, others: tuple[Event, ...]) -> Mechanism:
-        """T steps of Poisson batches, with all that is left of the budget."""
+        """T steps of Poisson batches, with the whole remaining budget."""
         from dpformer.kinds.planning import calibrated
 
         assert config.batch_size and config.epochs, "resolve the config first"
-        # Whole numbers throughout: epochs / q in floating point can be a step off.
+        # Integers throughout: epochs / q in floating point can be off by one step.
         steps = -(-config.epochs * users // config.batch_size)
         return Mechanism(config.batch_size, steps, calibrated(config, config.batch_size / users, steps, others))
 
@@ -99,7 +99,7 @@ class NetworkKind(ModelKind):
                 model = build_model(config, plan, items, frequencies, random)
                 trainer = make_trainer(config, plan, dataset, model, random)
                 batch = Batch(np.arange(rows), 0, trainer.batches.origin)
-                trainer.add_gradients(batch)  # the first time includes self-checks and page faults
+                trainer.add_gradients(batch)  # the first call includes self-checks and page faults
                 trainer.optimizer.zero_grad(set_to_none=True)
                 began = time.monotonic()
                 trainer.add_gradients(batch)
@@ -107,7 +107,7 @@ class NetworkKind(ModelKind):
         finally:
             torch.set_num_threads(before)
         parameters = sum(p.numel() for p in model.parameters())
-        past = 8 * parameters * (len(plan.noise.coefficients()) - 1)  # the noise of past steps
+        past = 8 * parameters * (len(plan.noise.coefficients()) - 1)  # noise of past steps
         return {
             "parameters": parameters,
             "seconds": seconds / rows * plan.expected_batch_size * plan.steps,
@@ -124,18 +124,18 @@ class NetworkKind(ModelKind):
     # Fitted.
 
     def build(self, config: Config, num_items: int) -> SequenceModel:
-        """The network with random weights, of torch's generator."""
+        """The network with random weights, from torch's generator."""
         raise NotImplementedError
 
     def set_up(self, model: Any, config: Config, plan: Plan, frequencies: Tensor | None) -> None:
-        """Constants that are not trained, by released frequencies; without these, they wait for a state."""
+        """Set untrained constants from released frequencies; without these, they wait for a state."""
         if config.row_exponent:
             _scale_rows(model, config.row_exponent, frequencies)
         if frequencies is not None and config.frequency_bias:
             model.set_frequencies(frequencies)
 
     def fit(self, session: Session) -> Any:
-        """Trains to the last step."""
+        """Train to the last step."""
         import torch
 
         from dpformer.training.allocator import freed_memory_kept
@@ -177,12 +177,12 @@ class NetworkKind(ModelKind):
         name, arguments = "constants of the model", release.model.arguments
         sizes = {size: getattr(config, size) for size in ("dim", "blocks", "heads") if size in arguments}
         if config.base is None and (odd := [size for size, due in sizes.items() if arguments[size] != due]):
-            # Before a model is built of the config's sizes, which may be any.
-            return Finding(name, False, f"{odd[0]} of the model is not that of config.toml")
+            # Checked before a model with the config's sizes, which may be huge, is built.
+            return Finding(name, False, f"{odd[0]} of the model differs from config.toml")
         frequencies = None if release.frequencies is None else torch.from_numpy(release.frequencies)
         with torch.random.fork_rng(devices=[]):
             again = build_model(config, plan, len(release.vocabulary), frequencies, SecureRandom(seed=0))
-        again.scale_rows(None)  # as it is released
+        again.scale_rows(None)  # as released
         found = dict(release.model.named_buffers())
         wrong = [
             key
@@ -190,12 +190,12 @@ class NetworkKind(ModelKind):
             if key not in found or not torch.allclose(found[key], buffer, rtol=1e-4, atol=1e-6, equal_nan=True)
         ]
         if wrong:
-            return Finding(name, False, f"{', '.join(wrong)} do not follow from what was released")
+            return Finding(name, False, f"{', '.join(wrong)} do not follow from the releases")
         return Finding(name, True, "follow from the released frequencies and the plan")
 
 
 def build_model(config: Config, plan: Plan, num_items: int, frequencies: Tensor | None, random: SecureRandom) -> Any:
-    """The network with its initial weights, which do not depend on the data but for the released frequencies."""
+    """The network with its initial weights, which do not depend on the data except for released frequencies."""
     import torch
 
     from dpformer.training.device import device_of
@@ -206,18 +206,18 @@ def build_model(config: Config, plan: Plan, num_items: int, frequencies: Tensor 
     torch.manual_seed(torch_seed(random.within("weights")))
     model = kind.build(config, num_items)
     kind.set_up(model, config, plan, frequencies)
-    return model.to(device_of(config.device))  # made on the CPU: the same weights for any device
+    return model.to(device_of(config.device))  # built on the CPU: the same weights for any device
 
 
 def build_assistant(config: Config, plan: Plan, num_items: int) -> Any:
-    """The network of another process, whose weights come from the leader."""
+    """The network of another process, which receives its weights from the leader."""
     from dpformer.noise import SecureRandom
 
     return build_model(config, plan, num_items, None, SecureRandom("assistant"))
 
 
 def make_trainer(config: Config, plan: Plan, dataset: Dataset, model: Any, random: SecureRandom) -> Trainer:
-    """The parts of the plan around a network."""
+    """The trainer for a plan and a network."""
     import torch
 
     from dpformer.training.gradient_sum import GradientSum, tokens_for
@@ -241,26 +241,26 @@ def make_trainer(config: Config, plan: Plan, dataset: Dataset, model: Any, rando
 
 
 def _secret(config: Config, random: SecureRandom, purpose: str) -> dict[str, Any]:
-    """Derived from the key of the run, so that whoever has that key can repeat the run; or the seed of a test."""
+    """Keys derived from the run's key, so that its owner can repeat the run; or a test's seed."""
     if config.seed is not None:
         return {"seed": config.seed}
     return {"key": random.within(purpose).words(4, step=0).tobytes()}
 
 
 def learning_rate(config: Config, plan: Plan, step: int) -> float:
-    """At step 0, 1, …, T − 1."""
+    """The learning rate at step 0, 1, …, T − 1."""
     from dpformer.training.schedule import warmup_then_decay
 
     return config.learning_rate * warmup_then_decay(step, plan.steps, config.warmup)
 
 
 def common_arguments(config: Config) -> dict[str, Any]:
-    """What our own networks are made with."""
+    """Constructor arguments of our own networks."""
     return {"dim": config.dim, "shared": config.shared, "dropout": config.dropout}
 
 
 def _scale_rows(model: SequenceModel, exponent: float, frequencies: Tensor | None) -> None:
-    """Without frequencies the scale is not a number, until a state is loaded."""
+    """Without frequencies the scale is NaN until a state is loaded."""
     import torch
 
     from dpformer.models.sequence import popularity_scale

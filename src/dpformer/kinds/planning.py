@@ -1,4 +1,4 @@
-"""From shares of a budget to noise: what kinds of models and queries have in common when they are planned."""
+"""From shares of a budget to noise: what kinds of models and queries have in common in planning."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def other_events(config: Config) -> tuple[Event, ...]:
-    """The queries that the config asks besides what the model is made of, each with its share of the budget.
+    """The events of the config's queries besides the release of the model, each with its share of the budget.
 
-    A share s is counted in the square of the Gaussian parameter: all of (ε, δ) in one Gaussian release would be noise
-    z₁, and μ = 1/z adds up in squares, so share s gets z = z₁/√s. One hundredth for the frequencies makes σ about 0.5%
+    Shares refer to the square of the Gaussian parameter: spending all of (ε, δ) on one Gaussian release needs noise z₁,
+    and μ = 1/z adds up in squares, so share s gets z = z₁/√s. One hundredth for the frequencies makes σ about 0.5%
     larger.
     """
     if not config.private or config.delta is None:
@@ -31,7 +31,7 @@ def other_events(config: Config) -> tuple[Event, ...]:
 def calibrated(
     config: Config, sample_rate: float, steps: int, others: tuple[Event, ...], set_aside: float = 0.0
 ) -> float:
-    """σ of what the model is fitted by, with δ less what it fails with outright; 0 without privacy."""
+    """σ for fitting the model, at δ minus the outright failure probability; 0 without privacy."""
     if not config.private:
         return 0.0
     assert config.delta is not None

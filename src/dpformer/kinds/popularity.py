@@ -1,4 +1,4 @@
-"""Popularity, the baseline: items by how often they occur in training, the same for everybody. Exact, not private."""
+"""Popularity, the baseline: items by their frequency in training, the same for everyone. Exact, not private."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class PopularityBaseline:
-    """What every model is compared with."""
+    """The baseline for every model."""
 
     name = "popularity"
     title = "popularity, exact counts"
     knows = "nothing of the user"
 
     def ranker(self, dataset: Dataset) -> Ranker:
-        """Places held-out items."""
+        """The ranker of held-out items."""
         from dpformer.evaluation.evaluate import popularity
 
         return popularity(dataset)

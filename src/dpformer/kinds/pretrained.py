@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from dpformer.runs.model_file import Release
     from dpformer.training.plan import Plan
 
-LEARNING_RATE = 1e-3  # by default: a fifth of what networks from nothing have
+LEARNING_RATE = 1e-3  # default: a fifth of that of networks trained from scratch
 
 
 class PretrainedKind(NetworkKind):
-    """Trained as every network; its sizes, its tokenizer and its layers are the checkpoint's."""
+    """Trained like every network; sizes, tokenizer and layers come from the checkpoint."""
 
     name = "pretrained"
     title = "pretrained"
@@ -38,18 +38,18 @@ class PretrainedKind(NetworkKind):
     # Chosen.
 
     def ignores(self, option: str, name: str) -> str:
-        return f"{option} is what the checkpoint {name} says: leave it out"
+        return f"{option} is determined by the checkpoint {name}: omit it"
 
     def refuse(self, config: Config) -> None:
         if config.reattention:
-            raise ValueError("Re-Attention cannot be put into a checkpoint: leave it out")
+            raise ValueError("Re-Attention cannot be added to a checkpoint: omit it")
         if config.base is None:
-            raise ValueError("a checkpoint is named by --model FOLDER; leave base out")
+            raise ValueError("a checkpoint is given by --model FOLDER: omit base")
         if config.characters is not None or config.tokenizer is not None:
-            raise ValueError("a checkpoint brings its own tokenizer: leave characters and tokenizer out")
+            raise ValueError("a checkpoint has its own tokenizer: omit characters and tokenizer")
         if config.max_length and config.max_length > (most := positions(config.base)):
             raise ValueError(
-                f"max_length is {config.max_length}, and {config.base} has {most} positions: give at most that"
+                f"max_length is {config.max_length}, but {config.base} has only {most} positions: lower it"
             )
         if config.task == "recommend":
             raise ValueError("a checkpoint is a language model: give --task lm and --unit")
@@ -70,14 +70,14 @@ class PretrainedKind(NetworkKind):
         return Pretrained.read(config.base, num_items, config.max_length, config.lora)
 
     def set_up(self, model: Any, config: Config, plan: Plan, frequencies: Tensor | None) -> None:
-        pass  # all that it has is trained, or the checkpoint's
+        pass  # everything is trained, or part of the checkpoint
 
     # Exported.
 
     def export_folder(self, release: Release, folder: Path, statement: dict[str, Any]) -> list[Path]:
-        """A checkpoint of Hugging Face again: weights, tokenizer, statement, card."""
+        """Write a Hugging Face checkpoint again: weights, tokenizer, statement, card."""
         if folder.exists():
-            raise DpformerError(f"{folder} is there already; give the name of a new folder")
+            raise DpformerError(f"{folder} already exists: give a new folder")
         from tokenizers import Tokenizer
         from transformers import PreTrainedTokenizerFast
 
@@ -91,14 +91,14 @@ class PretrainedKind(NetworkKind):
 
 
 def positions(folder: Path) -> int:
-    """How many tokens a checkpoint takes; where its config is silent, any number."""
+    """The maximum number of tokens of a checkpoint; unlimited if its config does not say."""
     from dpformer.models.pretrained import positions_of  # torch
 
     try:
         facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return positions_of(facts) or sys.maxsize
     except (OSError, ValueError, AttributeError):
-        raise DpformerError(f"{folder} holds no config.json of a Hugging Face checkpoint") from None
+        raise DpformerError(f"{folder} contains no config.json of a Hugging Face checkpoint") from None
 
 
 PRETRAINED = PretrainedKind()

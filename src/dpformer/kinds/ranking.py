@@ -1,4 +1,4 @@
-"""Rankers of models, by their kind."""
+"""Rankers of models, by kind."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dpformer.kinds.registry import kind_of
 def ranker(model: Any, dataset: Dataset | None = None, vocabulary: Vocabulary | None = None) -> Ranker:
     """The ranker of a model.
 
-    A model that has fewer items than the data, `vocabulary`, gets histories without the others, and these stand after
-    all that it knows: what was not released cannot be recommended.
+    If the data has items that the model lacks, `vocabulary` names the data's: histories are passed without these items,
+    and they rank below all known ones, because items that were not released cannot be recommended.
     """
     found = kind_of(model).ranker(model)
     if dataset is not None and vocabulary is not None and len(vocabulary) != dataset.num_items:
@@ -27,7 +27,7 @@ def ranker(model: Any, dataset: Dataset | None = None, vocabulary: Vocabulary | 
 
 
 def served_ranks(model: Any, dataset: Dataset, split: str = "test", vocabulary: Vocabulary | None = None) -> Tensor:
-    """(U,) ranks of the held-out items in what is recommended; (0,) where nobody has one. Not private."""
+    """(U,) ranks of the held-out items among recommendations; (0,) if there are none. Not private."""
     if not len(dataset.held_out(split)[0]):
         return torch.zeros(0, dtype=torch.int64)
     return evaluate(ranker(model, dataset, vocabulary), dataset, split=split).served

@@ -1,4 +1,4 @@
-"""GRU and LSTM, to compare with."""
+"""GRU and LSTM, for comparison."""
 
 from __future__ import annotations
 

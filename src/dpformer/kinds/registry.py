@@ -13,13 +13,13 @@ from dpformer.kinds.transformer import TRANSFORMER
 
 KINDS: dict[str, ModelKind] = {kind.name: kind for kind in (COUNTS, TRANSFORMER, GRU, LSTM, PRETRAINED)}
 K = TypeVar("K", bound=ModelKind)
-ANY = ModelKind()  # a model of somebody else's, of which nothing is known but its scores
+ANY = ModelKind()  # any other model, of which only the scores are known
 
 
 def register(kind: K) -> K:
-    """Adds a kind of your own; a name that is taken is refused."""
+    """Add a kind; a name that is taken is refused."""
     if kind.name in KINDS:
-        raise ValueError(f"there is a kind of model {kind.name!r} already")
+        raise ValueError(f"a kind of model {kind.name!r} already exists")
     KINDS[kind.name] = kind
     return kind
 
@@ -30,17 +30,17 @@ def kind_of(model: Any) -> ModelKind:
 
 
 def classes() -> dict[str, str]:
-    """class → module: all that a model file can name."""
+    """class → module: everything that a model file may name."""
     return {name: module for kind in KINDS.values() for name, module in kind.classes.items()}
 
 
 def named_by(path: Path) -> dict[str, Any] | None:
-    """The choices that `--model PATH` stands for; None if no kind is named by such a path."""
+    """The options that `--model PATH` stands for; None if no kind recognises the path."""
     found = (kind.named_by(path) for kind in KINDS.values())
     return next((choices for choices in found if choices is not None), None)
 
 
 def trained_names() -> str:
-    """The names of kinds that are trained, for messages."""
+    """The names of trained kinds, for messages."""
     names = [kind.name for kind in KINDS.values() if kind.trains and kind is not PRETRAINED]
     return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -1,4 +1,4 @@
-"""Scores of a released model: for recommendations, why an item is recommended, and which items are alike."""
+"""Scores of a released model: for recommendations, explanations, and similar items."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import torch
 from dpformer.evaluation.evaluate import scorer
 from dpformer.evaluation.ranking import NonFiniteScores
 
-LEFT_OUT = "how much the score falls when the item is left out of the history"
+LEFT_OUT = "decrease of the score when the item is removed from the history"
 
 
 class Scoring(Protocol):
     """What differs between kinds of models. Histories are packed: items[offsets[b]:offsets[b + 1]], oldest first."""
 
     quick: bool  # whether one answer takes well under a millisecond, and may run in several threads
-    method: str  # what the numbers of `contributions` are
+    method: str  # the meaning of `contributions`
 
     def scores(self, items: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """(B, M), to rank by."""
+        """(B, M) scores for ranking."""
 
     def shown(self, ranked: np.ndarray) -> np.ndarray:
-        """The scores that are shown for some of what `scores` gave; −∞ for what is not to be recommended."""
+        """The displayed form of some `scores`; −∞ for items that must not be recommended."""
 
     def contributions(self, history: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What each place of one history did for each of some items, (L, n), and what popularity did, (n,)."""
+        """The contribution of each position of a history to each item, (L, n), and of popularity, (n,)."""
 
     def attributes_behind(self, history: np.ndarray, items: np.ndarray) -> list[list[str | None]]:
-        """The name of the public attribute behind each contribution, (L, n); None where it is the item itself."""
+        """The name of the public attribute behind each contribution, (L, n); None if it is the item itself."""
 
     def profiles(self) -> Any:
-        """(M, ·) rows of length 1, or 0 where nothing is known of an item; an array or a sparse matrix."""
+        """(M, ·) rows of length 1, or 0 for unknown items; an array or a sparse matrix."""
 
 
 class DenseScoring:
-    """Any model with `scores`: what a place does is seen by leaving it out, and rows of the softmax are profiles."""
+    """Any model with `scores`: contributions by leaving a position out, and softmax rows as profiles."""
 
-    quick = False  # a network has threads of its own
+    quick = False  # a network uses threads of its own
     method = LEFT_OUT
 
     def __init__(self, model: Any) -> None:
@@ -48,14 +48,14 @@ class DenseScoring:
         with torch.no_grad():
             scores = scorer(self.model)(np.split(items, offsets[1:-1]))
         if not bool(torch.isfinite(scores).all()):
-            raise NonFiniteScores("the model's scores are not finite: it has diverged in training")
+            raise NonFiniteScores("the model's scores are not finite: training has diverged")
         return scores.numpy()
 
     def shown(self, ranked: np.ndarray) -> np.ndarray:
         return ranked
 
     def contributions(self, history: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The change of the score, which sums to nothing in particular; popularity's is NaN."""
+        """The changes of the score, which have no fixed sum; popularity's is NaN."""
         without = [history, *(np.delete(history, place) for place in range(len(history)))]
         with torch.no_grad():
             scores = scorer(self.model)(without)[:, torch.from_numpy(items)].double().numpy()

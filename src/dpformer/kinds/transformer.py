@@ -30,7 +30,7 @@ class TransformerKind(NetworkKind):
         super().refuse(config)
         if config.noise.correlated and config.reattention_error == "adam":
             raise ValueError(
-                f"{config.noise.choice}, and adam is the error of independent noise: leave one of them out"
+                f"{config.noise.choice}, but adam derives the error from independent noise: omit one of them"
             )
 
     def resolved(self, config: Config, users: int) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class TransformerKind(NetworkKind):
         return f"{self.title} with Re-Attention" if config.reattention else self.title
 
     def pictures(self, model: Any, history: np.ndarray) -> list[Picture]:
-        """Who attends to whom in the last block, with the correction and without it."""
+        """The attention map of the last block, with the correction and without it."""
         from dpformer.models import Batch
 
         if not len(history):
@@ -74,7 +74,7 @@ class TransformerKind(NetworkKind):
         if not model.reattention:
             return [Picture("Attention, last block", corrected, "attention")]
         errors = model.item_error.clone(), model.weight_error.clone()
-        try:  # what attention would be if the noise in the keys were not taken out
+        try:  # attention without removing the noise in the keys
             model.item_error.zero_()
             model.weight_error.zero_()
             plain = _last_map(model, batch)
@@ -93,7 +93,7 @@ def error_by_frequency(config: Config) -> bool:
 
 
 def _set_error(model: Transformer, config: Config, plan: Plan, frequencies: Tensor | None) -> None:
-    """How noisy the parameters are; without the frequencies it needs it stays unset, until a state is loaded."""
+    """Set the noise of the parameters; without the required frequencies it stays unset until a state is loaded."""
     from dpformer.reattention.error import EffectiveError, adam_error, effective_error
 
     if config.reattention_error == "adam":
@@ -105,7 +105,7 @@ def _set_error(model: Transformer, config: Config, plan: Plan, frequencies: Tens
         error = effective_error(noise, batch_size, frequencies, scale=config.reattention_scale)
     else:
         return
-    if model.row_scale is not None:  # a row is s times what the noise is added to
+    if model.row_scale is not None:  # a row is s times the parameter that receives noise
         error = EffectiveError(error.items * model.row_scale, error.weights)
     model.set_error(error)
 

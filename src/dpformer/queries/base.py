@@ -1,13 +1,13 @@
 """A query: one touch of the data besides training, from the plan to the audit.
 
-Everything that a run knows about one kind of question stands in one object:
+Everything that a run needs to know about one kind of query is in one object:
 
-    planned    `asked`, `share`, `event`: whether a config asks it, its share of the budget, and what it costs
-    run        `run` gives the value and the event that goes into the ledger; `exact` the same without privacy
-    said       `sentence`, `words`: what the data was counted for, in the privacy statement
-    kept       `arrays` are the noisy numbers as released; `restore` makes the value of them again
-    verified   `checks`: whether the released numbers have the noise of the ledger
-    audited    `canaries`: what the query shows of made-up users
+    planned    `asked`, `share`, `event`: whether a config needs it, its share of the budget, and its cost
+    run        `run` returns the value and the event for the ledger; `exact` the value without privacy
+    said       `sentence`, `words`: the sentences of the privacy statement
+    kept       `arrays` are the noisy numbers as released; `restore` rebuilds the value from them
+    verified   `checks`: whether the released numbers have the noise recorded in the ledger
+    audited    `canaries`: what the query reveals about synthetic users
 
 A new query is one file with one subclass, registered in `queries.registry`.
 """
@@ -34,21 +34,23 @@ if TYPE_CHECKING:
     from dpformer.runs.config import Config
     from dpformer.training.plan import Plan
 
-ALARM = 1e-6  # p-value below which numbers are not what they claim to be
+ALARM = 1e-6  # p-value below which a check fails
 Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a query may look at."""
+    """What a query may read."""
 
     config: Config
     dataset: Dataset
-    ranks: Callable[[], Tensor] | None = None  # (U,) of held-out items under the trained model, for `after_training`
+    ranks: Callable[[], Tensor] | None = (
+        None  # (U,) ranks of held-out items under the trained model, for `after_training`
+    )
 
 
 class Answer(NamedTuple):
-    """What a query gives: a value that may be published, and what it costs. The event is None without privacy."""
+    """The result of a query: a value that may be published, and its cost. The event is None without privacy."""
 
     value: Any
     event: Event | None
@@ -56,66 +58,72 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `verify` has at hand about a run. What is computed from a stranger's files is a function: it may fail."""
+    """What `verify` knows about a run. Values computed from untrusted files are functions, because they may fail."""
 
     config: Config
     statement: Mapping[str, Any]
-    plan: Callable[[], Plan]  # of the config, calibrated again
-    events: Callable[[], list[Event]]  # the ledger
-    arrays: Callable[[], Arrays | None]  # releases.safetensors; None if it is not there
+    plan: Callable[[], Plan]  # the plan of the config, recalibrated
+    events: Callable[[], list[Event]]  # events in the ledger
+    arrays: Callable[[], Arrays | None]  # releases.safetensors; None if missing
     vocabulary: Callable[[], Vocabulary]  # the items of the model
     dataset: Dataset | None  # None: the data was not read
-    ranks: Callable[[], Tensor]  # of the dataset's held-out items under the model
+    ranks: Callable[[], Tensor]  # ranks of the dataset's held-out items under the model
 
 
 @dataclass(frozen=True)
 class Canaries:
-    """What one release shows of made-up users, less what the attacker knows. Half of them, at random, take part."""
+    """What one release reveals about synthetic users, minus what the attacker knows. A random half takes part."""
 
     estimate: np.ndarray  # (canaries,) 1[j takes part] + deviation·N(0, 1)
     deviation: float
-    noise: np.ndarray  # (rows, some) numbers released where nobody takes part, over their deviation: noise alone
-    others: dict[str, np.ndarray] = field(default_factory=dict)  # further noise over its deviation, by name
-    many: np.ndarray | None = None  # (canaries,) bool: those who add to many cells, where a norm is more than a maximum
-    alone: tuple[int, int, float] | None = None  # users with items nobody else has: released, asked, chance at most
+    noise: (
+        np.ndarray
+    )  # (rows, some) pure noise: values released where no canary takes part, over their standard deviation
+    others: dict[str, np.ndarray] = field(default_factory=dict)  # other noise over its standard deviation, by name
+    many: np.ndarray | None = (
+        None  # (canaries,) bool: canaries that contribute to many cells, where the norm exceeds the maximum
+    )
+    alone: tuple[int, int, float] | None = (
+        None  # users with unique items: (number released, number of users, bound on the probability)
+    )
 
 
 class Query(ABC):
-    """One kind of question that a run asks of the data."""
+    """One kind of query that a run asks of the data."""
 
-    label: ClassVar[str]  # of its event in the ledger; it addresses its random numbers too
-    sentence: ClassVar[str]  # what the data was counted for, in words
-    after_training: ClassVar[bool] = False  # it is about the trained model
-    stated: ClassVar[str] = ""  # the field of the statement that holds its value; none by default
-    share_option: ClassVar[str] = ""  # the field of the config with its share of the budget
+    label: ClassVar[str]  # label of its event in the ledger; it also addresses its random numbers
+    sentence: ClassVar[str]  # what the data was queried for, in words
+    after_training: ClassVar[bool] = False  # whether it is about the trained model
+    stated: ClassVar[str] = ""  # the field of the statement with its value, if any
+    share_option: ClassVar[str] = ""  # the config field with its share of the budget
 
     # Planned.
 
     @abstractmethod
     def asked(self, config: Config) -> bool:
-        """Whether a config asks it."""
+        """Whether a config needs it."""
 
     def share(self, config: Config) -> float:
-        """Its share of the budget, in (0, 1); of a query that a kind of model is made of, nothing: it gets the rest."""
+        """Its share of the budget, in (0, 1); 0 for the query that fits the model, which gets the rest."""
         return float(getattr(config, self.share_option))
 
     def failure(self, config: Config) -> float:
-        """δ that it spends outright, besides its noise."""
+        """The δ that it spends outright, besides its noise."""
         return 0.0
 
     def event(self, config: Config, noise_multiplier: float) -> Gaussian:
-        """What it will cost."""
+        """Its planned event."""
         return Gaussian(noise_multiplier, label=self.label, delta=self.failure(config), private=config.seed is None)
 
     # Run.
 
     @abstractmethod
     def run(self, question: Question, event: Event, random: SecureRandom) -> Answer:
-        """Asks it, with the noise of the planned event. The same random numbers give the same noise."""
+        """Run it with the noise of the planned event. The same random numbers give the same noise."""
 
     def exact(self, question: Question) -> Any:
         """The value without noise, for a run without privacy."""
-        raise NotImplementedError(f"{self.label} is not asked without privacy")
+        raise NotImplementedError(f"{self.label} cannot be queried without privacy")
 
     # Said.
 
@@ -124,45 +132,45 @@ class Query(ABC):
         return touch(self.sentence, event, unit)
 
     def facts(self, value: Any) -> dict[str, Any]:
-        """Its value for the statement, under `stated`."""
+        """Its value for the statement, as `stated`."""
         return dict(value.to_dict())
 
     # Kept.
 
     def arrays(self, value: Any, config: Config) -> dict[str, np.ndarray]:
-        """The noisy numbers as released, for releases.safetensors; names are unique over all queries."""
+        """The noisy numbers as released, for releases.safetensors; names are unique across queries."""
         return {}
 
     def array_kinds(self, name: str) -> tuple[type, int] | None:
-        """The type and the number of dimensions of one of its arrays; None if it has none of that name."""
+        """The type and number of dimensions of one of its arrays; None if it has none of that name."""
         return None
 
     def private_arrays(self, value: Any) -> dict[str, np.ndarray]:
-        """What a resumed run needs besides `arrays`, and nobody else may see."""
+        """What a resumed run needs besides `arrays`, and must stay private."""
         return {}
 
     def restore(self, arrays: Arrays, config: Config, plan: Plan) -> Any:
-        """The value, from `arrays` (and `private_arrays`, if there). What no release could be is a ValueError."""
+        """The value, from `arrays` (and `private_arrays`, if present). Invalid arrays raise ValueError."""
         return None
 
     # Verified.
 
     def problem(self, seen: Inspection, arrays: Arrays) -> str:
-        """What is wrong with the released numbers, whatever the data was; nothing if all is right."""
+        """What is wrong with the released numbers, regardless of the data; empty if nothing."""
         return ""
 
     def checks(self, seen: Inspection) -> Iterator[Callable[[], Finding]]:
-        """Whether its noise is that of the ledger, and what was made of it is right."""
+        """Checks that its noise is that of the ledger, and that derived values are correct."""
         yield from ()
 
     # Audited.
 
     def canary_count(self, wanted: int) -> int:
-        """At least as many canaries as wanted, where not every number will do."""
+        """The number of canaries to use, at least `wanted`, if not every number is possible."""
         return wanted
 
     def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
-        """Runs the query, with the noise of `event`, on canaries of whom `member` (canaries, bool) take part.
+        """Run the query, with the noise of `event`, on canaries, of which `member` (canaries, bool) take part.
 
         A seed is for tests only.
         """
@@ -170,9 +178,9 @@ class Query(ABC):
 
 
 def touch(sentence: str, event: Mapping[str, Any], unit: UnitOfPrivacy) -> str:
-    """The sentence of the statement on one release of sensitivity 1."""
+    """The sentence of the statement about one release of sensitivity 1."""
     return (
-        f"The data was counted once for {sentence}, with random noise of deviation "
-        f"{plain(event['noise_multiplier'])} where one {unit.name} can add at most 1 (alone ε = "
-        f"{round_up(event['epsilon_alone'])}); the ε above includes it."
+        f"The data was queried once for {sentence}, with noise of standard deviation "
+        f"{plain(event['noise_multiplier'])} where one {unit.name} can contribute at most 1 (ε = "
+        f"{round_up(event['epsilon_alone'])} on its own); the ε above includes it."
     )

@@ -1,19 +1,19 @@
 """The frequencies of items, released with differential privacy: how many users have each item.
 
 User u with n_u distinct items adds 1/√n_u to each of them: an L2 norm of exactly 1, whatever the user did, so nothing
-has to be cut off. With noise z·N(0, 1) on every item of the catalogue, had by someone or not, it is one Gaussian event:
+needs clipping. With noise z·N(0, 1) on every item of the catalogue, whether it occurs or not, it is one Gaussian event:
 
     c_i = Σ_{u has i} 1/√n_u + z·N(0, 1)
 
-Wanted is p_i, the probability that item i is in a user's history. All that follows uses only the released c, the public
-number N of users and the public catalogue, so it costs nothing more:
+The goal is p_i, the probability that item i is in a user's history. Everything below uses only the released c, the
+public number N of users and the public catalogue, so it costs nothing more:
 
 - *Scale.* Σ_i c_i estimates Σ_u √n_u, hence s = Σ_i c_i / N the mean √n_u, and c_i·s/N estimates p_i as if every user
-  had the mean. Overall it is low by (E√n)²/E n (0.89 on ML-1M, 0.91 on Amazon Games, histories of at most 200 and 50);
-  for popular items, which are a larger share of short histories, that evens out (0.97 for the top 100 of ML-1M).
-- *Floor.* A count below 2z cannot be told from zero. All such items share one value, the mean of their counts (which
-  is known well, since noise averages out), and at least one user's worth, 1/N: so p_i > 0. On real data this halves the
-  error of ln p_i in the tail compared with cutting at 1/N.
+had the mean. Overall it is too low by (E√n)²/E n (0.89 on ML-1M, 0.91 on Amazon Games, histories of at most 200 and
+50); for popular items, which are a larger share of short histories, this evens out (0.97 for the top 100 of ML-1M).
+- *Floor.* A count below 2z cannot be distinguished from zero. All such items share one value, the mean of their counts
+(which is accurate, since noise averages out), and at least one user's worth, 1/N: so p_i > 0. On real data this halves
+the error of ln p_i in the tail compared with cutting at 1/N.
 - *Ceiling.* p_i ≤ 1.
 """
 
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from dpformer.runs.config import Config
 
 LABEL = "frequencies"
-DETECTABLE = 2.0  # noise deviations
-LOUD = 50  # times that a canary of an audit has its item: it counts once
+DETECTABLE = 2.0  # in standard deviations of the noise
+LOUD = 50  # repetitions of an item in an audit canary's history, which count once
 
 
 @dataclass(frozen=True)
 class FrequencyRelease:
-    """Released frequencies, and what the release costs."""
+    """Released frequencies, and the cost of the release."""
 
     p: np.ndarray  # (num_items,) float64, in (0, 1]
     counts: np.ndarray  # (num_items,) float64: the noisy sums c, as released
-    detected: np.ndarray  # (num_items,) bool: told from zero; the others share one p
+    detected: np.ndarray  # (num_items,) bool: distinguishable from zero; the others share one p
     event: Gaussian | None  # for the ledger; None: exact, not private
     num_users: int  # N, taken as public
 
@@ -67,22 +67,22 @@ def release_frequencies(
     random: SecureRandom | None = None,
     seed: int | None = None,
 ) -> FrequencyRelease:
-    """Releases for each item the share of users who have it.
+    """Release for each item the share of users who have it.
 
-    The number of users (histories, empty ones too) and the catalogue 0..num_items-1 are taken as public.
+    The number of users (histories, including empty ones) and the catalogue 0..num_items-1 are assumed public.
 
     Args:
-        histories: one array of items a user; or, with `offsets`, all items in one array.
+        histories: one array of items per user; or, with `offsets`, all items in one array.
         num_items: size of the catalogue.
-        noise_multiplier: z, the deviation of the noise in units of one user's contribution.
+        noise_multiplier: z, the standard deviation of the noise in units of one user's contribution.
         offsets: (users + 1,) with the items of user u at histories[offsets[u]:offsets[u + 1]].
-        random: for this release alone, since the same one gives the same noise; by default under a new key.
-        seed: for tests only, instead: marks the event as not private.
+        random: random numbers for this release only, since they determine the noise; by default from a new key.
+        seed: for tests only: marks the event as not private.
     """
     num_items, noise_multiplier = whole("num_items", num_items, 1), positive("noise_multiplier", noise_multiplier)
     users, items, num_users = _unpack(histories, offsets)
     if num_users == 0:
-        raise ValueError("there are no histories: frequencies are of users")
+        raise ValueError("there are no histories, but frequencies count users")
     if len(items) and not 0 <= int(items.min()) <= int(items.max()) < num_items:
         raise ValueError(f"items must be in 0..{num_items - 1}, not {int(items.min())}..{int(items.max())}")
     sums = user_counts(users, items, num_users, num_items)
@@ -97,7 +97,7 @@ def release_sums(
     random: SecureRandom | None = None,
     seed: int | None = None,
 ) -> FrequencyRelease:
-    """The release of sums Σ_{u has i} 1/√n_u (num_items,) that were made elsewhere."""
+    """The release of precomputed sums Σ_{u has i} 1/√n_u (num_items,)."""
     random = random or SecureRandom("one release", seed=seed)
     counts = sums + noise_multiplier * random.normal(len(sums), step=0)
     step = public_grid(noise_multiplier)
@@ -108,7 +108,7 @@ def release_sums(
 
 
 def mean_of(first: FrequencyRelease, second: FrequencyRelease) -> FrequencyRelease:
-    """The mean of two releases of the same sums under the same noise. It costs what both cost."""
+    """The mean of two releases of the same sums with the same noise. It costs as much as both."""
     assert first.event is not None and second.event == first.event
     counts = (first.counts + second.counts) / 2
     event = replace(first.event, noise_multiplier=first.noise_multiplier / math.sqrt(2))
@@ -123,22 +123,22 @@ def exact_sums(sums: np.ndarray, num_users: int) -> FrequencyRelease:
 
 
 def of_items(released: ItemRelease, num_users: int) -> FrequencyRelease:
-    """The frequencies of released items, from the counts that were released with them."""
+    """The frequencies of released items, from the counts released with them."""
     p, detected = estimate(released.counts, released.event.noise_multiplier, num_users)
     return FrequencyRelease(p, released.counts, detected, released.event, num_users)
 
 
 def user_counts(users: np.ndarray, items: np.ndarray, num_users: int, num_items: int) -> np.ndarray:
-    """(num_items,) Σ_{u has i} 1/√n_u, without noise: not to be released. n_u counts *distinct* items."""
-    pairs = np.unique(users * num_items + items)  # an item counts once a user, however often it occurs
+    """(num_items,) Σ_{u has i} 1/√n_u, without noise: do not release it. n_u counts *distinct* items."""
+    pairs = np.unique(users * num_items + items)  # an item counts once per user, however often it occurs
     users, items = np.divmod(pairs, num_items)
     lengths = np.bincount(users, minlength=num_users)
     return np.bincount(items, weights=1 / np.sqrt(lengths[users]), minlength=num_items)
 
 
 def estimate(counts: np.ndarray, noise_multiplier: float, num_users: int) -> tuple[np.ndarray, np.ndarray]:
-    """p from noisy counts, and which items were told from zero: post-processing, see the top of this file."""
-    scale = max(counts.sum() / num_users, 1.0)  # Σ n_u / Σ √n_u, which it stands for, is never below 1
+    """p from noisy counts, and which items are distinguishable from zero: post-processing, see the top of this file."""
+    scale = max(counts.sum() / num_users, 1.0)  # it estimates Σ n_u / Σ √n_u, which is at least 1
     detected = counts >= DETECTABLE * noise_multiplier
     tail = counts[~detected].mean() if not detected.all() else 0.0
     p = np.where(detected, counts, tail) * scale / num_users
@@ -148,7 +148,7 @@ def estimate(counts: np.ndarray, noise_multiplier: float, num_users: int) -> tup
 def _unpack(
     histories: Sequence[np.ndarray] | np.ndarray, offsets: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """(users, items, number of users), a pair for every interaction, int64."""
+    """(users, items, number of users), one pair per interaction, int64."""
     if offsets is None:
         arrays = [_integers(history) for history in histories]
         lengths = np.array([len(array) for array in arrays], dtype=np.int64)
@@ -157,19 +157,19 @@ def _unpack(
         items, offsets = _integers(histories), _integers(offsets)
         lengths = np.diff(offsets)
         if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(items) or (lengths < 0).any():
-            raise ValueError(f"offsets must rise from 0 to the number of items, {len(items)}")
+            raise ValueError(f"offsets must increase from 0 to the number of items, {len(items)}")
     return np.repeat(np.arange(len(lengths)), lengths), items, len(lengths)
 
 
 def _integers(values: object) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"a history must be a row of whole numbers, not {array.dtype} of shape {array.shape}")
+        raise ValueError(f"a history must be a row of integers, not {array.dtype} of shape {array.shape}")
     return array.astype(np.int64)
 
 
 class FrequenciesQuery(PopularityQuery):
-    """How popular the items of a public list are, where the model needs it and no other query tells it."""
+    """The popularity of the items of a public list, if the model needs it and no other query provides it."""
 
     label = LABEL
     sentence = "how popular items are"
@@ -194,7 +194,7 @@ class FrequenciesQuery(PopularityQuery):
         return Popularity(exact_frequencies(question.dataset))
 
     def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
-        """Canary j has items that nobody else has, again and again: one, or every second canary many."""
+        """Canary j has items that no one else has, repeatedly: one, or many for every second canary."""
         owned = OwnCells.of(len(member))
         histories = [np.tile(cells, LOUD) for cells in owned.histories(member)]
         seen = release_frequencies(histories, owned.total, event.noise_multiplier, seed=seed).counts

@@ -1,24 +1,24 @@
-r"""Which items there are, and how popular: released from the data, where no public catalogue lists them.
+"""The item list and its popularity, released from the data if no public catalogue lists the items.
 
 Noise on every item of a *known* list is the plain Gaussian mechanism (frequencies.py). Here the list itself comes from
-the data: only items that occur can be noised, and that an item is reported at all says that somebody has it. The
-remedy (Korolova et al. 2009; Karwa and Vadhan 2018; Wilkins et al. 2024, "Exact privacy analysis of the Gaussian sparse
-histogram mechanism") is to report an item only if its noisy count passes a threshold that items of one user alone
-hardly ever do.
+the data: only items that occur can receive noise, and reporting an item at all reveals that someone has it. The remedy
+(Korolova et al. 2009; Karwa and Vadhan 2018; Wilkins et al. 2024, "Exact privacy analysis of the Gaussian sparse
+histogram mechanism") is to report an item only if its noisy count exceeds a threshold that items of a single user
+almost never exceed.
 
 **Mechanism.** User u keeps the last n_u ≤ k distinct items and adds 1/√n_u to the count of each (L2 norm 1). Every item
-with a positive count gets noise σ·N(0, 1); those with a noisy count above τ are released, with their noisy counts.
+with a positive count gets noise σ·N(0, 1); items with a noisy count above τ are released, with their noisy counts.
 
-**Guarantee** (one user's history, or nothing in its place). Let D' be D with that user's n items, A the items that
+**Guarantee** (adding or removing one user's history). Let D' be D with that user's n items, A the items that
 occur in D, U the user's items outside A. On A the two outputs are post-processed Gaussian mechanisms whose means differ
 by √((n − |U|)/n) ≤ 1 in L2. On U the output is "nothing" under D, and under D' "nothing" except with probability
 
     p = 1 − Φ((τ − 1/√n)/σ)^|U|  ≤  δ_τ = max_{1≤n≤k} 1 − Φ((τ − 1/√n)/σ)^n,
 
-the worst case over how many items the user brings, and how many of them are new. The noise on A and on U is
-independent, so δ(ε) of the whole is at most (1 − δ_τ)·δ_Gauss(ε) + δ_τ, in both directions: the event is **one Gaussian
-with noise multiplier σ, and δ_τ on top** (`Gaussian.delta`); docs/privacy/items.md has the proof in full. Without the
-cap k no finite τ would do, since δ_τ grows with n, but slowly: k = 2²⁰ instead of 50 raises τ by a third.
+the worst case over the number of the user's items, and how many of them are new. The noise on A and on U is
+independent, so the total δ(ε) is at most (1 − δ_τ)·δ_Gauss(ε) + δ_τ, in both directions: the event is **one Gaussian
+with noise multiplier σ, and δ_τ on top** (`Gaussian.delta`); docs/privacy/items.md has the full proof. Without the
+cap k no finite τ would suffice, since δ_τ grows with n, but slowly: k = 2²⁰ instead of 50 raises τ by a third.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 LABEL = "items"
 MOST_ITEMS = LONGEST  # k
-EXACT = 1024  # numbers of items for which δ is worked out one by one
-CANARY_DELTA = 1e-6  # of the threshold in an audit of a list for which nothing is claimed
-LONELY, LONELY_ITEMS = 1000, 16  # users of an audit with items nobody else has, and how many half of them have
+EXACT = 1024  # numbers of items for which δ is computed one by one
+CANARY_DELTA = 1e-6  # δ of the threshold when auditing a list without a claim
+LONELY, LONELY_ITEMS = 1000, 16  # audit users with unique items, and the number of items of half of them
 
 
 @dataclass(frozen=True)
 class ItemRelease:
-    """What is released, and its price."""
+    """A released item list, and its price."""
 
     items: np.ndarray  # (released,) int64, ascending
     counts: np.ndarray  # (released,) float64: noisy Σ_u 1/√n_u, all above the threshold
@@ -66,16 +66,16 @@ def release_items(
     random: SecureRandom,
     max_items: int = MOST_ITEMS,
 ) -> ItemRelease:
-    """Releases the items that many users have, with their noisy counts.
+    """Release the items that many users have, with their noisy counts.
 
     Args:
-        items: (n,) whole numbers, user u's at items[offsets[u]:offsets[u + 1]], in the order of time. That a number is
-            used at all is the secret.
+        items: (n,) integers, user u's at items[offsets[u]:offsets[u + 1]], in order of time. Which numbers occur is
+            itself private.
         offsets: (users + 1,).
         noise_multiplier: σ, the standard deviation of the noise in units of one user's L2 contribution.
-        delta: what may be spent on the threshold; comes off the total δ.
-        random: for this release alone: the same one gives the same noise.
-        max_items: k, distinct items that a user contributes.
+        delta: δ spent on the threshold; subtracted from the total δ.
+        random: random numbers for this release only, since they determine the noise.
+        max_items: k, the maximum number of distinct items per user.
     """
     counts = exact_popularity(items, offsets, max_items)
     return release_item_sums(counts, noise_multiplier, delta=delta, random=random, max_items=max_items)
@@ -84,31 +84,31 @@ def release_items(
 def release_item_sums(
     counts: np.ndarray, noise_multiplier: float, *, delta: float, random: SecureRandom, max_items: int = MOST_ITEMS
 ) -> ItemRelease:
-    """The same, of exact sums (items,) that were made elsewhere, of at most `max_items` distinct items a user."""
+    """The same for precomputed exact sums (items,), of at most `max_items` distinct items per user."""
     threshold = threshold_for(delta, noise_multiplier, max_items)
     occurring = np.flatnonzero(counts)
     noisy = counts[occurring] + noise_multiplier * random.normal(len(occurring), step=0)
-    step = public_grid(noise_multiplier)  # the last bits of a float would tell what was added
+    step = public_grid(noise_multiplier)  # the last bits of a float would reveal what was added
     noisy = np.round(noisy / step) * step
-    released = noisy > threshold + step  # so that rounding lifts nothing over the threshold
+    released = noisy > threshold + step  # so that rounding lifts no count over the threshold
     event = Gaussian(noise_multiplier, label=LABEL, delta=delta, private=random.private)
     return ItemRelease(occurring[released], noisy[released], threshold, event)
 
 
 def spent_delta(threshold: float, noise_multiplier: float, max_items: int = MOST_ITEMS) -> float:
-    """δ_τ: the probability that items of one user alone pass the threshold, for the worst number of items ≤ k."""
+    """δ_τ: the probability that items of a single user exceed the threshold, for the worst number of items ≤ k."""
     from scipy.special import ndtr
 
     first, last = _blocks(max_items)
-    tail = ndtr((1 / np.sqrt(first) - threshold) / noise_multiplier)  # 1 − Φ(x) = Φ(−x), exact far out
-    with np.errstate(divide="ignore"):  # a threshold far below is passed for sure
+    tail = ndtr((1 / np.sqrt(first) - threshold) / noise_multiplier)  # 1 − Φ(x) = Φ(−x), accurate in the tail
+    with np.errstate(divide="ignore"):  # a threshold far below is always exceeded
         return float(np.max(-np.expm1(last * np.log1p(-tail))))
 
 
 def _blocks(max_items: int) -> tuple[np.ndarray, np.ndarray]:
-    """First and last n of blocks of 1 … k: with 1/√first and the power `last`, no n inside is worse.
+    """First and last n of blocks of 1 … k: using 1/√first and the power `last` bounds every n inside.
 
-    One by one up to `EXACT`, then a thousandth wide each: δ_τ is overstated by at most that.
+    Single numbers up to `EXACT`, then blocks a thousandth wide: δ_τ is overestimated by at most that.
     """
     if max_items <= EXACT:
         n = np.arange(1, max_items + 1)
@@ -122,7 +122,7 @@ def threshold_for(delta: float, noise_multiplier: float, max_items: int = MOST_I
     """The smallest τ with δ_τ ≤ delta, rounded up."""
     delta, noise_multiplier = delta_of(delta), positive("noise_multiplier", noise_multiplier)
     max_items = whole("max_items", max_items, 1)
-    low, high = 0.0, 1.0 + 40.0 * noise_multiplier  # Φ(−40) underflows: no δ is smaller
+    low, high = 0.0, 1.0 + 40.0 * noise_multiplier  # Φ(−40) underflows, so no δ is smaller
     while high - low > 1e-6 * noise_multiplier:
         middle = (low + high) / 2
         low, high = (low, middle) if spent_delta(middle, noise_multiplier, max_items) <= delta else (middle, high)
@@ -130,7 +130,7 @@ def threshold_for(delta: float, noise_multiplier: float, max_items: int = MOST_I
 
 
 def last_distinct(users: np.ndarray, items: np.ndarray, max_items: int) -> np.ndarray:
-    """Rows (ascending) that hold each user's last `max_items` distinct items. `users` must be sorted.
+    """Rows (ascending) with each user's last `max_items` distinct items. `users` must be sorted.
 
     Which items a user keeps depends on that user's rows alone, so the cap costs no privacy.
     """
@@ -143,7 +143,7 @@ def last_distinct(users: np.ndarray, items: np.ndarray, max_items: int) -> np.nd
 
 
 def exact_popularity(items: np.ndarray, offsets: np.ndarray, max_items: int = MOST_ITEMS) -> np.ndarray:
-    """Σ_u 1/√n_u over the users who keep an item, for item 0, 1, …: without noise, not to be released."""
+    """Σ_u 1/√n_u over the users who keep an item, for item 0, 1, …: without noise, do not release it."""
     users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     rows = last_distinct(users, items, max_items)
     lengths = np.bincount(users[rows], minlength=1)  # n_u
@@ -152,7 +152,7 @@ def exact_popularity(items: np.ndarray, offsets: np.ndarray, max_items: int = MO
 
 
 def passed_noise(counts: np.ndarray, exact: np.ndarray, noise_multiplier: float, threshold: float) -> np.ndarray:
-    """What released counts have of noise as standard normal numbers, given that they passed: for `verify`.
+    """The noise of released counts as standard normal numbers, given that they exceeded the threshold: for `verify`.
 
     c − x is normal given c > τ, so u = Q((c − x)/σ) / Q((τ − x)/σ) is uniform and Φ⁻¹(1 − u) standard normal.
     """
@@ -163,7 +163,7 @@ def passed_noise(counts: np.ndarray, exact: np.ndarray, noise_multiplier: float,
 
 
 class ItemsQuery(PopularityQuery):
-    """The list of items with their popularity, where there is no public one and transition counts bring none."""
+    """The item list with its popularity, if there is no public one and transition counts do not provide it."""
 
     label = LABEL
     sentence = "which items there are and how popular they are"
@@ -184,9 +184,9 @@ class ItemsQuery(PopularityQuery):
         return Answer(value, found.event)
 
     def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
-        """Canary j has items of its own, one or many, which so many others have too that they pass the threshold.
+        """Canary j has one or many items, which enough other users also have to exceed the threshold.
 
-        Besides, there are users whose items nobody else has: those must not be released.
+        In addition there are users whose items no one else has: those must not be released.
         """
         sigma, delta = event.noise_multiplier, event.failure or CANARY_DELTA
         owned, random = OwnCells.of(len(member)), SecureRandom(LABEL, seed=seed)
@@ -196,20 +196,20 @@ class ItemsQuery(PopularityQuery):
         items = np.concatenate([np.tile(np.arange(owned.total), known), *histories])
         found = release_items(items, np.append(0, np.cumsum(lengths)), sigma, delta=delta, random=random)
         if not np.array_equal(found.items[: owned.total], np.arange(owned.total)):
-            raise ArithmeticError("an item of many users was not released: the threshold is not what it says")
+            raise ArithmeticError("an item of many users was not released: the threshold is wrong")
         seen = owned.canaries(found.counts[: owned.total] - known, sigma, member)
         return replace(seen, alone=alone_of(found.items, owned.total, delta))
 
 
 def lonely(first: int) -> list[np.ndarray]:
-    """Histories of users with items nobody else has, numbered from `first` on: one item each, then `LONELY_ITEMS`."""
+    """Histories of users with unique items, numbered from `first`: one item each, then `LONELY_ITEMS`."""
     one = np.arange(first, first + LONELY)
     many = np.arange(first + LONELY, first + LONELY + LONELY * LONELY_ITEMS).reshape(LONELY, LONELY_ITEMS)
     return [*one[:, None], *many]
 
 
 def alone_of(released: np.ndarray, first: int, delta: float) -> tuple[int, int, float]:
-    """How many of the lonely users have an item among those released, how many they are, and δ of the threshold."""
+    """How many of the users with unique items have one released, their number, and δ of the threshold."""
     places = released[released >= first] - first
     users = np.where(places < LONELY, places, LONELY + (places - LONELY) // LONELY_ITEMS)
     return len(np.unique(users)), 2 * LONELY, delta

@@ -1,16 +1,16 @@
-"""Metrics with differential privacy: noisy means over users' own held-out items, of NDCG and HIT.
+"""Metrics with differential privacy: noisy means of NDCG and HIT over users' held-out items.
 
-Which metrics are released says the table (`evaluation.metrics`). User u adds v_u = (NDCG_u, HIT_u, 1)/√3, each part at
-most 1, so an L2 norm of at most 1 however good the ranks are; users with nothing held out add nothing. With noise
-z·N(0, I) on the sum it is one Gaussian event for the ledger:
+The metric table (`evaluation.metrics`) says which metrics are released. User u adds v_u = (NDCG_u, HIT_u, 1)/√3, each
+part at most 1, hence an L2 norm of at most 1 however good the ranks are; users without a held-out item add nothing.
+With noise z·N(0, I) on the sum it is one Gaussian event for the ledger:
 
     s = Σ_u v_u + z·N(0, I),     NDCG ≈ s₁ / s₃,     HIT ≈ s₂ / s₃
 
-The last part counts the users who were tested: how many have enough items is the data's secret too. The deviation of a
-value is about √3·z / users: 0.006 at z = 20 on MovieLens-1M, at 0.07% more noise in training.
+The last part counts the users who were tested, because the number of users with enough items is private too. The
+standard deviation of a value is about √3·z / users: 0.006 at z = 20 on MovieLens-1M, at 0.07% more noise in training.
 
-A user's held-out item is part of the same user's data, so adjacency by whole users covers it. That training never saw
-the item does not matter: model and metrics are both functions of the data, and both are in the ledger.
+A user's held-out item is part of the same user's data, so user-level adjacency covers it. That training never saw the
+item does not matter: model and metrics are both functions of the data, and both are in the ledger.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ LABEL = "metrics"
 
 
 def scale_of(parts: int) -> float:
-    """What parts of at most 1 each are divided by, so that their norm is at most 1, in floating point too."""
+    """The divisor of parts of at most 1 each, such that their norm is at most 1, in floating point too."""
     return math.sqrt(parts) * (1 + 1e-12)
 
 
 @dataclass(frozen=True)
 class MetricRelease:
-    """Noisy sums that may be published, what they cost, and the metrics that follow from them."""
+    """Noisy sums that may be published, their cost, and the metrics that follow from them."""
 
-    sums: tuple[float, ...]  # s: all that was released, one for each metric and the number of users
+    sums: tuple[float, ...]  # s: everything released, one sum per metric and the number of users
     event: Gaussian  # for the ledger
     k: int = DEPTH
 
@@ -68,13 +68,13 @@ class MetricRelease:
 
     @property
     def deviation(self) -> float:
-        """Of each value, about: one deviation of the noise."""
+        """The approximate standard deviation of each value due to noise."""
         return self._scale * self.event.noise_multiplier / self._users
 
     def to_dict(self) -> dict[str, Any]:
-        """For the statement. The event is in its ledger."""
+        """The values for the statement. The event is in its ledger."""
         return {
-            "of": "test items, as they would be recommended: seen items left out",
+            "of": "test items, already-seen items excluded",
             **self.values,
             "deviation": self.deviation,
             "sums": [*self.sums],
@@ -82,19 +82,17 @@ class MetricRelease:
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any], event: Gaussian) -> MetricRelease:
-        """The inverse of `to_dict`; refuses sums that did not go through the rounding of a release."""
+        """The inverse of `to_dict`; refuses sums that are not on the rounding grid of a release."""
         sums, parts = facts.get("sums"), len(released()) + 1
         if not (isinstance(sums, list) and len(sums) == parts and all(type(part) is float for part in sums)):
             raise ValueError(f"metrics have {parts} noisy sums, not {sums!r}")
         grid = public_grid(event.noise_multiplier)
         if not all(math.isfinite(part) and (part / grid).is_integer() for part in sums):
-            raise ValueError(
-                "the sums of the metrics are not on the grid of their noise: nothing was released that way"
-            )
+            raise ValueError("the sums of the metrics are not on the grid of their noise, so no release produced them")
         return cls(tuple(sums), event)
 
     def p_value(self, ranks: Tensor) -> float:
-        """How likely noise is as near to the exact sums, or as far from them, if it is what the event says (χ²)."""
+        """The p-value of the distance to the exact sums under the noise of the event (χ², two-sided)."""
         from scipy import stats
 
         noise = (np.array(self.sums) - _sums(ranks, self.k)) / self.event.noise_multiplier
@@ -105,14 +103,15 @@ class MetricRelease:
 def release_metrics(
     ranks: Tensor, noise_multiplier: float, *, k: int = DEPTH, label: str = LABEL, random: SecureRandom | None = None
 ) -> MetricRelease:
-    """Releases the metrics of one evaluation, at depth k.
+    """Release the metrics of one evaluation, at depth k.
 
     Args:
-        ranks: (U,) ranks of the held-out items, one per user: `evaluate(...).served`. Two of one user are not allowed.
+        ranks: (U,) ranks of the held-out items, one per user: `evaluate(...).served`. Two ranks of one user are not
+            allowed.
         noise_multiplier: z, in units of one user's contribution.
         k: depth of the ranking.
-        label: of the event.
-        random: for this release alone, since the same one gives the same noise; by default under a new key.
+        label: label of the event.
+        random: random numbers for this release only, since they determine the noise; by default from a new key.
     """
     noise_multiplier, k = positive("noise_multiplier", noise_multiplier), whole("k", k, 1)
     if ranks.ndim != 1 or (len(ranks) and int(ranks.min()) < 1):
@@ -135,7 +134,7 @@ def user_values(ranks: Tensor, k: int) -> np.ndarray:
     """(U, metrics + 1): the metrics of each user, each at most 1, and 1."""
     if not len(ranks):
         return np.zeros((0, len(released()) + 1))
-    one = ranks[:, None]  # the metrics are means over the last dimension: here of one user
+    one = ranks[:, None]  # metrics average over the last dimension, here one user
     return np.stack([*(metric(one, k).numpy() for metric in released()), np.ones(len(ranks))], axis=1)
 
 
@@ -163,7 +162,8 @@ class MetricsQuery(Query):
         values = [f"{metric.heading()} {found[metric.label()]:.4f}" for metric in released()]
         both = "both" if len(values) == 2 else "all"
         return (
-            f"Accuracy on held-out items was measured once, with noise (alone ε = {round_up(event['epsilon_alone'])}): "
+            f"Accuracy on held-out items was measured once, with noise (ε = {round_up(event['epsilon_alone'])} on its "
+            f"own): "
             f"{', '.join(values[:-1])} and {values[-1]}, each most likely within {2 * found['deviation']:.4f} of the "
             f"exact value. The ε above includes it, so {both} numbers may be published."
         )
@@ -172,26 +172,26 @@ class MetricsQuery(Query):
         yield lambda: self.metrics(seen)
 
     def metrics(self, seen: Inspection) -> Finding:
-        """Stated metrics are paid for, follow from what was released, and are those of the model, with noise."""
+        """Stated metrics must be paid for, follow from the released sums, and match the model up to noise."""
         name, stated = "metrics", seen.statement.get(self.stated)
         paid = [event for event in seen.events() if event.label == self.label]
         if stated is None and not paid:
             return Finding(name, True, "none released")
         if stated is None:
-            return Finding(name, False, "the ledger has paid for them, but the statement has none")
+            return Finding(name, False, "the ledger holds their event, but the statement has none")
         if not paid or not isinstance(paid[0], Gaussian):
             return Finding(name, False, "stated, but the ledger holds no event for them: they are not covered")
         release = MetricRelease.from_dict(stated, paid[0])
         if release.to_dict() != stated:
-            return Finding(name, False, "do not follow from the noisy sums that were released")
+            return Finding(name, False, "do not follow from the released noisy sums")
         if seen.dataset is None:
-            return Finding(name, None, "follow from noisy sums; whether those are noisy was not checked")
+            return Finding(name, None, "follow from the noisy sums; their noise was not checked")
         if release.p_value(seen.ranks()) < ALARM:
-            return Finding(name, False, "are not those of this model with the noise of the ledger")
-        return Finding(name, True, "those of this model, with the noise of the ledger")
+            return Finding(name, False, "differ from this model's metrics by more than the noise in the ledger")
+        return Finding(name, True, "match this model, with the noise in the ledger")
 
     def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
-        """One release for each canary, whose held-out item is first: all that one user can add."""
+        """One release per canary, whose held-out item is ranked first: the largest contribution of one user."""
         noise_multiplier = event.noise_multiplier
         random = SecureRandom(LABEL, seed=seed)
         first, nobody = torch.ones(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""Canaries of an audit with cells of their own: one cell each, or many, of which a user adds the same to each.
+"""Audit canaries with cells of their own: one cell, or many, to which a user adds equally.
 
-A canary with k cells adds 1/√k to each of them, if the L2 norm is bounded by 1. What is seen of it is the sum over its
-cells over √k: 1 and noise. If the largest entry were bounded instead of the norm, it would be √k.
+A canary with k cells adds 1/√k to each of them if the L2 norm is bounded by 1. The observation is the sum over its
+cells divided by √k: 1 plus noise. If the largest entry were bounded instead of the norm, it would be √k.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 
 from dpformer.queries.base import Canaries
 
-MANY = 9  # cells of every second canary
+MANY = 9  # number of cells of every second canary
 
 
 @dataclass(frozen=True)
 class OwnCells:
-    """Which cells are whose: canary j owns `starts[j]` … `starts[j + 1] − 1`."""
+    """The owners of cells: canary j owns `starts[j]` … `starts[j + 1] − 1`."""
 
     starts: np.ndarray  # (canaries + 1,) int64
 
@@ -30,11 +30,11 @@ class OwnCells:
         return int(self.starts[-1])
 
     def histories(self, member: np.ndarray) -> list[np.ndarray]:
-        """The cells of those who take part, one after the other."""
+        """The cells of each canary that takes part."""
         return [np.arange(*self.starts[j : j + 2]) for j in np.flatnonzero(member)]
 
     def canaries(self, seen: np.ndarray, deviation: float, member: np.ndarray) -> Canaries:
-        """Of what was released of all cells, less what others added."""
+        """The canaries' observations, from the released values of all cells minus the contributions of others."""
         sizes = np.diff(self.starts)
         empty = np.repeat(~member, sizes)
         return Canaries(

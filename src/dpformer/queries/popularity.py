@@ -1,4 +1,4 @@
-"""Queries that say how popular items are: each of them gives `Popularity`, and a run asks at most one of them."""
+"""Queries for the popularity of items: each returns `Popularity`, and a run asks at most one of them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from dpformer.runs.config import Config
     from dpformer.training.plan import Plan
 
-LIST_DELTA = 0.1  # of δ, for the threshold of a released list of items
+LIST_DELTA = 0.1  # share of δ for the threshold of a released item list
 FEWEST_ITEMS = 2
 
 
 @dataclass(frozen=True)
 class Popularity:
-    """How popular items are, and which there are. Transition counts have both, too (`TransitionRelease`)."""
+    """The popularity of items, and the item list. Transition counts provide both too (`TransitionRelease`)."""
 
     frequencies: FrequencyRelease
-    item_list: np.ndarray | None = None  # (M,) int64: released items, by their number in the data; None: all
+    item_list: np.ndarray | None = None  # (M,) int64: released items, by their numbers in the data; None: all
 
 
 class PopularityQuery(Query):
-    """What the three have in common. A value has `frequencies` and `item_list`."""
+    """What the three queries have in common. A value has `frequencies` and `item_list`."""
 
     def deviation(self, config: Config, event: Event, *, twice: bool = False) -> float:
-        """The standard deviation of the noise on one item; with `twice`, of the mean of two releases."""
+        """The standard deviation of the noise on one item; with `twice`, that of the mean of two releases."""
         return event.noise_multiplier
 
     def failure(self, config: Config) -> float:
-        """Of the threshold of a released list of items; 0 if the list is public."""
+        """The δ of the threshold of a released item list; 0 if the list is public."""
         assert config.delta is not None
         return LIST_DELTA * config.delta if config.items_policy == "dp" else 0.0
 
     def list_price(self, config: Config, event: Event) -> dict[str, Any] | None:
-        """Noise, threshold and δ of a released list of items; None if it is public."""
+        """Noise, threshold and δ of a released item list; None if it is public."""
         from dpformer.queries.items import MOST_ITEMS, threshold_for
 
         if config.items_policy != "dp":
@@ -55,11 +55,11 @@ class PopularityQuery(Query):
         return {"noise_multiplier": noise, "delta": event.failure, "threshold": threshold, "max_items": MOST_ITEMS}
 
     def refuse_short_list(self, value: Any, config: Config, event: Event) -> None:
-        """A model needs two items."""
+        """Refuse a list with fewer than the two items that a model needs."""
         price, listed = self.list_price(config, event), value.item_list
         if price is not None and listed is not None and len(listed) < FEWEST_ITEMS:
             raise DpformerError(
-                f"{len(listed)} of the items are common enough to be released (threshold {price['threshold']:.1f} at "
+                f"{len(listed)} of the items are frequent enough to be released (threshold {price['threshold']:.1f} at "
                 f"noise of standard deviation {price['noise_multiplier']:.3g}): give a public --catalog, more data, "
                 "or a larger --epsilon"
             )
@@ -76,7 +76,7 @@ class PopularityQuery(Query):
         return {} if value.item_list is None else {"item_list": value.item_list}
 
     def restore(self, arrays: Arrays, config: Config, plan: Plan) -> Any:
-        """The counts say all: which items were told from zero, and how frequent they are, follows from them."""
+        """The counts determine everything: which items are distinguishable from zero, and how frequent they are."""
         if "popularity" not in arrays:
             raise ValueError("the popularity of items is missing")
         frequencies = self.restored_frequencies(arrays["popularity"], config, plan)
@@ -95,7 +95,7 @@ class PopularityQuery(Query):
         return FrequencyRelease(p, counts, detected, replace(event, noise_multiplier=noise), plan.users)
 
     def parts(self, value: Any) -> list[np.ndarray]:
-        """Popularity as it was released, in one part or in several."""
+        """Popularity as released, in one or several parts."""
         return [value.frequencies.counts]
 
     # Verified.
@@ -104,7 +104,7 @@ class PopularityQuery(Query):
         value = self.restore(arrays, seen.config, seen.plan())
         grid = public_grid(self.deviation(seen.config, self._event(seen)))
         if any((part / grid % 1).any() for part in self.parts(value)):
-            return "popularity is not on the grid of its noise: nothing was released that way"
+            return "popularity is not on the grid of its noise, so no release produced it"
         return ""
 
     def checks(self, seen: Inspection) -> Iterator[Callable[[], Finding]]:
@@ -112,9 +112,9 @@ class PopularityQuery(Query):
             yield lambda: self.noise_of_popularity(seen)
 
     def noise_of_popularity(self, seen: Inspection) -> Finding:
-        """The difference to exact counts is noise of the stated deviation.
+        """The difference to exact counts must be noise of the stated standard deviation.
 
-        Where only counts above a threshold τ were released, noise is normal *given* that it passed, so u_i =
+        If only counts above a threshold τ were released, noise is normal *given* that it exceeded τ, so u_i =
         Q((c_i − x_i)/z) / Q((τ − x_i)/z) is uniform, for every item; Σ Φ⁻¹(u_i)² is χ².
         """
         from scipy import stats
@@ -127,16 +127,16 @@ class PopularityQuery(Query):
         value = self.restore(arrays, seen.config, seen.plan())
         exact, threshold = self._exact_counts(seen, value)
         if len(exact) != len(value.frequencies.counts):
-            return Finding(name, False, "an item was released that nobody trains on")
+            return Finding(name, False, "an item was released that does not occur in training")
         once, parts, count = self.deviation(seen.config, self._event(seen)), self.parts(value), len(exact)
         squares = [float(np.square(passed_noise(part, exact, once, threshold)).sum()) for part in parts]
         p = min(2 * len(parts) * min(stats.chi2.cdf(x, count), stats.chi2.sf(x, count)) for x in squares)
         found = " and ".join(f"{math.sqrt(x / max(count, 1)):.3f}" for x in squares)
-        said = f"its deviation is {found} of what the ledger says, over {count:,} items"
+        said = f"its standard deviation is {found} times that in the ledger, over {count:,} items"
         return Finding(name, bool(p >= ALARM), said)
 
     def _exact_counts(self, seen: Inspection, value: Any) -> tuple[np.ndarray, float]:
-        """The exact counts of the released items, and the threshold that their noisy ones have passed."""
+        """The exact counts of the released items, and the threshold that their noisy counts exceeded."""
         from dpformer.queries.frequencies import user_counts
         from dpformer.queries.items import exact_popularity
 
@@ -150,7 +150,7 @@ class PopularityQuery(Query):
         exact, numbers = exact_popularity(items, offsets), seen.vocabulary().match(list(dataset.vocabulary.ids))
         twice = len(self.parts(value)) > 1
         grid = public_grid(self.deviation(seen.config, self._event(seen), twice=twice))
-        # The least number that passes, less half a step of the grid.
+        # The smallest number that passes, minus half a grid step.
         return exact[np.flatnonzero(numbers[: len(exact)] >= 0)], price["threshold"] + 1.5 * grid
 
     def _event(self, seen: Inspection) -> Event:
@@ -158,7 +158,7 @@ class PopularityQuery(Query):
 
 
 def popularity_event(events: Iterable[Event]) -> tuple[PopularityQuery, Event] | None:
-    """The query among some events that said how popular items are, and its event; None if there is none."""
+    """The query among some events that released popularity, and its event; None if there is none."""
     from dpformer.queries.registry import query_of
 
     found = ((query_of(event.label), event) for event in events)
@@ -166,6 +166,6 @@ def popularity_event(events: Iterable[Event]) -> tuple[PopularityQuery, Event] |
 
 
 def list_price(config: Config, plan: Plan) -> dict[str, Any] | None:
-    """Noise, threshold and δ of the released list of items of a run; None if it was not released from the data."""
+    """Noise, threshold and δ of a run's released item list; None if it was not released from the data."""
     found = popularity_event(plan.events)
     return None if found is None else found[0].list_price(config, found[1])

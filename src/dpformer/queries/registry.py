@@ -14,7 +14,7 @@ Q = TypeVar("Q", bound=Query)
 
 
 def all_queries() -> tuple[Query, ...]:
-    """Every query: ours, and those that were registered."""
+    """Every query: built-in ones, and those that were registered."""
     from dpformer.queries.frequencies import FREQUENCIES  # torch
     from dpformer.queries.items import ITEMS
     from dpformer.queries.metrics import METRICS
@@ -24,18 +24,18 @@ def all_queries() -> tuple[Query, ...]:
 
 
 def register(query: Q) -> Q:
-    """Adds a query of your own; a label that is taken is refused."""
+    """Add a query; a label that is taken is refused."""
     if query.label in {known.label for known in all_queries()}:
-        raise ValueError(f"there is a query with the label {query.label!r} already")
+        raise ValueError(f"a query with the label {query.label!r} already exists")
     _added.append(query)
     return query
 
 
 def asked_queries(config: Config) -> tuple[Query, ...]:
-    """Those that a config asks."""
+    """The queries that a config asks."""
     return tuple(query for query in all_queries() if query.asked(config))
 
 
 def query_of(label: str) -> Query | None:
-    """The query of an event; None for an event of somebody else's."""
+    """The query of an event; None for an event that no query recorded."""
     return next((query for query in all_queries() if query.label == label), None)

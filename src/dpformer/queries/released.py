@@ -1,4 +1,4 @@
-"""What the queries of a run have given: asked before training, each once, and taken from the checkpoint afterwards."""
+"""The results of a run's queries: asked once before training, and restored from the checkpoint afterwards."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Released:
-    """Values by the label of their query, and what they cost. Without privacy they are exact, and cost nothing."""
+    """Values by query label, and their cost. Without privacy they are exact and cost nothing."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
 
     def value(self, query: Query) -> Any:
-        """What a query gave, None if it was not asked."""
+        """The result of a query, None if it was not asked."""
         return self.values.get(query.label)
 
     @property
     def popularity(self) -> Any:
-        """The value that says how popular items are (`Popularity`, or transition counts); None if nobody asked."""
+        """The value with the popularity of items (`Popularity`, or transition counts); None if not asked."""
         popular = (self.value(query) for query in all_queries() if isinstance(query, PopularityQuery))
         return next((value for value in popular if value is not None), None)
 
     @property
     def item_list(self) -> np.ndarray | None:
-        """The items that were released, by their number in the data; None where the list is public."""
+        """The released items, by their numbers in the data; None if the list is public."""
         return None if self.popularity is None else self.popularity.item_list
 
     @property
@@ -50,13 +50,13 @@ class Released:
         return None if self.popularity is None else torch.from_numpy(self.popularity.frequencies.p)
 
     def vocabulary(self, dataset: Dataset) -> Vocabulary:
-        """The items of the model: all of the data's, or those that were released."""
+        """The items of the model: all of the data's, or the released ones."""
         if self.item_list is None:
             return dataset.vocabulary
         return Vocabulary([dataset.vocabulary.ids[number] for number in self.item_list.tolist()], None, "dp")
 
     def arrays(self, config: Config) -> dict[str, np.ndarray]:
-        """The noisy numbers as they came out, for releases.safetensors; none without privacy."""
+        """The noisy numbers as released, for releases.safetensors; none without privacy."""
         found: dict[str, np.ndarray] = {}
         for label, value in self.values.items():
             query = query_of(label)
@@ -65,7 +65,7 @@ class Released:
         return found
 
     def state(self, config: Config) -> dict[str, dict[str, Tensor]]:
-        """For the checkpoint: what `resumed` needs. Exact values are computed again."""
+        """For the checkpoint: what `resumed` needs. Exact values are recomputed."""
         if not config.private:
             return {}
         return {label: self._state(label, value, config) for label, value in self.values.items()}
@@ -79,10 +79,10 @@ class Released:
 
 
 def release_before_training(config: Config, plan: Plan, dataset: Dataset, random: SecureRandom) -> Released:
-    """Asks what the config wants to know before training, each query once.
+    """Ask all queries that the config needs before training, each once.
 
     The noise is a function of the run's key, the config and the data: a run that died afterwards releases the same
-    numbers again.
+    values again.
     """
     random = random.within(f"releases config {config.hash()} data {dataset.hash}")
     question, values, events = Question(config, dataset), {}, []
@@ -99,12 +99,12 @@ def release_before_training(config: Config, plan: Plan, dataset: Dataset, random
 
 
 def resumed(config: Config, plan: Plan, dataset: Dataset, state: Mapping[str, Mapping[str, Tensor]]) -> Released:
-    """What was released before a checkpoint was saved: nothing is drawn again."""
+    """The results released before a checkpoint was saved: nothing is drawn again."""
     if not config.private:
         return release_before_training(config, plan, dataset, SecureRandom("not used"))
     asked = [query for query in asked_queries(config) if not query.after_training]
     if [query.label for query in asked] != list(state):
-        raise ValueError(f"it holds {', '.join(state) or 'nothing'} of the queries that this run asks")
+        raise ValueError(f"it holds results of {', '.join(state) or 'no query'}, unlike the queries of this run")
     values = {
         query.label: query.restore({name: t.numpy() for name, t in state[query.label].items()}, config, plan)
         for query in asked
@@ -113,5 +113,5 @@ def resumed(config: Config, plan: Plan, dataset: Dataset, state: Mapping[str, Ma
 
 
 def planned(plan: Plan, query: Query) -> Event:
-    """The event that a plan has for a query."""
+    """The planned event of a query."""
     return next(event for event in plan.events if event.label == query.label)

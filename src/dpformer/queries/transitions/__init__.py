@@ -1,1 +1,1 @@
-"""Transition counts: the mechanism (`rounds`), who adds up (`backend`), the query, its noise check and its canaries."""
+"""Transition counts: the mechanism (`rounds`), summation (`backend`), the query, its noise check and its canaries."""

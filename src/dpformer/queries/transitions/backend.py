@@ -1,4 +1,4 @@
-"""Which backend adds up the counts of a data set."""
+"""The backend that sums the counts of a data set."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +15,10 @@ MOST_IN_MEMORY = 1 << 28  # interactions
 def transition_sums(
     dataset: Dataset | ClusterLog, chosen: str | None = None, memory: str | None = None
 ) -> Iterator[Sums]:
-    """The sums of what all users train on, from arrays, from DuckDB or from Spark: the same whole numbers.
+    """The sums over all users' training items, from arrays, DuckDB or Spark: the same integers.
 
-    Arrays take a third of the processor time, and memory for the histories; DuckDB has a limit of memory for these too.
+    Arrays take a third of the processor time, but need memory for the histories; DuckDB has a limit of memory for these
+    too.
     """
     if isinstance(dataset, ClusterLog):
         yield dataset.sums()

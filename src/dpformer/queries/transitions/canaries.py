@@ -1,18 +1,18 @@
-r"""Canaries for transition counts: made-up users through the release itself.
+r"""Canaries for transition counts: synthetic users run through the actual release.
 
-Most canaries own a pair {a, b} and have the history a, b, b, …: only (a, b) is counted, with a weight that scaling has
-to bring down to 1. Some own `GROUP` items and have each of them once: all their pairs count, with weights w_d by the
-distance d, and scaling has to bring the *norm* down to 1, not the largest weight. What is seen of such a canary is the
-sum over its pairs, each times w_d/‖w‖. So that every pair survives all rounds, others are on it, of whom the attacker
-knows. Half of the canaries, chosen at random, take part. Of each canary the release shows a total and a difference of
-directions,
+Most canaries own a pair {a, b} and have the history a, b, b, …: only (a, b) is counted, with a weight that scaling must
+reduce to 1. Some own `GROUP` items and have each of them once: all their pairs count, with weights w_d by the distance
+d, and scaling must reduce the *norm* to 1, not the largest weight. The observation of such a canary is the sum over its
+pairs, each times w_d/‖w‖. So that every pair survives all rounds, other users, known to the attacker, share it. Half of
+the canaries, chosen at random, take part. For each canary the release reveals a total and a difference of directions,
 
     S_j = 1[j takes part] + s_S·N(0, 1),     D_j likewise with s_D,     1/s_S² = P_u + P_d/2,  1/s_D² = P_d/2,
 
-less what others add, with P_u and P_d the shares of undirected and directed rounds over σ². Their mean, weighted by
-precision, has a deviation s with 1/s² = P_u + P_d: an attacker sees all of the budget but what is spent on popularity.
+minus the contributions of others, with P_u and P_d the shares of undirected and directed rounds over σ². Their mean,
+weighted by precision, has a standard deviation s with 1/s² = P_u + P_d: an attacker sees the whole budget except what
+is spent on popularity.
 
-With a released list of items there are users with items of their own besides, which must not be released.
+With a released item list there are also users with unique items, which must not be released.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from dpformer.queries.transitions.rounds import (
     round_of_items,
 )
 
-CLEAR = 8.0  # deviations by which a pair, or an item, is above its threshold
-GROUP = 6  # items of a canary with many pairs
+CLEAR = 8.0  # standard deviations by which a pair, or an item, exceeds its threshold
+GROUP = 6  # number of items of a canary with many pairs
 MOST_GROUPS = 250
 
 
 class Cast:
-    """Who is in the data, but for the coins: canaries with their pairs, and how many others are on each pair."""
+    """The users, apart from the coin flips: canaries with their pairs, and the number of other users on each pair."""
 
     def __init__(self, canaries: int, event: Gaussian) -> None:
         self.groups = groups_among(canaries)
@@ -52,14 +52,14 @@ class Cast:
         pairs = np.array([(a, b) for b in range(self.items_of_pairs) for a in range(b)])
         self.pairs = np.concatenate([pairs, (first[:, None, None] + inside).reshape(-1, 2)])
         weights = np.array(WEIGHTS, dtype=np.float64)[inside[:, 1] - inside[:, 0] - 1]
-        self.weights = weights / np.linalg.norm(weights)  # of a canary with many pairs
+        self.weights = weights / np.linalg.norm(weights)  # weights of a canary with many pairs
         self.known = math.ceil(CLEAR * event.noise_multiplier / math.sqrt(ROUNDS[0].share)) + 10
         if event.failure:
             items = event.noise_multiplier / math.sqrt(round_of_items(listed=True, again=False).share)
             self.known += math.ceil(threshold_for(event.failure, items) + CLEAR * items)
 
     def histories(self, member: np.ndarray) -> list[np.ndarray]:
-        """Of the canaries that take part, alone."""
+        """The histories of the canaries that take part."""
         pairs = self.pairs[: self.single][member[: self.single]]
         loud = np.repeat(pairs[:, 1:], WINDOW + 1, axis=1)
         loud[:, 0] = pairs[:, 0]  # a, b, b, …
@@ -67,7 +67,7 @@ class Cast:
         return [*loud, *groups[member[self.single :]]]
 
     def popularity(self, member: np.ndarray) -> np.ndarray:
-        """(num_items,) what everybody adds to the round of items: 1/√n to each of n items, by hand."""
+        """(num_items,) all contributions to the round of items, 1/√n to each of n items, computed independently."""
         found = np.bincount(self.pairs.ravel(), minlength=self.num_items) * (self.known / math.sqrt(2))
         taking_part = self.pairs[: self.single][member[: self.single]]
         found += np.bincount(taking_part.ravel(), minlength=self.num_items) / math.sqrt(2)
@@ -75,13 +75,13 @@ class Cast:
         return found
 
     def of_canaries(self, of_pairs: np.ndarray) -> np.ndarray:
-        """(…, canaries) of numbers of all pairs (…, pairs)."""
+        """(…, canaries) from numbers for all pairs (…, pairs)."""
         of_groups = of_pairs[..., self.single :].reshape(*of_pairs.shape[:-1], self.groups, -1) @ self.weights
         return np.concatenate([of_pairs[..., : self.single], of_groups], axis=-1)
 
 
 def groups_among(canaries: int) -> int:
-    """How many of them have many pairs: the others are as many as some items have pairs."""
+    """How many of them have many pairs: the number of the others must be a number of pairs of some items."""
     return next(
         canaries - pairs
         for items in range(items_for(canaries), 1, -1)
@@ -90,18 +90,18 @@ def groups_among(canaries: int) -> int:
 
 
 def items_for(canaries: int) -> int:
-    """The fewest items with as many pairs as there are canaries."""
+    """The smallest number of items with as many pairs as there are canaries."""
     return math.ceil((1 + math.sqrt(1 + 8 * canaries)) / 2)
 
 
 def canary_count(wanted: int) -> int:
-    """As many pairs as some items have, and some canaries with many pairs."""
+    """The number of pairs of some items, plus some canaries with many pairs."""
     items = items_for(wanted)
     return items * (items - 1) // 2 + min(MOST_GROUPS, max(10, wanted // 20))
 
 
 def canaries(event: Gaussian, member: np.ndarray, seed: int | None) -> Canaries:
-    """Two releases, with popularity once and twice; the attacker sees the first, the noise of both is checked."""
+    """Two releases, with popularity once and twice; the attacker sees the first, and the noise of both is checked."""
     cast = Cast(len(member), event)
     once = Seen(cast, member, event, described=False, seed=seed)
     twice = Seen(cast, member, event, described=True, seed=seed)
@@ -120,7 +120,7 @@ def canaries(event: Gaussian, member: np.ndarray, seed: int | None) -> Canaries:
 
 
 class Seen:
-    """What one release shows of all canaries."""
+    """What one release reveals about all canaries."""
 
     def __init__(self, cast: Cast, member: np.ndarray, event: Gaussian, *, described: bool, seed: int | None) -> None:
         sigma, listed = event.noise_multiplier, bool(event.failure)
@@ -138,17 +138,17 @@ class Seen:
             seed=seed,
         )
         if not np.array_equal(self.release.items[: cast.num_items], np.arange(cast.num_items)):
-            raise ArithmeticError("an item of many users did not survive: the rounds do not do what they say")
+            raise ArithmeticError("an item of many users did not survive: the rounds are wrong")
         first = round_of_items(listed=listed, again=self.release.again is not None)
         rest = noise_of_pairs(first, sigma)
         undirected, directed = (sum(r.share for r in ROUNDS if r.directed is way) / rest**2 for way in (False, True))
-        self.precisions = np.array([undirected + directed / 2, directed / 2])  # of total and difference
+        self.precisions = np.array([undirected + directed / 2, directed / 2])  # precision of total and difference
         self.of_canaries = cast.of_canaries(_of_pairs(self.release, cast.pairs) - cast.known)
         counts = self.release.frequencies.counts[: cast.num_items]
         self.popularity = (counts - cast.popularity(member)) * math.sqrt(first.share) / sigma
 
     def noise(self, member: np.ndarray) -> np.ndarray:
-        """(2, some): where no canary takes part."""
+        """(2, some): noise where no canary takes part."""
         return self.of_canaries[:, ~member] * np.sqrt(self.precisions[:, None])
 
 
@@ -158,7 +158,7 @@ def _of_pairs(release: TransitionRelease, pairs: np.ndarray) -> np.ndarray:
     cells, wanted = high * (high - 1) // 2 + low, pairs[:, 1] * (pairs[:, 1] - 1) // 2 + pairs[:, 0]
     found = np.minimum(np.searchsorted(cells, wanted), len(cells) - 1)
     if not np.array_equal(cells[found], wanted):
-        raise ArithmeticError("a pair of many users did not survive: the rounds do not do what they say")
+        raise ArithmeticError("a pair of many users did not survive: the rounds are wrong")
     return np.stack([release.total[found], release.difference[found]])
 
 

@@ -1,11 +1,11 @@
-"""Every round of transition counts against the data: the noise of the ledger is there, and the model follows from it.
+"""Check of transition counts against the data: each round has the noise in the ledger, and the model follows from it.
 
 Round r ≥ 1 gives every pair in play its exact count x (each user scaled over the pairs in play) plus σ_r·N(0, 1), and
-which pairs are in play was decided before its noise was drawn: Σ ((noisy − x)/σ_r)² is χ². Of the first round only
-pairs above its threshold τ are there: given that it passed, u = Q((noisy − x)/σ)/Q((τ − x)/σ) is uniform, and how many
-pass is a sum of independent trials with p = Q((τ − x)/σ).
+the pairs in play were chosen before its noise was drawn: Σ ((noisy − x)/σ_r)² is χ². The first round holds only pairs
+above its threshold τ: given that it exceeded τ, u = Q((noisy − x)/σ)/Q((τ − x)/σ) is uniform, and the number of such
+pairs is a sum of independent trials with p = Q((τ − x)/σ).
 
-Retraced from these numbers by the rules of the release, the pairs and their estimates must be those of the model.
+Recomputed from these numbers by the rules of the release, the pairs and their estimates must be those of the model.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from dpformer.queries.transitions.rounds import (
 
 
 def wrong_with_rounds(found: TransitionRelease, sums: Sums, places: np.ndarray, sigma: float) -> str:
-    """What does not hold of the kept rounds; nothing if all does.
+    """What is wrong with the stored rounds; empty if nothing.
 
     Args:
-        found: what was released.
-        sums: of the data.
-        places: (num_items,) the place of each item of the data among those that count, -1 for others.
+        found: the release.
+        sums: sums of the data.
+        places: (num_items,) the index of each item of the data among the selected ones, -1 for others.
         sigma: the noise multiplier of the rounds of pairs.
     """
     for one in found.rounds:
@@ -50,7 +50,7 @@ def wrong_with_rounds(found: TransitionRelease, sums: Sums, places: np.ndarray, 
             else _later(one, sums, places, sigma)
         )
         if p < ALARM:
-            return f"round {one.number + 1} has not the noise that the ledger says"
+            return f"round {one.number + 1} does not have the noise in the ledger"
     return "" if _follow(found, sigma) else "totals and differences do not follow from the rounds"
 
 
@@ -61,9 +61,9 @@ def _later(one: RoundRelease, sums: Sums, places: np.ndarray, sigma: float) -> f
 
 
 def _first(one: RoundRelease, sums: Sums, places: np.ndarray, m: int, deviation: float) -> float:
-    """The smaller of two p-values, doubled: of the noise of those that passed, and of how many did."""
+    """Twice the smaller of two p-values: of the noise of pairs above the threshold, and of their number."""
     threshold = moved_threshold(first_threshold(m) * deviation, public_grid(deviation))
-    chance = float(ndtr(-threshold / deviation))  # that a pair without data passes
+    chance = float(ndtr(-threshold / deviation))  # probability that a pair without data exceeds the threshold
     exact, num_cells = np.zeros(len(one.cells)), m * (m - 1) // 2
     expected, variance = num_cells * chance, num_cells * chance * (1 - chance)
     for cells, counted in sums.all_pairs(places):
@@ -78,7 +78,7 @@ def _first(one: RoundRelease, sums: Sums, places: np.ndarray, m: int, deviation:
         variance += float((chances * (1 - chances) - chance * (1 - chance)).sum())
     excess = (abs(len(one.cells) - expected) - 0.5) / math.sqrt(max(variance, 1e-9))
     many = math.erfc(excess / math.sqrt(2)) if excess > 0 else 1.0
-    if variance < 25:  # too few trials for the normal law, and a bound that always holds instead (Bernstein)
+    if variance < 25:  # too few trials for the normal approximation: Bernstein's bound, which always holds
         far = max(abs(len(one.cells) - expected), 0.0)
         many = min(1.0, 2 * math.exp(-(far**2) / (2 * variance + 2 * far / 3))) if far else 1.0
     noise = passed_noise(one.noisy, exact, deviation, threshold)
@@ -94,7 +94,7 @@ def _spread(noise: np.ndarray) -> float:
 
 
 def _follow(found: TransitionRelease, sigma: float) -> bool:
-    """Retraced, if all rounds are there; else the last one at least is of the pairs of the model."""
+    """Recompute, if all rounds are stored; otherwise check that the last one holds the pairs of the model."""
     low, high = found.pairs.T
     cells = high * (high - 1) // 2 + low
     if len(found.rounds) < len(ROUNDS):

@@ -1,4 +1,4 @@
-"""The query for transition counts: what `rounds` releases, asked by a run, kept in its folder and checked again."""
+"""The query for transition counts: asks for the release of `rounds`, stores it in the run folder and checks it."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ KINDS: dict[str, tuple[type, int]] = {
     "total": (np.float64, 1),
     "difference": (np.float64, 1),
 }
-AGAIN = "again"  # popularity, where it was released twice
-PARTS: dict[str, type] = {"cells": np.int64, "noisy": np.float64}  # of a round
+AGAIN = "again"  # popularity, if released twice
+PARTS: dict[str, type] = {"cells": np.int64, "noisy": np.float64}  # arrays of a round
 ROUND = re.compile(f"(?P<part>{'|'.join(PARTS)}) (?P<number>[0-{len(ROUNDS) - 1}])")
 
 
 class TransitionsQuery(PopularityQuery):
-    """Which items follow which, how popular they are, and where there is no public list, which there are."""
+    """Which items follow which, their popularity and, if there is no public list, which items there are."""
 
     label = LABEL
     sentence = "which items follow which"
@@ -84,7 +84,7 @@ class TransitionsQuery(PopularityQuery):
     # Kept.
 
     def arrays(self, value: Any, config: Config) -> dict[str, np.ndarray]:
-        """All rounds; of those that a network started from popularity alone, for it has been trained since."""
+        """All rounds; only popularity if a network started from them, because it has been trained since."""
         popularity = super().arrays(value, config)
         if config.warm_start:
             return popularity
@@ -99,7 +99,7 @@ class TransitionsQuery(PopularityQuery):
         return KINDS.get(name) if found is None else (PARTS[found["part"]], 1)
 
     def restore(self, arrays: Arrays, config: Config, plan: Plan) -> Any:
-        """The release again: its deviations follow from σ."""
+        """Rebuild the release: its standard deviations follow from σ."""
         if config.warm_start:
             return super().restore(arrays, config, plan)
         _check_names(arrays)
@@ -138,7 +138,11 @@ class TransitionsQuery(PopularityQuery):
         once = self.parts(value)[0]
         public = seen.config.kind.items_described(seen.config) and seen.config.items_policy != "dp"
         due = public and again_wanted(once, seen.statement["users"])
-        return "" if due == (value.again is not None) else "popularity was released twice or once, against the rule"
+        return (
+            ""
+            if due == (value.again is not None)
+            else "popularity was released once instead of twice, or twice instead of once"
+        )
 
     def checks(self, seen: Inspection) -> Iterator[Callable[[], Finding]]:
         yield from super().checks(seen)
@@ -156,7 +160,7 @@ class TransitionsQuery(PopularityQuery):
             return Finding(name, None, "not checked: the data was not read")
         value = self.restore(arrays, seen.config, seen.plan())
         items, offsets = seen.dataset.packed_train()
-        placed = np.full(len(value.frequencies.p) + 1, -1)  # the last place is that of items that were not released
+        placed = np.full(len(value.frequencies.p) + 1, -1)  # the last index stands for items that were not released
         placed[value.items] = np.arange(len(value.items))
         places = placed[seen.vocabulary().match(list(seen.dataset.vocabulary.ids))]
         first = round_of_items(listed=seen.config.items_policy == "dp", again=value.again is not None)
@@ -167,8 +171,10 @@ class TransitionsQuery(PopularityQuery):
         kept = {one.number for one in value.rounds}
         missing = ", ".join(str(number + 1) for number in range(len(ROUNDS)) if number not in kept)
         if missing:
-            return Finding(name, None, f"there in the other rounds; not checked: rounds of too many pairs ({missing})")
-        return Finding(name, True, f"there in all {len(ROUNDS)} rounds, from which the counts follow")
+            return Finding(
+                name, None, f"present in the other rounds; not checked: rounds with too many pairs ({missing})"
+            )
+        return Finding(name, True, f"present in all {len(ROUNDS)} rounds, from which the counts follow")
 
     # Audited.
 
@@ -189,11 +195,11 @@ def _check_names(arrays: Arrays) -> None:
     if not KINDS.keys() <= arrays.keys():
         raise ValueError(f"{', '.join(sorted(KINDS.keys() - arrays.keys()))} is missing")
     if len(rounds) != len(PARTS) * len(numbers):
-        raise ValueError("a round lacks its cells or its numbers")
+        raise ValueError("a round lacks its cells or its noisy counts")
 
 
 def _check_places(found: TransitionRelease) -> None:
-    """Numbers of items and pairs lead somewhere."""
+    """Indices of items and pairs must be in range."""
     size, m, count = len(found.frequencies.counts), len(found.items), len(found.pairs)
     inside = not m or (found.items[0] >= 0 and found.items[-1] < size and (np.diff(found.items) > 0).all())
     paired = found.pairs.shape == (count, 2)
@@ -201,13 +207,13 @@ def _check_places(found: TransitionRelease) -> None:
         low, high = found.pairs.T
         paired = bool((low >= 0).all() and (low < high).all() and int(high.max()) < m)
     if found.again is not None and len(found.again) != size:
-        raise ValueError("popularity was released again, of other items")
+        raise ValueError("the second release of popularity has other items")
     if not inside or not paired or len(found.total) != count or len(found.difference) != count:
-        raise ValueError("its pairs are not of its items")
+        raise ValueError("its pairs contain items that it does not have")
     for one in found.rounds:
         fits = len(one.noisy) == len(one.cells) * (2 if ROUNDS[one.number].directed else 1)
         if not fits or (len(one.cells) and (one.cells[0] < 0 or one.cells[-1] >= m * (m - 1) // 2)):
-            raise ValueError(f"round {one.number} is not of pairs of its items")
+            raise ValueError(f"round {one.number} contains pairs of other items")
         if (np.diff(one.cells) <= 0).any():
             raise ValueError(f"the pairs of round {one.number} are not in order")
 

@@ -1,23 +1,25 @@
 r"""Transition counts released with differential privacy: from items to unordered pairs to directed pairs, in rounds.
 
 Counting all M² transitions in one release spends nearly all of every user's contribution on cells that drown in noise.
-So the budget is cut into rounds, each a Gaussian release of sensitivity 1, and every round looks only where the rounds
-before it saw something; a user's vector is scaled to norm 1 *over the cells still in play*, so nothing of it
-is spent on cells that are lost:
+So the budget is split into rounds, each a Gaussian release of sensitivity 1, and every round considers only cells
+where previous rounds found something; a user's vector is scaled to norm 1 *over the cells still in play*, so none of it
+is spent on cells that have been dropped:
 
-    items       how popular each item is (`release_frequencies`); those above 3 deviations are the m items that count.
-                With public attributes, by which all others are recommended too, and short histories: twice (`AGAIN`).
-                Without a public catalogue: `release_items`, of which those above its threshold are released at all
-    unordered   Σ_u v_u/‖v_u‖ over the m(m−1)/2 pairs {a, b}: both directions add up in one cell
+    items       how popular each item is (`release_frequencies`); those above 3 standard deviations are the m selected
+    items.
+                With public attributes (which also recommend all others) and short histories: twice (`AGAIN`).
+                Without a public catalogue: `release_items`, which releases only items above its threshold
+    unordered   Σ_u v_u/‖v_u‖ over the m(m−1)/2 pairs {a, b}: both directions share one cell
     directed    the same over (a, b) and (b, a) of the pairs that survived
 
-After each round a pair survives if its estimate S is more than `keep` deviations above zero. Rounds are weighted by
-1/σ_r²; with a directed round's (x_ab, x_ba) ~ N(θ, σ_r²) the sum x_ab + x_ba counts for S with variance 2σ_r².
+After each round a pair survives if its estimate S is more than `keep` standard deviations above zero. Rounds are
+weighted by 1/σ_r²; with a directed round's (x_ab, x_ba) ~ N(θ, σ_r²) the sum x_ab + x_ba counts for S with variance
+2σ_r².
 
 **Budget.** Round r has share s_r of the budget, σ_r = σ/√s_r and Σ s_r = 1. Each round is a Gaussian mechanism of
 sensitivity 1 whose cells are chosen by *released* numbers only, and adaptive composition of Gaussian mechanisms is
 exact: √Σ 1/σ_r² = 1/σ (Dong, Roth, Su 2022, Corollary 3.3). So all rounds together cost no more than **one Gaussian
-event of noise multiplier σ**. docs/maths/counts.md has the argument in full and what each choice gains.
+event of noise multiplier σ**. docs/maths/counts.md has the full argument and what each choice gains.
 """
 
 import math
@@ -38,22 +40,22 @@ from dpformer.queries.frequencies import FrequencyRelease, exact_sums, mean_of, 
 from dpformer.queries.items import release_item_sums
 
 LABEL = "transition counts"
-MOST_NOISE = 2**25  # cells without data that may pass the first round, in expectation: bounds memory
-AT_ONCE = 2**22  # numbers that are made and added together
-MOST_KEPT = 2**20  # pairs of a round whose noisy numbers are kept for `verify`
-SLACK = 1 + 1e-9  # on every deviation: the event's noise multiplier is never more than what was added
+MOST_NOISE = 2**25  # expected number of cells without data that pass the first round: bounds memory
+AT_ONCE = 2**22  # numbers processed together
+MOST_KEPT = 2**20  # maximum number of pairs in a round whose noisy counts are stored for `verify`
+SLACK = 1 + 1e-9  # on every standard deviation, so that the event never claims more noise than was added
 
 
 class Round(NamedTuple):
-    share: float  # of the budget, 1/σ²
+    share: float  # share of the budget, in 1/σ²
     directed: bool
-    keep: float  # deviations above zero that a pair needs to stay
+    keep: float  # standard deviations above zero that a pair needs to stay
 
 
 ITEMS = Round(0.05, False, 3.0)
-LIST = 0.2  # share of the round of items that releases their list too; the other rounds share the rest
-AGAIN = ITEMS.share  # of a second release of popularity, where items have public attributes and histories are short
-LONG = 5.0  # mean √length of histories above which they are not
+LIST = 0.2  # share of the round of items if it also releases the list; the other rounds share the rest
+AGAIN = ITEMS.share  # share of a second release of popularity, if items have public attributes and histories are short
+LONG = 5.0  # mean √length above which histories are not short
 ROUNDS = (
     Round(0.2375, False, 1.0),
     Round(0.1425, False, 1.0),
@@ -66,12 +68,12 @@ ROUNDS = (
 
 @dataclass(frozen=True)
 class RoundRelease:
-    """Noisy numbers of one round of pairs as they came out: of all pairs in play; in the first, of those that passed.
+    """Noisy counts of one round as released: of all pairs in play or, in the first round, of those that passed.
 
-    For whoever has the data, to count again and see the noise (`verify`).
+    They allow anyone with the data to count again and check the noise (`verify`).
     """
 
-    number: int  # in ROUNDS
+    number: int  # index in ROUNDS
     cells: np.ndarray  # (K,) int64 ascending: unordered
     noisy: np.ndarray  # (K,) float64, or (2K,) directed
 
@@ -81,34 +83,34 @@ class RoundRelease:
 
 @dataclass(frozen=True)
 class TransitionRelease:
-    """What was released: estimates of how often items of a pair {a, b}, a before b in `items`, follow one another."""
+    """The release: estimates of how often the items of a pair {a, b}, a before b in `items`, follow one another."""
 
-    items: np.ndarray  # (m,) int64 ascending: the items that count
-    pairs: np.ndarray  # (K, 2) int64: places in `items`, a < b
-    total: np.ndarray  # (K,) float64: S, both directions together
+    items: np.ndarray  # (m,) int64 ascending: the selected items
+    pairs: np.ndarray  # (K, 2) int64: indices in `items`, a < b
+    total: np.ndarray  # (K,) float64: S, sum of both directions
     total_deviation: float
-    difference: np.ndarray  # (K,) float64: (a, b) less (b, a)
+    difference: np.ndarray  # (K,) float64: (a, b) minus (b, a)
     difference_deviation: float
     frequencies: FrequencyRelease
-    event: Gaussian | None  # all of it, the frequencies too; for the ledger. None: exact, not private
+    event: Gaussian | None  # the whole release including the frequencies, for the ledger. None: exact, not private
     item_list: np.ndarray | None = (
-        None  # (M,) int64: the number before of released item 0, 1, …; None: all, a public list
+        None  # (M,) int64: the former number of released item 0, 1, …; None: all, a public list
     )
-    rounds: tuple[RoundRelease, ...] = ()  # those of at most MOST_KEPT pairs
-    again: np.ndarray | None = None  # (M,) float64: popularity's second release; `frequencies` is the mean of both
+    rounds: tuple[RoundRelease, ...] = ()  # rounds with at most MOST_KEPT pairs
+    again: np.ndarray | None = None  # (M,) float64: second release of popularity; `frequencies` is the mean of both
 
 
 class Estimate:
-    """Pairs in play and what the rounds so far say of them, each round weighted by 1/σ_r².
+    """Pairs in play and their estimates so far, with each round weighted by 1/σ_r².
 
-    It takes the arrays over that it is given: they may be tens of millions of numbers, so everything is done in place.
+    It takes ownership of its arrays: they may have tens of millions of entries, so everything is done in place.
     """
 
     def __init__(self, cells: np.ndarray, sums: np.ndarray, deviation: float) -> None:
         self.cells = cells  # (K,) int64 ascending: unordered
         self.sums, self.precision = sums, deviation**-2  # of unordered rounds
         self.sums /= deviation**2
-        self.directed, self.directed_precision = np.zeros((0, 2)), 0.0  # (K, 2) from the first directed round on
+        self.directed, self.directed_precision = np.zeros((0, 2)), 0.0  # (K, 2) from the first directed round
 
     @property
     def total_deviation(self) -> float:
@@ -131,7 +133,7 @@ class Estimate:
             if self.directed_precision:
                 self.directed[to] = self.directed[part][stay]
         if kept < len(self.cells):
-            self.cells = self.cells[:kept].copy()  # one after the other, so that each lets go of the longer one
+            self.cells = self.cells[:kept].copy()  # one after another, so that each frees the longer array
             self.sums = self.sums[:kept].copy()
             self.directed = self.directed[:kept].copy()
 
@@ -159,20 +161,21 @@ def release_transitions(
     random: SecureRandom | None = None,
     seed: int | None = None,
 ) -> TransitionRelease:
-    """Releases transition counts of all users' histories, under one Gaussian event.
+    """Release transition counts of all users' histories, under one Gaussian event.
 
-    The number of users is taken as public, and without `delta` the catalogue 0..num_items-1 too.
+    The number of users is assumed public, as is the catalogue 0..num_items-1 without `delta`.
 
     Args:
-        items: (n,) whole numbers, user u's at items[offsets[u]:offsets[u + 1]], in the order of time.
+        items: (n,) integers, user u's at items[offsets[u]:offsets[u + 1]], in order of time.
         offsets: (users + 1,).
         num_items: size of the catalogue.
-        noise_multiplier: σ of the event that the whole release costs.
-        delta: the list of items is released too, and may fail with this probability: only items that many have are
-            in the release, numbered anew, and others do not exist in it.
-        described: items have public attributes, which need popularity most: with short histories it is released twice.
-        random: for this release alone, since the same one gives the same noise; by default under a new key.
-        seed: for tests only, instead: marks the event as not private.
+        noise_multiplier: σ of the event that covers the whole release.
+        delta: release the item list too, with this failure probability: only items of many users are in the release,
+            renumbered, and others do not exist in it.
+        described: items have public attributes, which need accurate popularity: with short histories it is released
+            twice.
+        random: random numbers for this release only, since they determine the noise; by default from a new key.
+        seed: for tests only: marks the event as not private.
     """
     sums = ArraySums.packed(items, offsets)
     return release_transition_sums(
@@ -190,7 +193,7 @@ def release_transition_sums(
     random: SecureRandom | None = None,
     seed: int | None = None,
 ) -> TransitionRelease:
-    """The same, of histories wherever they are: `sums` makes the exact sums of a round, everything private is here."""
+    """The same for histories stored anywhere: `sums` gives a round's exact sums; all privacy is handled here."""
     num_items, noise_multiplier = whole("num_items", num_items, 1), positive("noise_multiplier", noise_multiplier)
     random = random or SecureRandom(LABEL, seed=seed)
     with stage("adding up counts", (1 + len(ROUNDS)) * sums.num_users):
@@ -219,7 +222,7 @@ def _rounds(
     first = _first_round(sums, places, len(head), rest, random)
     rounds = [first.copy()] if len(first.cells) <= MOST_KEPT else []
     estimate = Estimate(first.cells, first.noisy, deviation_of(ROUNDS[0], rest))
-    del first  # tens of millions of cells, where there are many items
+    del first  # tens of millions of cells if there are many items
     for number, this in enumerate(ROUNDS[1:], start=1):
         reach((1 + number) * sums.num_users)
         deviation = deviation_of(this, rest)
@@ -234,9 +237,9 @@ def _rounds(
 
 
 def exact_transition_sums(sums: Sums, num_items: int) -> TransitionRelease:
-    """The same counts without noise and without an event, to measure what privacy costs. Not private.
+    """The same counts without noise and without an event, to measure the cost of privacy. Not private.
 
-    All items count, and every pair that occurs; there are no rounds.
+    All items are selected, and every pair that occurs; there are no rounds.
     """
     everything = np.arange(whole("num_items", num_items, 1))
     cells = gathered(sums.all_pairs(everything))[0]
@@ -254,20 +257,20 @@ def exact_transition_sums(sums: Sums, num_items: int) -> TransitionRelease:
 
 
 def deviation_of(this: Round, noise_multiplier: float) -> float:
-    """σ_r = σ/√s_r, a hair more."""
+    """σ_r = σ/√s_r, with a tiny margin."""
     return noise_multiplier / math.sqrt(this.share) * SLACK
 
 
 def round_of_items(*, listed: bool, again: bool) -> Round:
-    """The first round: by whether it releases the list of items too, or popularity twice."""
+    """The first round, depending on whether it also releases the item list, or popularity twice."""
     return ITEMS._replace(share=LIST if listed else ITEMS.share + again * AGAIN)
 
 
 def again_wanted(first: np.ndarray, num_users: int) -> bool:
     """Whether popularity is released again: a function of its first release and the public number of users.
 
-    Σ_i popularity / users is the mean √length of a history. Where histories are long, items that a larger share makes
-    visible would only take from what users give to the others.
+    Σ_i popularity / users is the mean √length of a history. If histories are long, additional items that become visible
+    would only take from what users contribute to the others.
     """
     return float(first.sum()) <= LONG * num_users
 
@@ -275,10 +278,10 @@ def again_wanted(first: np.ndarray, num_users: int) -> bool:
 def _popularity(
     counted: np.ndarray, num_users: int, noise_multiplier: float, described: bool, random: SecureRandom
 ) -> tuple[FrequencyRelease, np.ndarray | None]:
-    """Popularity from one release or from two, and the second by itself.
+    """Popularity from one release or two, and the second one separately.
 
-    What the second costs, the rounds of pairs have less (`noise_of_pairs`): either way the first costs the same and all
-    that comes after it the same, so the sum is that of one event.
+    The cost of the second is subtracted from the rounds of pairs (`noise_of_pairs`): in both cases the first release
+    costs the same and everything after it costs the same, so the total is that of one event.
     """
     once = release_sums(counted, num_users, deviation_of(ITEMS, noise_multiplier), random=random.within("items"))
     if not described or not again_wanted(once.counts, num_users):
@@ -288,12 +291,12 @@ def _popularity(
 
 
 def noise_of_pairs(items: Round, noise_multiplier: float) -> float:
-    """σ for the rounds of pairs, whose shares are of what the round of items leaves: with its usual share σ itself."""
+    """σ for the rounds of pairs, whose shares refer to what the round of items leaves; usually σ itself."""
     return noise_multiplier * math.sqrt((1 - ITEMS.share) / (1 - items.share))
 
 
 def final_deviations(noise_multiplier: float, *, listed: bool, again: bool) -> tuple[float, float]:
-    """Deviations of totals and of differences after all rounds: they follow from σ alone."""
+    """Standard deviations of totals and differences after all rounds, which follow from σ alone."""
     rest = noise_of_pairs(round_of_items(listed=listed, again=again), noise_multiplier)
     first = ROUNDS[0]
     estimate = Estimate(np.zeros(0, np.int64), np.zeros(0), deviation_of(first, rest))
@@ -303,7 +306,7 @@ def final_deviations(noise_multiplier: float, *, listed: bool, again: bool) -> t
 
 
 def _first_round(sums: Sums, places: np.ndarray, m: int, noise_multiplier: float, random: SecureRandom) -> RoundRelease:
-    """All m(m−1)/2 unordered pairs; empty ones are not visited but drawn, and only those that stay."""
+    """All m(m−1)/2 unordered pairs; empty ones are not enumerated but drawn, and only those that survive."""
     this, num_cells = ROUNDS[0], m * (m - 1) // 2
     deviation = deviation_of(this, noise_multiplier)
     blocks = (
@@ -317,9 +320,9 @@ def _first_round(sums: Sums, places: np.ndarray, m: int, noise_multiplier: float
 
 
 def first_threshold(m: int) -> float:
-    """Deviations that a pair needs in the first round: a function of the released number of items alone.
+    """Standard deviations that a pair needs in the first round: a function of the released number of items alone.
 
-    As high as memory needs, so that about `MOST_NOISE` cells without data pass, however much data there is.
+    Chosen to limit memory: about `MOST_NOISE` cells without data pass, regardless of the amount of data.
     """
     num_cells = m * (m - 1) // 2
     if num_cells * 0.5 <= MOST_NOISE:
@@ -328,10 +331,10 @@ def first_threshold(m: int) -> float:
 
 
 def retraced(rounds: Sequence[RoundRelease], noise_multiplier: float) -> Estimate | None:
-    """What all rounds together say, by the rules of the release; None if one is of other pairs than those in play.
+    """The combined estimates of all rounds, by the rules of the release; None if one has the wrong pairs.
 
     Args:
-        rounds: all of them.
+        rounds: all rounds.
         noise_multiplier: σ of the rounds of pairs (`noise_of_pairs`).
     """
     first = rounds[0].copy()
@@ -348,7 +351,7 @@ def retraced(rounds: Sequence[RoundRelease], noise_multiplier: float) -> Estimat
 def _noisy(counts: np.ndarray, deviation: float, random: SecureRandom, step: int) -> np.ndarray:
     """Counts with noise, in the memory of the counts."""
     grid, noisy = public_grid(deviation), counts.view(np.float64)
-    for start in range(0, len(counts), AT_ONCE):  # of tens of millions, each copy would be felt
+    for start in range(0, len(counts), AT_ONCE):  # copies of tens of millions of entries would be slow
         part = slice(start, start + AT_ONCE)
         drawn = random.normal(len(counts[part]), step=step, start=start)
         noisy[part] = np.round((counts[part] / GRID + deviation * drawn) / grid) * grid
@@ -376,7 +379,7 @@ def _released(
 
 
 def _pairs_of(cells: np.ndarray) -> np.ndarray:
-    """(K, 2): the places a < b of unordered cells b(b−1)/2 + a."""
+    """(K, 2): the indices a < b of unordered cells b(b−1)/2 + a."""
     high = np.floor((1 + np.sqrt(1 + 8 * cells.astype(np.float64))) / 2).astype(np.int64)
     high -= high * (high - 1) // 2 > cells  # the root may round up
     high += high * (high + 1) // 2 <= cells  # or down
