@@ -1,4 +1,4 @@
-"""Re-Attention as the paper prints it, on the real data: the runs, the most informative first.
+"""Re-Attention as printed in the paper, on the real data: the runs, the most informative first.
 
     literal and vanilla, MovieLens-1M at ε = 5, three seeds  →  what it is made of  →  ε = 10 and 8  →  Games
     →  more seeds  →  scales, 100 epochs  →  with what else helps  →  TinyShakespeare  →  heat maps

@@ -220,7 +220,7 @@ def test_a_json_row_with_a_key_twice_goes_to_nobody(tmp_path: Path, key: str) ->
         read(written(tmp_path / "log.jsonl", whole + escaped.encode()))
 
 
-BIG = 2**53 + 1  # 2**53 as a float: two users would become one
+BIG = 2**53 + 1  # 2**53 as a float: two users would collide
 
 
 def _big_parquet(path: Path, kind: str, number: int) -> Path:

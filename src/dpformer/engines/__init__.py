@@ -1,1 +1,1 @@
-"""Sums of the queries over all users, by NumPy, DuckDB or Spark: the same whole numbers from each."""
+"""Sums of the queries over all users, by NumPy, DuckDB or Spark: all give the same integers."""

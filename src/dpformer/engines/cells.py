@@ -1,28 +1,28 @@
-"""Cells of a table too large to be held: where some of them stand, and sums of those that occur."""
+"""Cells of a table too large for memory: indices of some of them, and sums of those that occur."""
 
 import math
 from collections.abc import Iterator
 
 import numpy as np
 
-BITMAP = 2**33  # cells for which a bit each is kept
-AT_ONCE = 2**20  # survivors that are marked, or cells that are looked at, together
-_VALUE = 25  # bits for one user's part of a cell
+BITMAP = 2**33  # maximum number of cells for a bitmap
+AT_ONCE = 2**20  # survivors marked, or cells looked up, at a time
+_VALUE = 25  # bits of one user's contribution to a cell
 
 
 def cells_below(place: int) -> int:
-    """How many unordered pairs there are of places lower than this one: b(b−1)/2, the first cell of {0, b}."""
+    """The number of unordered pairs of places below this one: b(b−1)/2, the first cell of {0, b}."""
     return place * (place - 1) // 2
 
 
 def place_below(cells: int) -> int:
-    """The highest place below which there are at most so many pairs."""
+    """The highest place below which there are at most this many pairs."""
     place = (1 + math.isqrt(1 + 8 * cells)) // 2
     return place if cells_below(place) <= cells else place - 1
 
 
 class Among:
-    """Where cells stand among the survivors: by a bit a cell and a count a word, or by search where they are many."""
+    """Indices of cells among the survivors: by bitmap and popcounts per word, or by search if there are many."""
 
     def __init__(self, survivors: np.ndarray, num_cells: int) -> None:
         self.survivors = survivors
@@ -38,7 +38,7 @@ class Among:
             np.cumsum(np.bitwise_count(self.words[:-1]), out=self.before[1:])
 
     def __call__(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(rows of the cells that survive, place of each among the survivors)."""
+        """(rows of the cells that survive, index of each among the survivors)."""
         if self.words is None:
             place = np.minimum(np.searchsorted(self.survivors, cells), len(self.survivors) - 1)
             rows = np.flatnonzero(self.survivors[place] == cells)
@@ -50,7 +50,7 @@ class Among:
 
 
 class Counters:
-    """Sums of many users by cell, of a table small enough for one number a cell."""
+    """Sums over users by cell, for a table small enough for one counter per cell."""
 
     def __init__(self, num_cells: int) -> None:
         self.sums = np.zeros(num_cells, dtype=np.int64)
@@ -59,7 +59,7 @@ class Counters:
         np.add.at(self.sums, cells, values)
 
     def results(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(cells, sums) where there are any, ascending, some at a time."""
+        """(cells, sums) of non-zero cells, ascending, in blocks."""
         for start in range(0, len(self.sums), AT_ONCE):
             part = self.sums[start : start + AT_ONCE]
             there = np.flatnonzero(part)
@@ -67,7 +67,7 @@ class Counters:
 
 
 class Merging:
-    """Sums of many users by cell; memory is the cells that occur, 16 bytes each, twice while merging."""
+    """Sums over users by cell; memory is 16 bytes per occurring cell, twice that while merging."""
 
     def __init__(self) -> None:
         self.cells, self.sums = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -77,7 +77,7 @@ class Merging:
     def add(self, cells: np.ndarray, values: np.ndarray) -> None:
         self.waiting.append((cells, values))
         self.size += len(cells)
-        if self.size > max(len(self.cells), 2**23):  # so that each cell is merged a few times
+        if self.size > max(len(self.cells), 2**23):  # so that each cell is merged only a few times
             self._merge()
 
     def results(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -100,7 +100,7 @@ class Merging:
             self.cells, self.sums = new
             return
         cells, sums = np.concatenate([self.cells, new[0]]), np.concatenate([self.sums, new[1]])
-        order = np.argsort(cells, kind="stable")  # two sorted runs
+        order = np.argsort(cells, kind="stable")  # merges two sorted runs
         self.cells, self.sums = _added_up(cells[order], sums[order])
 
 

@@ -1,4 +1,4 @@
-"""DuckDB, the backend that reads, encodes and orders logs: within a memory limit, the rest on disk."""
+"""DuckDB, the backend that reads, encodes and sorts logs: within a memory limit, spilling to disk."""
 
 import os
 import shutil
@@ -12,19 +12,19 @@ import duckdb
 
 from dpformer.errors import DpformerError
 
-Connection: TypeAlias = Any  # duckdb.DuckDBPyConnection; duckdb has no types of its own here
+Connection: TypeAlias = Any  # duckdb.DuckDBPyConnection; duckdb has no type annotations
 
 
 @contextmanager
 def connect(memory: str | None = None, what: str = "the data", failed: str = "cannot be read") -> Iterator[Connection]:
-    """A DuckDB of its own, closed at the end; what does not fit `memory` goes to a private folder.
+    """A private DuckDB, closed at the end; what exceeds `memory` goes to a private folder.
 
-    Nothing is ever downloaded, times without a zone are UTC, and the order of rows is kept.
+    Nothing is downloaded, times without a zone are UTC, and the order of rows is preserved.
 
     Args:
-        memory: its limit, such as "4GB"; by default half of what the machine has, at most 8 GB.
-        what: named in the sentence of a failure.
-        failed: what could not be done with it.
+        memory: memory limit, such as "4GB"; by default half of the machine's memory, at most 8 GB.
+        what: the subject of error messages.
+        failed: the verb of error messages.
     """
     folder = Path(tempfile.mkdtemp(prefix="dpformer-"))  # mode 0700: it may hold private rows
     options: dict[str, str | bool | int | float | list[str]] = {
@@ -44,7 +44,7 @@ def connect(memory: str | None = None, what: str = "the data", failed: str = "ca
         with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets has no bar
             connection.execute(
                 "SET enable_progress_bar = true; SET enable_progress_bar_print = false"
-            )  # it may be asked
+            )  # can be queried
         connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = true")
         yield connection
     except duckdb.OutOfMemoryException as error:
@@ -57,9 +57,9 @@ def connect(memory: str | None = None, what: str = "the data", failed: str = "ca
 
 
 def confine(connection: Connection, files: list[Path]) -> None:
-    """From here on SQL reads these files and no other, and writes none; that cannot be undone.
+    """From now on, SQL can read these files and no others, and write none; this cannot be undone.
 
-    A query may come from a stranger's config.toml, a view from a stranger's database: `COPY log TO …`, `read_text(…)`.
+    A query may come from an untrusted config.toml, a view from an untrusted database: `COPY log TO …`, `read_text(…)`.
     """
     allowed = ", ".join(text(str(file.resolve())) for file in files)
     connection.execute(f"SET allowed_paths = [{allowed}]")
@@ -67,7 +67,7 @@ def confine(connection: Connection, files: list[Path]) -> None:
 
 
 def default_memory() -> str:
-    """Half of the machine's memory, at most 8 GB; 4 GB where the system does not say (Windows)."""
+    """Half of the machine's memory, at most 8 GB; 4 GB if the system does not say (Windows)."""
     if not hasattr(os, "sysconf"):
         return f"{4 * 10**9 // 2**20}MiB"
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -85,5 +85,5 @@ def name(value: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong, in one line that fits a sentence."""
+    """The first line of an error message."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

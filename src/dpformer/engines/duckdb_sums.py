@@ -1,4 +1,4 @@
-"""Sums of counts by DuckDB, out of core: what does not fit its memory limit goes to disk."""
+"""Sums of counts by DuckDB, out of core: what exceeds its memory limit goes to disk."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from dpformer.engines.duckdb_connection import Connection, connect
 from dpformer.engines.sql_sums import SqlSums, history_rows
 
 USERS_AT_ONCE = 1 << 18
-ROWS_AT_ONCE = 1 << 24  # of a result
+ROWS_AT_ONCE = 1 << 24  # rows of a result
 
 
 class DuckDB:
@@ -17,7 +17,7 @@ class DuckDB:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        connection.execute("CREATE MACRO IF NOT EXISTS shiftright(x, n) AS x >> n")  # Spark's name of it
+        connection.execute("CREATE MACRO IF NOT EXISTS shiftright(x, n) AS x >> n")  # Spark's name for it
 
     def table(self, name: str, columns: dict[str, np.ndarray]) -> None:
         self._write(f"CREATE OR REPLACE TABLE {name} AS", columns)
@@ -30,7 +30,7 @@ class DuckDB:
         return [np.asarray(values, dtype=np.int64) for values in found.values()]
 
     def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
-        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE result AS {sql}")  # what does not fit goes to disk
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE result AS {sql}")  # spills to disk
         rows = int(self.connection.execute("SELECT count(*) FROM result").fetchone()[0])
         for first in range(0, rows, ROWS_AT_ONCE):
             part = f"rowid >= {first} AND rowid < {first + ROWS_AT_ONCE}"

@@ -1,4 +1,4 @@
-"""Sums of counts by Spark, for logs that are in a cluster: rows stay there, only sums come here."""
+"""Sums of counts by Spark, for logs in a cluster: rows stay there, only sums come to this machine."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import numpy as np
 from dpformer.engines.sql_sums import SqlSums, history_rows
 from dpformer.errors import DpformerError, MissingExtra
 
-ROWS_AT_ONCE = 1 << 23  # of a result, on this machine
+ROWS_AT_ONCE = 1 << 23  # rows of a result on this machine
 
 
 class Spark:
@@ -29,7 +29,7 @@ class Spark:
         return [np.asarray(column.to_numpy(), dtype=np.int64) for column in found.columns]
 
     def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
-        """The result stays in the cluster, in memory or on disk there; what is here at a time is about ROWS_AT_ONCE."""
+        """The result stays in the cluster, in memory or on disk; here are about ROWS_AT_ONCE rows at a time."""
         result = self.session.sql(sql).persist()
         try:
             result.createOrReplaceTempView("result")
@@ -43,7 +43,7 @@ class Spark:
             result.unpersist()
 
     def _edges(self, key: str, parts: int) -> list[int]:
-        """Values that cut the result into parts of about the same size."""
+        """Values that split the result into parts of similar size."""
         if parts < 2:
             return []
         shares = ", ".join(f"{number / parts!r}D" for number in range(1, parts))
@@ -61,7 +61,7 @@ def spark_sums(session: Any, items: np.ndarray, starts: np.ndarray, stops: np.nd
 
 
 def spark_session(**options: str) -> Any:
-    """The SparkSession there is, or one as Spark is configured here (spark-submit, spark-defaults.conf)."""
+    """The active SparkSession, or one as configured on this machine (spark-submit, spark-defaults.conf)."""
     try:
         import pyarrow  # noqa: F401
         from pyspark.sql import SparkSession
@@ -72,14 +72,14 @@ def spark_session(**options: str) -> Any:
         builder = builder.config(name.replace("_", "."), value)
     try:
         return builder.getOrCreate()
-    except Exception as error:  # no Java, or no cluster: py4j has no class of its own for it
+    except Exception as error:  # no Java, or no cluster: py4j raises various types
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise DpformerError(f"Spark does not start; it needs a Java (default-jre-headless): {said}") from None
 
 
 @contextmanager
 def local_spark(threads: int = 2) -> Iterator[Any]:
-    """A SparkSession on this machine alone."""
+    """A SparkSession on this machine only."""
     session = spark_session(
         spark_master=f"local[{threads}]",
         spark_ui_enabled="false",

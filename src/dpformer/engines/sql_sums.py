@@ -1,7 +1,7 @@
 """The sums of a round of counts as SQL that any backend runs: pairs, one user's vector, its norm, sums by cell.
 
-It gives the whole numbers of `sums.ArraySums`, bit for bit: weights and squares are added up as whole numbers,
-and what is rounded (√, ×, ÷) is rounded correctly by every backend with IEEE 754 arithmetic.
+It gives the same integers as `sums.ArraySums`, bit for bit: weights and squares are added as integers, and rounded
+operations (√, ×, ÷) are correctly rounded by every backend with IEEE 754 arithmetic.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,28 +11,28 @@ import numpy as np
 
 from dpformer.engines.sums import GRID, LONGEST, WEIGHTS, WINDOW, Block
 
-# Quotients of whole numbers: a literal such as 1.000000001 would be a decimal here and a float there.
+# Quotients of integers: a literal such as 1.000000001 is a decimal in one backend and a float in another.
 _SLACK = "(1000000001e0 / 1000000000e0)"
-AT_ONCE = 1 << 23  # sums of a later round that are asked for together
+AT_ONCE = 1 << 23  # sums of a later round queried at a time
 
 
 class Backend(Protocol):
-    """What a backend has to do."""
+    """The interface of a backend."""
 
     def table(self, name: str, columns: dict[str, np.ndarray]) -> None:
-        """Makes or replaces a table of whole numbers."""
+        """Create or replace a table of integers."""
 
     def query(self, sql: str) -> Sequence[np.ndarray]:
         """The columns of a result, as int64."""
 
     def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
-        """The same, some rows after the other, in the order of the first column, whose values are all different."""
+        """The same in blocks of rows, ordered by the first column, whose values are distinct."""
 
 
 class SqlSums:
-    """`Sums` of the table `histories` (u, p, i) of a backend: user, place from the first, item, all whole numbers.
+    """`Sums` of a backend's table `histories` (u, p, i): user, position from the start, item, all integers.
 
-    Of a user with more than LONGEST items only the last ones may be in the table.
+    For users with more than LONGEST items the table holds only the last ones.
     """
 
     def __init__(self, backend: Backend, num_users: int) -> None:
@@ -71,7 +71,7 @@ class SqlSums:
         return found
 
     def _round(self, places: np.ndarray, chosen: str) -> str:
-        """SQL of (cell, sum), ascending; `chosen` gives (u, c, w) of the pairs that are in play."""
+        """SQL of (cell, sum), ascending; `chosen` gives (u, c, w) of the pairs in play."""
         if self._placed is None or not np.array_equal(self._placed, places):
             known = np.flatnonzero(places >= 0)
             self.backend.table("places", {"i": known, "x": places[known]})
@@ -106,12 +106,12 @@ def _quantised(value: str, squares: str) -> str:
 
 
 def _half(value: str) -> str:
-    """Of an even number."""
+    """Half of an even number."""
     return f"CAST(shiftright({value}, 1) AS BIGINT)"
 
 
 def history_rows(items: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> dict[str, np.ndarray]:
-    """The table `histories` of some users: the last LONGEST items of each."""
+    """The table `histories` for some users: the last LONGEST items of each."""
     starts = np.maximum(starts, stops - LONGEST)
     lengths = stops - starts
     within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)

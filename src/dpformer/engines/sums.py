@@ -1,9 +1,9 @@
-r"""The exact sums of one round of the counts, in whole numbers: the same from any backend, in any order.
+r"""The exact sums of one round of the counts, in integers: the same from any backend, in any order.
 
-A user's vector v (weights added up in each cell, whole numbers) becomes q = ⌊G·v / (√S·(1 + 10⁻⁹))⌋ with S = Σ v²
-exactly and G = 2²⁴: rounded towards zero, so that ‖q‖ ≤ G. What a round adds up are these whole numbers, and sums of
-whole numbers depend neither on order nor on the backend; √, × and ÷ of float64 are correctly rounded everywhere (IEEE
-754). docs/maths/counts.md has the argument.
+A user's vector v (integer weights added per cell) becomes q = ⌊G·v / (√S·(1 + 10⁻⁹))⌋ with S = Σ v² exactly and
+G = 2²⁴: rounded towards zero, so that ‖q‖ ≤ G. A round adds these integers, and sums of integers depend neither on
+order nor on the backend; √, × and ÷ of float64 are correctly rounded everywhere (IEEE 754). docs/maths/counts.md has
+the argument.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,24 +16,24 @@ from dpformer.errors import DpformerError
 from dpformer.progress import advance
 
 WINDOW, DECAY = 12, 0.88
-WEIGHTS = tuple(round(256 * DECAY**distance) for distance in range(WINDOW))  # of pairs 1, 2, … items apart
-GRID = 2**24  # one user's norm
+WEIGHTS = tuple(round(256 * DECAY**distance) for distance in range(WINDOW))  # weights of pairs 1, 2, … items apart
+GRID = 2**24  # norm of one user's vector
 SLACK = 1_000_000_001 / 1_000_000_000  # floating point must not lift a norm above GRID
-LONGEST = 2**20  # items of a user that count, the last ones: (Σ WEIGHTS · LONGEST)² < 2⁶³, so S is exact
-ITEMS_AT_ONCE = 2**18  # of the histories: 3 million pairs
-COUNTERS = 2**25  # cells of a block that are added up by one number each, whether they occur or not
-CELLS_AT_ONCE = 2**23  # that occur in a block with more cells, at most
-_BITS = 4  # for a distance
+LONGEST = 2**20  # maximum number of a user's (last) items: (Σ WEIGHTS · LONGEST)² < 2⁶³, so S is exact
+ITEMS_AT_ONCE = 2**18  # items of the histories at a time: 3 million pairs
+COUNTERS = 2**25  # maximum number of cells of a block with one counter each
+CELLS_AT_ONCE = 2**23  # maximum number of occurring cells in a larger block
+_BITS = 4  # bits for a distance
 
-Block = tuple[np.ndarray, np.ndarray]  # cells (n,) int64 ascending, whole numbers there (n,) int64
+Block = tuple[np.ndarray, np.ndarray]  # cells (n,) int64 ascending, integers (n,) int64
 
 
 class Sums(Protocol):
-    """All users' histories, of which only sums are asked, in units of 1/GRID.
+    """All users' histories, from which only sums are requested, in units of 1/GRID.
 
     A history x_1, …, x_n gives a pair (x_t, x_{t+k}) for every t and k = 1..WINDOW, of weight WEIGHTS[k - 1]; pairs of
-    an item with itself say nothing and are left out. `places` (num_items,) are places of items among the m that count,
-    -1 for others; those are skipped over, but count as steps. A pair belongs to a cell:
+    an item with itself are ignored. `places` (num_items,) are indices of items among the m selected ones, -1 for
+    others; those are skipped, but count as steps. A pair belongs to a cell:
 
         unordered   {a, b}  cell  b(b−1)/2 + a  for a < b: dense, 0 … m(m−1)/2 − 1 over m items
         directed    (a, b)  cell  2·(place of {a, b} among the surviving pairs) + [a > b]
@@ -45,15 +45,15 @@ class Sums(Protocol):
         """(num_items,) int64: Σ_{u has i} ⌊G/√n_u⌋, n_u the number of *distinct* items of a user."""
 
     def all_pairs(self, places: np.ndarray) -> Iterator[Block]:
-        """(cells (n,), Σ_u q_u there (n,), positive) of all unordered pairs of items with a place, block by block and
-        ascending: all blocks together may not fit memory."""
+        """(cells (n,), Σ_u q_u (n,), positive) of all unordered pairs of selected items, block by block and
+        ascending: all blocks together may not fit into memory."""
 
     def pairs(self, places: np.ndarray, survivors: np.ndarray, directed: bool) -> np.ndarray:
-        """(K,) or, directed, (2K,) int64: Σ_u q_u over the surviving unordered cells (K,), ascending, alone."""
+        """(K,) or, directed, (2K,) int64: Σ_u q_u over only the surviving unordered cells (K,), ascending."""
 
 
 def quantised(values: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """q of values of users whose squares add up to `squares`."""
+    """q of users' values whose squares add up to `squares`."""
     return np.floor(values * float(GRID) / (np.sqrt(squares.astype(np.float64)) * SLACK)).astype(np.int64)
 
 
@@ -70,12 +70,12 @@ class ArraySums:
         """User u's items at items[offsets[u]:offsets[u + 1]]."""
         items, offsets = np.asarray(items), np.asarray(offsets)
         if items.ndim != 1 or (items.size and items.dtype.kind not in "iu") or offsets.dtype.kind not in "iu":
-            raise ValueError(f"a history must be a row of whole numbers, not {items.dtype} of shape {items.shape}")
+            raise ValueError(f"a history must be a row of integers, not {items.dtype} of shape {items.shape}")
         ends = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, -1)
         if ends != (0, len(items)) or (np.diff(offsets) < 0).any():
-            raise ValueError(f"offsets must rise from 0 to the number of items, {len(items)}")
+            raise ValueError(f"offsets must increase from 0 to the number of items, {len(items)}")
         if len(offsets) == 1:
-            raise ValueError("there are no histories: counts are of users")
+            raise ValueError("there are no histories to count")
         return cls(items, offsets[:-1], offsets[1:])
 
     def items(self, num_items: int) -> np.ndarray:
@@ -90,13 +90,15 @@ class ArraySums:
             user, item = np.divmod(distinct, num_items)
             lengths = np.bincount(user)
             parts = quantised(np.ones(len(lengths)), np.maximum(lengths, 1))
-            sums += np.bincount(item, weights=parts[user], minlength=num_items).astype(np.int64)  # below 2⁵³: exact
+            sums += np.bincount(item, weights=parts[user], minlength=num_items).astype(
+                np.int64
+            )  # below 2⁵³, hence exact
         return sums
 
     def all_pairs(self, places: np.ndarray) -> Iterator[Block]:
         ranges = self._ranges(places)
         squares = None
-        if len(ranges) > 1:  # a user's norm is over the cells of all blocks
+        if len(ranges) > 1:  # a user's norm covers the cells of all blocks
             squares = np.concatenate(list(self._squares(places, 1 + len(ranges))))
         for first, last in ranges:
             width, user = cells_below(last) - cells_below(first), 0
@@ -109,8 +111,8 @@ class ArraySums:
                 yield cells + cells_below(first), sums
 
     def _ranges(self, places: np.ndarray) -> list[tuple[int, int]]:
-        """Ranges of places; the pairs whose higher place lies in one range have few cells, or few that occur, or it is
-        one place."""
+        """Ranges of places: the pairs whose higher place is in one range have few cells, or few occurring ones, or the
+        range is a single place."""
         num_items = int(places.max(initial=-1)) + 1
         if WINDOW * int((self.stops - self.starts).sum()) <= CELLS_AT_ONCE or num_items < 2:
             return [(0, num_items)]
@@ -130,7 +132,7 @@ class ArraySums:
         return ranges
 
     def _squares(self, places: np.ndarray, passes: int) -> Iterator[np.ndarray]:
-        """S of some users at a time, over all cells."""
+        """S of blocks of users, over all cells."""
         num_cells = cells_below(int(places.max(initial=-1)) + 1)
         for sequence, offsets in self._chunks(passes):
             keys = np.concatenate([_keys(*pair) for pair in _pairs(places[sequence], offsets, num_cells)])
@@ -154,19 +156,19 @@ class ArraySums:
         return sums
 
     def _chunks(self, passes: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(items (n,) int64, offsets) of some users at a time; `passes`: of how many over all users this is one."""
+        """(items (n,) int64, offsets) of blocks of users; `passes`: total number of passes, for progress."""
         lengths = self.stops - self.starts
         ends = np.cumsum(lengths)
         user = 0
         while user < self.num_users:
             base = ends[user] - lengths[user]
             stop = int(np.searchsorted(ends, base + ITEMS_AT_ONCE, side="right"))
-            stop = min(max(stop, user + 1), self.num_users)  # one user at least
+            stop = min(max(stop, user + 1), self.num_users)  # at least one user
             offsets = np.concatenate([[0], ends[user:stop] - base])
             first, last = self.starts[user], self.stops[stop - 1]
             if last - first == offsets[-1]:
                 yield np.asarray(self.history[first:last], dtype=np.int64), offsets
-            else:  # what is held out lies between
+            else:  # held-out items lie between
                 rows = np.arange(offsets[-1]) + np.repeat(self.starts[user:stop] - offsets[:-1], lengths[user:stop])
                 yield np.asarray(self.history[rows], dtype=np.int64), offsets
             advance((stop - user) / passes if passes else 0)
@@ -189,9 +191,9 @@ def _pairs(sequence: np.ndarray, offsets: np.ndarray, width: int) -> Iterator[_P
 
 
 def _pairs_of_range(sequence: np.ndarray, offsets: np.ndarray, first: int, last: int) -> Iterator[_Pairs]:
-    """The pairs whose higher place is in first … last - 1, with cells from the first of these on.
+    """The pairs whose higher place lies in first … last - 1, with cells counted from the first of these.
 
-    They are found from where the higher place stands, so that the work is in proportion to what there is of it.
+    They are found from the positions of the higher place, so that the work is proportional to their number.
     """
     width = cells_below(last) - cells_below(first)
     if not first and last > int(sequence.max(initial=-1)):
@@ -210,9 +212,9 @@ def _pairs_of_range(sequence: np.ndarray, offsets: np.ndarray, first: int, last:
 
 
 def _keys(users: np.ndarray, cells: np.ndarray, backward: np.ndarray, distance: int, width: int) -> np.ndarray:
-    """User, cell and distance in one number, so that sorting numbers is all that has to be sorted."""
-    if len(users) and int(users[-1]).bit_length() + width.bit_length() + _BITS > 63:  # two users would become one
-        raise DpformerError(f"{width:,} pairs of items are too many to be counted here: give --engine duckdb")
+    """User, cell and distance in one number, so that only numbers have to be sorted."""
+    if len(users) and int(users[-1]).bit_length() + width.bit_length() + _BITS > 63:  # two users would collide
+        raise DpformerError(f"{width:,} pairs of items are too many to count in memory: give --engine duckdb")
     return ((users << width.bit_length()) + cells << _BITS) + distance
 
 
@@ -221,8 +223,8 @@ def _vectors(keys: np.ndarray, width: int, squares: np.ndarray | None = None) ->
 
     Args:
         keys: see `_keys`.
-        width: more than any cell.
-        squares: S of each user; by default of the cells that are here.
+        width: a bound above every cell.
+        squares: S of each user; by default computed from the given cells.
     """
     users, cells, values = _added_up_by_user(keys, width)
     if squares is None:
@@ -233,7 +235,7 @@ def _vectors(keys: np.ndarray, width: int, squares: np.ndarray | None = None) ->
 
 
 def _added_up_by_user(keys: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(users ascending, cells, v): weights of one cell of a user are added before the norm is taken."""
+    """(users ascending, cells, v): weights of one cell of a user are added before the norm is computed."""
     if not len(keys):
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     keys = np.sort(keys)

@@ -1,4 +1,4 @@
-"""The models of the paper, Transformer (shared or not, with or without Re-Attention), GRU and LSTM; and counts."""
+"""The paper's models (Transformer, shared or not, with or without Re-Attention; GRU; LSTM) and transition counts."""
 
 from dpformer.models.batch import Batch
 from dpformer.models.counts import TransitionCounts

@@ -1,30 +1,31 @@
-r"""Back-off to public attributes: what a released count table says about which attributes matter, and how much.
+r"""Back-off to public attributes: which attributes matter, and how much, estimated from a released count table.
 
-Items that nobody's released transitions reach share attributes with those they do. With A the item × attribute matrix
+Items without any released transitions share attributes with items that have some. With A the item × attribute matrix
 (attributes and pairs of them: comedies of 1995 too), q popularity (`posterior_means` of the released counts, summing to
 1) and Q_g = Σ_b A_bg q_b,
 
     K_ab = Σ_g R_ag P_gb,   R_ag ∝ A_ag w_g  (rows sum to 1),   P_gb ∝ A_bg q_b^0.6/√d_b  (rows sum to 1)
 
-is the chance that b follows a because it shares an attribute g of a. An item of many attributes is offered by many of
-them, so its pull is divided by the root of their number d_b (those with w_g > 0). All that decides how far to believe K
-comes from the release itself, by fixed rules, so it costs no privacy:
+is the probability that b follows a because it shares an attribute g of a. An item with many attributes is reachable
+through many of them, so its pull is divided by the root of their number d_b (those with w_g > 0). How far to trust K is
+decided from the release itself, by fixed rules, so it costs no privacy:
 
-- *Lift.* Over the pairs {a, b} released above their threshold, with counts S_ab: how much of Σ S_ab is on pairs that
-  share g, over how much would be if partners were drawn by chance (from the same margins): e_g. Shrunk towards the lift
-  L of the whole column (category, brand, title …) by 3 counts: l_g = (s_g + 3·min(L, 3)) / (e_g + 3).
-- *Trust.* Attributes that have nothing to do with what users do have L ≈ 1. How far L strays by luck alone is seen by
-  dealing the attributes to other items, eight times: sd. A column is believed by γ = clip((L − 1 − 3·sd)/0.1, 0, 1).
-- *Weights.* w_g = γ·(max(l_g − 1, 0)/√Q_g)^0.75·(1 − Σ_b P_gb²). The last factor is the chance that two draws of P_g
-  differ: an attribute that is mostly one item says little of any other. One with w_g = 0 is forgotten; with none left
-  the model is the counts alone, exactly.
-- *Thresholds.* A pair that shares attributes is likelier to be real: its total loses 1.75 − ¼·ln(max(r, 0.1))
-  deviations of noise instead of 1.5, r² = (K_ab/q_b)(K_ba/q_a).
-- *Evenness.* In a row of T large counts, and items that much leads to, count a little less: with e = 0.1·γ the chances
-  are in proportion to C_ab^(1 − e)·(Σ_a C_ab + 30)^−e, and the row has the sum it had.
-- *Share.* μ = 0.4·γ·(1 − B)², B = Σ_a q_a Σ_b T_ab what the counts claim already; the model's claims are T + μK.
+- *Lift.* Over the pairs {a, b} released above their threshold, with counts S_ab: the part s_g of Σ S_ab on pairs that
+share g, divided by the part e_g expected if partners were drawn at random (from the same margins). Shrunk towards the
+lift L of the whole column (category, brand, title …) by 3 counts: l_g = (s_g + 3·min(L, 3)) / (e_g + 3).
+- *Trust.* Attributes unrelated to users' actions have L ≈ 1. The random variation sd of L is measured by dealing the
+attributes to other items, eight times. A column is trusted by γ = clip((L − 1 − 3·sd)/0.1, 0, 1).
+- *Weights.* w_g = γ·(max(l_g − 1, 0)/√Q_g)^0.75·(1 − Σ_b P_gb²). The last factor is the probability that two draws from
+P_g differ: an attribute that is mostly one item says little about others. Attributes with w_g = 0 are dropped; if none
+remains, the model is exactly the counts alone.
+- *Thresholds.* A pair that shares attributes is more likely to be real: its total loses 1.75 − ¼·ln(max(r, 0.1))
+  standard deviations of noise instead of 1.5, r² = (K_ab/q_b)(K_ba/q_a).
+- *Evenness.* Within a row of T, large counts weigh slightly less, as do items that many others lead to: with
+e = 0.1·γ the probabilities are proportional to C_ab^(1 − e)·(Σ_a C_ab + 30)^−e, and the row keeps its sum.
+- *Share.* μ = 0.4·γ·(1 − B)², B = Σ_a q_a Σ_b T_ab the share that the counts claim already; the model's claims are T +
+  μK.
 
-The constants were chosen on validation items; docs/results/attributes.md says which and how.
+The constants were chosen on validation items; see docs/results/attributes.md.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from dpformer.queries.transitions.rounds import TransitionRelease
 
-PLAIN_THRESHOLD = 1.5  # deviations taken off every total where attributes say nothing
+PLAIN_THRESHOLD = 1.5  # standard deviations subtracted from every total if attributes are uninformative
 THRESHOLD, SLOPE, LEAST_LIFT = 1.75, 0.25, 0.1
 HIGHEST_THRESHOLD = 4.0
 POPULARITY_POWER = 0.6
@@ -56,18 +57,18 @@ LEAST_OTHERS = 1e-6  # rounding must not make a weight vanish
 
 @dataclass(frozen=True)
 class BackOff:
-    """What is to be known of attributes: those that tell something, and how they are used."""
+    """The informative attributes, and how they are used."""
 
     attributes: Attributes  # G of them, w_g > 0
     weights: np.ndarray  # (G,) float64: w
     pull: np.ndarray  # (M,) float64: q^0.6/√d
     trust: float  # γ of the best column
     popularity: np.ndarray  # (M,) float64: q
-    thresholds: np.ndarray  # (K,) float64: deviations taken off each released pair
+    thresholds: np.ndarray  # (K,) float64: standard deviations subtracted from each released pair
 
     @property
     def evenness(self) -> float:
-        """e, by how much rows of T are made more even."""
+        """e, by how much rows of T are evened out."""
         return EVENNESS * self.trust
 
     def share(self, row_sums: np.ndarray) -> float:
@@ -76,7 +77,7 @@ class BackOff:
 
 
 def fit_backoff(release: TransitionRelease, attributes: Attributes) -> BackOff | None:
-    """What the release says of attributes; None where they say nothing about it."""
+    """The attributes that the release shows to be informative; None if there are none."""
     frequencies = release.frequencies
     if attributes.num_items != len(frequencies.p):
         raise ValueError(f"attributes of {attributes.num_items} items for {len(frequencies.p)} items")
@@ -102,7 +103,7 @@ def fit_backoff(release: TransitionRelease, attributes: Attributes) -> BackOff |
 
 
 def _others(attributes: Attributes, pull: np.ndarray) -> np.ndarray:
-    """1 − Σ_b P_gb² (G,): how likely two draws of items with attribute g differ. Each has two items at least."""
+    """1 − Σ_b P_gb² (G,): the probability that two draws from attribute g differ. Each has at least two items."""
     pulled = pull[attributes.origins]
     sums = np.bincount(attributes.links, weights=pulled, minlength=len(attributes))
     same = np.bincount(attributes.links, weights=(pulled / sums[attributes.links]) ** 2, minlength=len(attributes))
@@ -144,7 +145,7 @@ def _lifts(
 
 
 def _shared(table: csr_matrix, pairs: np.ndarray, totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(s_g, e_g): counts on pairs that share g, and what chance would give, an item never following itself."""
+    """(s_g, e_g): counts on pairs that share g, and their expectation by chance, where no item follows itself."""
     shared = table[pairs[:, 0]].multiply(table[pairs[:, 1]]).T @ totals
     margin = np.bincount(pairs.ravel(), weights=np.repeat(totals, 2), minlength=table.shape[0])
     margin = margin / margin.sum()

@@ -17,17 +17,17 @@ from torch import Tensor
 class Batch:
     """B users, one row each. A row is one user: losses, gradients and clipping are per row.
 
-    Rows are padded on the *right* with item 0 and target −1. Attention is causal, so no real position ever looks at a
-    pad, and a pad has no loss: pads get no gradient, and no row of the embedding is set aside for them.
+    Rows are padded on the *right* with item 0 and target −1. Attention is causal, so no real position attends to
+    padding, and padding has no loss: it gets no gradient, and needs no row of the embedding.
     """
 
-    items: Tensor  # (B, L) int64, what goes in
+    items: Tensor  # (B, L) int64, input items
     targets: Tensor  # (B, L) int64, the item to predict at each position; −1: nothing to predict
     lengths: Tensor  # (B,) int64, real positions in each row
 
     @classmethod
     def from_histories(cls, histories: Sequence[ArrayLike], max_length: int) -> Batch:
-        """For training: each item but the last goes in, each but the first is predicted from those before it.
+        """For training: every item but the last is an input, every item but the first a target.
 
         The last `max_length` transitions are kept. A user with fewer than two items is a row without loss.
         """
@@ -38,7 +38,7 @@ class Batch:
 
     @classmethod
     def for_scores(cls, histories: Sequence[ArrayLike], max_length: int) -> Batch:
-        """For prediction: the last `max_length` items go in, and what comes after the last one is asked for."""
+        """For prediction: the last `max_length` items are the input, and the item after the last one is predicted."""
         inputs = [np.asarray(h, dtype=np.int64)[-max_length:] for h in _checked(histories, max_length)]
         items, lengths = _pad(inputs, 0)
         return cls(items, torch.full_like(items, -1), lengths)
@@ -50,10 +50,10 @@ class Batch:
         return len(self.items)
 
     def alike(self, max_length: int) -> Batch:
-        """Filled up with pads and with rows without items, so that no row is computed otherwise because of another.
+        """Add padding and rows without items, so that no row is computed differently because of others.
 
-        A library's matrix products add up in an order that follows their shape. For rows of one `padded` length they
-        have that length and, in multiples of 32 rows, the same order; further rows stand behind the real ones.
+        The summation order of matrix products depends on their shape. Rows of one `padded` length keep that length and,
+        in multiples of 32 rows, the same order; additional rows follow the real ones.
         """
         longest = int(self.lengths.max()) if len(self) else 0
         length = int(padded(np.array([longest]), max_length)[0])

@@ -1,26 +1,26 @@
-r"""Transition counts: a next-item model read off one differentially private release, with no network and no training.
+r"""Transition counts: a next-item model from one differentially private release, without network or training.
 
-The release (`counts_release.py`) says of pairs {a, b} how often one follows the other. Everything here is
+The release (`queries/transitions`) estimates for pairs {a, b} how often one follows the other. Everything here is
 post-processing of it, by rules fixed beforehand, so it costs no privacy:
 
-- *Noise.* Of the total of a pair 1.5 deviations are taken off (soft threshold): Ŝ = max(S − 1.5·sd, 0); more where the
-  other pairs make it unlikely, less where they bear it out (`walks.py`); so too with public attributes (`backoff.py`).
-- *Direction.* The difference D of the two directions is shrunk towards none, D̂ = D·v/(v + sd²), where v = (ηŜ)² and η²
-  is what the release itself shows of direction: mean (D² − sd²) over mean (S² − sd²) of clear pairs. Data without order
-  give η ≈ 0 and symmetric counts. Then C_ab = (Ŝ + D̂)/2 and C_ba = (Ŝ − D̂)/2.
-- *Chances.* T_ab = C_ab / (Σ_b C_ab + 30): a row of few counts is little trusted. With attributes, a little more even
-  within rows (`backoff.py`).
+- *Noise.* 1.5 standard deviations are subtracted from the total of a pair (soft threshold): Ŝ = max(S − 1.5·sd, 0);
+more if other pairs make it unlikely, less if they support it (`walks.py`); likewise with attributes (`backoff.py`).
+- *Direction.* The difference D of the two directions is shrunk towards zero, D̂ = D·v/(v + sd²), where v = (ηŜ)² and η²
+is estimated from the release itself: mean (D² − sd²) over mean (S² − sd²) of clear pairs. Data without order give
+η ≈ 0 and symmetric counts. Then C_ab = (Ŝ + D̂)/2 and C_ba = (Ŝ − D̂)/2.
+- *Probabilities.* T_ab = C_ab / (Σ_b C_ab + 30): a row with few counts is trusted little. With attributes, rows are
+slightly evened out (`backoff.py`).
 - *Claims.* After a history that ends in x_20, …, x_1 (the latest): c_b = Σ_k α_k (T + μK)_{x_k b}, α_k ∝ 0.75^k,
   or 1/k with attributes, Σ α_k = 1; K, the back-off to public attributes of items, if there are any (`backoff.py`).
-- *Ranking*, `scores`: ln(c_b + 0.01·q_b), q the released popularity, which orders what the counts say nothing of.
-- *Probability*, `prior_logits`, for a network that is to learn the rest: ln P,
+- *Ranking*, `scores`: ln(c_b + 0.01·q_b), q the released popularity, which ranks items without counts.
+- *Probability*, `prior_logits`, for a network that learns the rest: ln P,
 
     P(b) = λ·c_b + (1 − λ·Σ_b c_b)·q_b,    λ = 0.8 (c scaled to Σ_b c_b ≤ 1):
 
-  what the counts do not claim is popularity's, and P sums to 1. (Ranking by P loses 5% of NDCG: a likelihood has to
-  insure against everything, the first ten places need not.)
+  the probability that the counts do not claim goes to popularity, and P sums to 1. (Ranking by P loses 5% of NDCG: a
+  likelihood must insure against everything, the first ten places need not.)
 
-The constants were chosen on validation items of public data; docs/results/counts.md says which and how.
+The constants were chosen on validation items of public data; see docs/results/counts.md.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from dpformer.queries.transitions.rounds import TransitionRelease, release_trans
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-CLEAR = 3.0  # deviations above which a pair tells of direction
-ROW_PRIOR = 30.0  # counts a row must have to be half trusted
+CLEAR = 3.0  # standard deviations above which a pair is used to estimate direction
+ROW_PRIOR = 30.0  # number of counts at which a row is half trusted
 TRUST = 0.8  # λ
-HINT = 0.01  # of popularity in a ranking
+HINT = 0.01  # weight of popularity in a ranking
 
 
 class TransitionCounts(nn.Module):
-    """Scores the next item by released transition counts: `fit` it, or load its state.
+    """Score the next item by released transition counts: `fit` it, or load its state.
 
-    State: `popularity` (M,), which sums to 1, and row a of T at places offsets[a]:offsets[a + 1] of `targets` and
+    State: `popularity` (M,), which sums to 1, and row a of T at offsets[a]:offsets[a + 1] of `targets` and
     `chances`. With G attributes also A, those of item a at attribute_offsets[a]:attribute_offsets[a + 1] of
-    `attribute_links`, and what K is made of: w, `pull` q^0.6/√d and `backoff` μ. `attribute_names` are saved beside it.
+    `attribute_links`, and the parts of K: w, `pull` q^0.6/√d and `backoff` μ. `attribute_names` are saved separately.
     """
 
     popularity: Tensor  # (M,) float32
@@ -103,13 +103,13 @@ class TransitionCounts(nn.Module):
         attributes: Attributes | None = None,
         seed: int | None = None,
     ) -> TransitionCounts:
-        """Releases the counts of all histories and makes a model of them.
+        """Release the counts of all histories and make a model of them.
 
         Args:
-            histories: one row of items a user, in the order of time; or, with `offsets`, all items in one array.
+            histories: one row of items per user, in order of time; or, with `offsets`, all items in one array.
             num_items: size of the public catalogue.
-            noise_multiplier: σ of the one Gaussian event that all of it costs: `calibrate(epsilon, delta, 1.0, 1)`.
-            ledger: where that event is recorded.
+            noise_multiplier: σ of the one Gaussian event that covers everything: `calibrate(epsilon, delta, 1.0, 1)`.
+            ledger: the ledger that records the event.
             offsets: (users + 1,) with the items of user u at histories[offsets[u]:offsets[u + 1]].
             attributes: public facts about the items.
             seed: for tests only: marks the event as not private.
@@ -132,7 +132,7 @@ class TransitionCounts(nn.Module):
 
     @classmethod
     def from_release(cls, release: TransitionRelease, attributes: Attributes | None = None) -> TransitionCounts:
-        """The model of a release: post-processing. Attributes about which the release says nothing are left out."""
+        """The model of a release: post-processing. Uninformative attributes are dropped."""
         num_items = len(release.frequencies.p)
         known = None if attributes is None else fit_backoff(release, attributes)
         thresholds = with_walks(PLAIN_THRESHOLD if known is None else known.thresholds, release)
@@ -154,12 +154,12 @@ class TransitionCounts(nn.Module):
         return model.eval()
 
     def check_state(self) -> None:
-        """Raises where a state that was loaded leads outside its own tensors."""
+        """Raise if a loaded state has indices out of range."""
         rising = bool((self.offsets.diff() >= 0).all())
         if not rising or int(self.offsets[0]) != 0 or int(self.offsets[-1]) != self.num_transitions:
             raise ValueError("offsets do not cut the transitions into rows")
         if self.num_transitions and not 0 <= int(self.targets.min()) <= int(self.targets.max()) < self.num_items:
-            raise ValueError(f"a transition leads outside the items 0 … {self.num_items - 1}")
+            raise ValueError(f"a transition points outside the items 0 … {self.num_items - 1}")
         if self.num_attributes:
             self._check_attributes()
 
@@ -169,14 +169,14 @@ class TransitionCounts(nn.Module):
             raise ValueError("attribute_offsets do not cut the links into items")
         links = self.attribute_links
         if self.num_links and not 0 <= int(links.min()) <= int(links.max()) < self.num_attributes:
-            raise ValueError(f"a link leads outside the attributes 0 … {self.num_attributes - 1}")
+            raise ValueError(f"a link points outside the attributes 0 … {self.num_attributes - 1}")
         if not bool((self.attribute_weights > 0).all() and (self.pull > 0).all()):
             raise ValueError("a weight of attributes is not positive")
         if not 0 <= float(self.backoff) <= 1:
-            raise ValueError(f"backoff is {float(self.backoff):g}, not a share")
+            raise ValueError(f"backoff is {float(self.backoff):g}, not between 0 and 1")
 
     def scores(self, histories: Sequence[ArrayLike]) -> Tensor:
-        """(B, M): for ranking, how likely every item comes next after each history; popularity's after an empty one."""
+        """(B, M) scores of every item after each history, for ranking; popularity's after an empty one."""
         latest = torch.from_numpy(latest_items(histories, self.num_items)).to(self.popularity.device)
         return self._claims(latest).add_(self.popularity, alpha=HINT).log_()
 
@@ -186,11 +186,11 @@ class TransitionCounts(nn.Module):
 
     @property
     def max_length(self) -> int:
-        """How many items of a history matter, the latest ones."""
+        """The number of last items of a history that matter."""
         return LATEST
 
     def next_scores(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """`scores` of plain tensors without branches, what an export records.
+        """`scores` of plain tensors without branches, for export.
 
         Args:
             items: (B, L) int64, right-padded with 0, L at most `max_length`.
@@ -212,7 +212,7 @@ class TransitionCounts(nn.Module):
 
         Args:
             items: (B, L) int64, right-padded with 0.
-            lengths: (B,) int64; positions beyond mean nothing.
+            lengths: (B,) int64; positions beyond are meaningless.
         """
         inside = torch.arange(items.shape[1], device=items.device) < lengths[:, None]
         items = torch.where(inside, items, -1)
@@ -226,7 +226,7 @@ class TransitionCounts(nn.Module):
         return logits
 
     def _claims(self, latest: Tensor) -> Tensor:
-        """c (R, M) after each row of (R, LATEST) items, the latest first and -1 for none."""
+        """c (R, M) after each row of (R, LATEST) items, latest first, padded with -1."""
         weights = weights_of(torch.arange(LATEST, device=latest.device), latest >= 0, self.num_attributes > 0)  # α
         claims = self.popularity.new_zeros(len(latest), self.num_items)
         add_rows(claims, latest, weights, self.offsets, self.targets, self.chances)
@@ -234,7 +234,7 @@ class TransitionCounts(nn.Module):
             claims += self.backoff * self._offered(self._interest(latest, weights))
         return claims
 
-    # The back-off: K = R P, by way of the attributes.
+    # The back-off: K = R P, through the attributes.
 
     def _interest(self, latest: Tensor, weights: Tensor) -> Tensor:
         """(R, G): Σ_k α_k R_{x_k g}."""
@@ -269,13 +269,13 @@ class TransitionCounts(nn.Module):
         return reach, offered.T.tocsr()
 
     def _reach(self) -> Tensor:
-        """R_ag of each link (n,): the weight of an attribute among those of its item."""
+        """R_ag of each link (n,): the weight of an attribute relative to the others of its item."""
         weights, origins = self.attribute_weights[self.attribute_links], row_of(self.attribute_offsets)
         sums = self.popularity.new_zeros(self.num_items).scatter_add(0, origins, weights)
         return weights / sums[origins]
 
     def _pulled(self) -> Tensor:
-        """P_gb of each link (n,): the pull of an item among those of an attribute."""
+        """P_gb of each link (n,): the pull of an item relative to the others with the attribute."""
         pull = self.pull[row_of(self.attribute_offsets)]
         sums = self.popularity.new_zeros(self.num_attributes).scatter_add(0, self.attribute_links, pull)
         return pull / sums[self.attribute_links]
@@ -284,9 +284,9 @@ class TransitionCounts(nn.Module):
 def _chances(
     release: TransitionRelease, thresholds: np.ndarray, evenness: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """T without its zeros, by rows: (from (K,), to (K,), chance (K,) float64), made more even within rows."""
+    """The non-zero entries of T by rows: (from (K,), to (K,), probability (K,) float64), evened out within rows."""
     both = _directed(release, thresholds)
-    there = [np.flatnonzero(each > 0) for each in both]  # most pairs are noise, and come to nothing
+    there = [np.flatnonzero(each > 0) for each in both]  # most pairs are noise and vanish
     ways = [release.items[release.pairs[chosen]] for chosen in there]  # (pairs, 2) of a → b, and of b → a
     rows = np.concatenate([ways[0][:, 0], ways[1][:, 1]])
     targets = np.concatenate([ways[0][:, 1], ways[1][:, 0]])
@@ -311,6 +311,6 @@ def _directed(release: TransitionRelease, thresholds: np.ndarray) -> tuple[np.nd
     strength = (release.total[clear] ** 2 - release.total_deviation**2).sum()
     eta2 = max(order / strength, 0.0) if clear.any() else 0.0
     prior = eta2 * total**2
-    kept = prior / np.maximum(prior + noise, 1e-300)  # without noise and without order there is nothing to keep
+    kept = prior / np.maximum(prior + noise, 1e-300)  # without noise and order there is nothing to keep
     difference = np.clip(release.difference * kept, -total, total)
     return (total + difference) / 2, (total - difference) / 2

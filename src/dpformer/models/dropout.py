@@ -1,6 +1,6 @@
-"""Dropout that does not hold up two cores: torch draws its masks one number after the other, this one four at a time.
+"""Fast dropout on the CPU: torch draws mask elements one by one, this module four at a time.
 
-    y = x·m / P[m = 1],     m ~ Bernoulli(1 − p), with 1 − p rounded to a multiple of 2⁻¹⁶, and divided by as rounded
+    y = x·m / P[m = 1],     m ~ Bernoulli(1 − p), with 1 − p rounded to a multiple of 2⁻¹⁶, which is also the divisor
 
 A 64-bit random number makes four elements of a mask. Masks come from the default generator of the device, so
 `torch.manual_seed` fixes them.
@@ -14,20 +14,20 @@ LEVELS = 1 << 16
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` with quicker masks."""
+    """`nn.Dropout` with faster masks."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return input
-        if input.device.type == "mps":  # has no 64-bit random numbers over the whole range
+        if input.device.type == "mps":  # lacks full-range 64-bit random numbers
             return F.dropout(input, self.p)
-        with torch._C.DisableTorchFunction():  # a mask is no use of a parameter: the engine need not look at it
+        with torch._C.DisableTorchFunction():  # a mask does not use parameters, so the engine can skip it
             mask = scaled_mask(input, self.p)
         return input * mask
 
 
 def scaled_mask(like: Tensor, p: float) -> Tensor:
-    """0 with probability p, else 1/(1 − p), of the shape of `like`."""
+    """0 with probability p, otherwise 1/(1 − p), in the shape of `like`."""
     kept = max(1, round((1 - p) * LEVELS))
     size = like.numel()
     words = torch.empty(-(-size // 4), dtype=torch.int64, device=like.device).random_(-(2**63), None)

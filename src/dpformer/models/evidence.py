@@ -1,12 +1,12 @@
-r"""Transition counts put to use: sparse products instead of one row at a time, for many histories and for one answer.
+r"""Transition counts at inference: sparse products instead of one row at a time, for many histories or a single one.
 
 With the weights α of the latest items of history h in row h of a sparse matrix A,
 
     evidence = A·(T + μ·R·P) + 0.01·q,      ln(evidence) = `TransitionCounts.scores`,
 
-so ranking by evidence is ranking by score; μ·R·P is the back-off to public attributes, where there are any. It is a sum
-over the history, hence it also says *why*: item x_k adds α_k·(T + μ·R·P)_{x_k b} to the evidence for b, and popularity
-adds the rest (`TransitionCounts.explain` names the attributes too).
+so ranking by evidence is ranking by score; μ·R·P is the back-off to public attributes, if there are any. It is a sum
+over the history, so it also explains itself: item x_k adds α_k·(T + μ·R·P)_{x_k b} to the evidence for b, and
+popularity adds the rest (`TransitionCounts.explain` names the attributes too).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from scipy import sparse
 from dpformer.models.counts import HINT, TransitionCounts
 from dpformer.models.history import LATEST, recency
 
-DENSE = 1 << 24  # numbers of T + μ·R·P that are kept as they are, 64 MB; attributes leave few of them zero
+DENSE = 1 << 24  # maximum size of a dense T + μ·R·P, 64 MB; with attributes few entries are zero
 
 
 class Evidence:
-    """What a model of counts holds for every item after some histories, by sparse products."""
+    """The evidence of a counts model for every item after some histories, by sparse products."""
 
     def __init__(self, model: TransitionCounts) -> None:
         size = model.num_items
@@ -46,15 +46,15 @@ class Evidence:
         return found
 
     def work(self, items: np.ndarray, offsets: np.ndarray) -> int:
-        """How many numbers of T are added up for some histories: at least as many as `claims` has."""
+        """The number of entries of T added for some histories: at least the number of `claims`."""
         chosen = _weights(items, offsets, len(self.popularity), self.alphas).indices
         return int((self.transitions.indptr[chosen + 1] - self.transitions.indptr[chosen]).sum(dtype=np.int64))
 
     def _dense_claims(self, weights: sparse.csr_array) -> np.ndarray:
-        """A·T as an array (B, M), in the order of additions of the sparse product and so the same bits.
+        """A·T as an array (B, M), in the summation order of the sparse product, hence with the same bits.
 
-        Each row of T that a history names is added where it belongs: one product of a matrix (B·M, entries of A), of
-        which nothing has to be sought, and half the time where many claims meet in one item.
+        Each row of T named by a history is added in place, as one product of a matrix (B·M, entries of A). This needs
+        no search and takes half the time if many claims coincide.
         """
         rows = self.transitions[weights.indices]
         size, users = weights.shape[1], np.repeat(np.arange(weights.shape[0]), np.diff(weights.indptr))
@@ -64,13 +64,13 @@ class Evidence:
         return np.asarray(spread @ weights.data).reshape(weights.shape)
 
     def claims(self, items: np.ndarray, offsets: np.ndarray) -> sparse.csr_array:
-        """(B, M) float32: evidence without popularity, which most items have none of."""
+        """(B, M) float32: evidence without popularity, zero for most items."""
         weights = _weights(items, offsets, len(self.popularity), self.alphas)
         claims = weights @ self.transitions
         return claims + (weights @ self.reach) @ self.offered if self.offered.nnz else claims
 
     def parts(self, history: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """(L + 1, n): what each item of one history adds to the evidence for each of some items; at last popularity."""
+        """(L + 1, n): the contribution of each item of one history to the evidence for each item; popularity last."""
         latest = history[-LATEST:]
         alpha = self.alphas[: len(latest)][::-1]
         added = np.zeros((len(history) + 1, len(items)))
@@ -81,9 +81,9 @@ class Evidence:
         return added
 
     def attributes_behind(self, history: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """(L, n) int64: the shared attribute that says most, where attributes say more than transitions; -1 elsewhere.
+        """(L, n) int64: the strongest shared attribute where attributes contribute more than transitions; otherwise -1.
 
-        Of place k of the history and item b that is argmax_g R_{x_k g} P_gb, if μ(R·P)_{x_k b} > T_{x_k b}.
+        For position k of the history and item b it is argmax_g R_{x_k g} P_gb, if μ(R·P)_{x_k b} > T_{x_k b}.
         """
         found = np.full((len(history), len(items)), -1)
         if not self.offered.nnz:
@@ -100,17 +100,17 @@ class Evidence:
 
 
 def _weights(items: np.ndarray, offsets: np.ndarray, size: int, alphas: np.ndarray) -> sparse.csr_array:
-    """A: (B, M) with α_k at the k-th latest item of each history; an item that is there twice has two entries."""
+    """A: (B, M) with α_k at the k-th latest item of each history; an item that occurs twice has two entries."""
     lengths = np.minimum(np.diff(offsets), LATEST)
     stops = np.cumsum(lengths)
     back = np.repeat(stops, lengths) - 1 - np.arange(int(lengths.sum()))  # 0 for the latest
     alpha = alphas[back] / np.repeat(np.cumsum(alphas)[lengths - 1], lengths)
     chosen = items[np.repeat(offsets[1:], lengths) - 1 - back]
-    chosen = chosen.astype(_whole(size))  # as T has them, or each product would copy T's
+    chosen = chosen.astype(_whole(size))  # same type as in T, otherwise each product would copy T
     pointers = np.concatenate([[0], stops]).astype(chosen.dtype)
     return sparse.csr_array((alpha.astype(np.float32), chosen, pointers), shape=(len(lengths), size))
 
 
 def _whole(size: int) -> type[np.signedinteger]:
-    """The type of numbers up to `size`: half the memory that products go through, where it is enough."""
+    """The smallest integer type for numbers up to `size`, which halves the memory traffic if possible."""
     return np.int32 if size < 2**31 else np.int64

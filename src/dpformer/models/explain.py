@@ -1,7 +1,7 @@
 """Why an item is recommended: the parts of its score, which add up to it.
 
-A score of transition counts is ln(Σ_k α_k (T + μK)_{x_k b} + 0.01·q_b): a sum over items of the history, for each of
-them what followed it and what shares its attributes, and a little popularity. The parts here are those terms.
+A score of transition counts is ln(Σ_k α_k (T + μK)_{x_k b} + 0.01·q_b): a sum over items of the history, each with what
+followed it and what shares its attributes, and a little popularity. The parts here are those terms.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """One reason: an item that this one often follows, an attribute it shares with one, or (neither) popularity."""
+    """One reason: an item that this one often follows, an attribute shared with one, or (neither) popularity."""
 
-    item: int | None  # of the history
+    item: int | None  # item of the history
     attribute: Name | None
     value: float
 
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The parts of exp(score), the largest first."""
+    """The parts of exp(score), largest first."""
 
     item: int
     parts: tuple[Part, ...]
@@ -50,11 +50,11 @@ class Explanation:
 
     @property
     def score(self) -> float:
-        """What `scores` says of the item."""
+        """The item's value in `scores`."""
         return math.log(self.total)
 
     def shares(self) -> list[tuple[Part, float]]:
-        """Each part as a share of all, which sum to 1."""
+        """Each part as a share of the total; shares sum to 1."""
         return [(part, part.value / self.total) for part in self.parts]
 
 

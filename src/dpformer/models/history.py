@@ -1,4 +1,4 @@
-"""The latest items of a history, how much each counts, and sums of rows of sparse matrices over them."""
+"""The latest items of a history, their weights, and sums of rows of sparse matrices over them."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-LATEST, FORGETTING = 20, 0.75  # items that count, each a quarter less than the one after it
+LATEST, FORGETTING = 20, 0.75  # number of items used, each weighing a quarter less than the next one
 
 
 def latest_items(histories: Sequence[ArrayLike], num_items: int) -> np.ndarray:
-    """(B, LATEST) int64: the last items of each history, the latest first, -1 for none."""
+    """(B, LATEST) int64: the last items of each history, latest first, padded with -1."""
     latest = np.full((len(histories), LATEST), -1)
     for row, history in zip(latest, histories, strict=True):
         items = np.asarray(history, dtype=np.int64)[: -LATEST - 1 : -1]
@@ -23,8 +23,8 @@ def latest_items(histories: Sequence[ArrayLike], num_items: int) -> np.ndarray:
 
 
 def recency(described: bool) -> np.ndarray:  # (LATEST,) float64
-    """What the latest item counts, the one before it, …, before they are scaled to sum to 1: 0.75^k, or 1/(1 + k) with
-    attributes that are believed. docs/results/attributes.md has what that gains.
+    """The weights of the latest item, the one before it, …, before normalisation: 0.75^k, or 1/(1 + k) with informative
+    attributes. docs/results/attributes.md has the gain.
     """
     back = np.arange(LATEST)
     return 1 / (1.0 + back) if described else FORGETTING**back
@@ -43,7 +43,7 @@ def row_of(offsets: Tensor) -> Tensor:
 
 
 def add_rows(out: Tensor, items: Tensor, weights: Tensor, offsets: Tensor, targets: Tensor, values: Tensor) -> None:
-    """out[r] += Σ_k weights[r, k]·matrix[items[r, k]], the matrix sparse by rows; negative items are none.
+    """out[r] += Σ_k weights[r, k]·matrix[items[r, k]], with the matrix sparse by rows; negative items are skipped.
 
     Args:
         out: (R, columns).

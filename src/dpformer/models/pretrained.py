@@ -1,10 +1,11 @@
 """A causal language model of Hugging Face, from a folder on disk, as a sequence model of tokens.
 
-    logits = h_t Wᵀ      h_t from the checkpoint's own layers; W its input embedding if tied, else a matrix of its own
+    logits = h_t Wᵀ      h_t from the checkpoint's own layers; W its input embedding if tied, otherwise a separate
+    matrix
 
-Whether that is all there is to a checkpoint's logits is tried out when it is read: one that scales or caps them, or has
-a bias there, is refused. With `lora` only low-rank adapters (peft) are trained; `merged` puts them into the weights,
-and that is what is released.
+Whether this describes a checkpoint's logits completely is tested when it is read: one that scales or caps them, or has
+a bias there, is refused. With `lora` only low-rank adapters (peft) are trained; `merged` adds them to the weights,
+and the result is released.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from torch import Tensor, nn
 from dpformer.errors import DpformerError, MissingExtra
 from dpformer.models.sequence import SequenceModel
 
-UNTOLD = ("_name_or_path", "transformers_version")  # where it came from is nobody's business
+UNTOLD = ("_name_or_path", "transformers_version")  # local paths are not published
 
 
 class Pretrained(SequenceModel):
-    """The layers of a checkpoint, without memory behind them until a state is loaded or `read` has filled them.
+    """The layers of a checkpoint, without memory until a state is loaded or `read` has filled them.
 
     Args:
-        num_items: tokens of the tokenizer; the checkpoint may have more rows, which are never generated.
-        max_length: tokens it is given at once.
-        blocks: layers, as `config` says too.
+        num_items: number of tokens of the tokenizer; the checkpoint may have more rows, which are never generated.
+        max_length: maximum number of input tokens.
+        blocks: number of layers, as in `config`.
         config: the checkpoint's config.json.
     """
 
@@ -38,13 +39,13 @@ class Pretrained(SequenceModel):
         self.num_items, self.max_length = num_items, max_length
         known = _config(config)
         if blocks != known.num_hidden_layers:
-            raise ValueError(f"it claims {blocks} layers, and its config says {known.num_hidden_layers}")
+            raise ValueError(f"it claims {blocks} layers, but its config says {known.num_hidden_layers}")
         whole = _transformers().AutoModelForCausalLM.from_config(known)
         self._take(whole)
 
     @classmethod
     def read(cls, folder: Path, num_items: int, max_length: int, lora: int = 0) -> Pretrained:
-        """A checkpoint from disk, in float32; nothing is fetched from anywhere."""
+        """A checkpoint from disk, in float32; nothing is downloaded."""
         whole = _read(folder)
         facts = {name: value for name, value in json.loads(whole.config.to_json_string()).items() if name not in UNTOLD}
         _check(whole, folder, num_items, max_length)
@@ -68,7 +69,7 @@ class Pretrained(SequenceModel):
         self.register_buffer("row_scale", None)
 
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
-        # Attention is causal and padding is on the right: no real position looks at a pad.
+        # Attention is causal and padding is on the right: no real position attends to padding.
         hidden: Tensor = self.body(input_ids=items, use_cache=False).last_hidden_state
         return hidden
 
@@ -80,7 +81,7 @@ class Pretrained(SequenceModel):
         return table if self.output is None else self.output
 
     def merged(self) -> Pretrained:
-        """With adapters put into the weights they adapt, where there are any. It is changed itself."""
+        """Merge adapters into the weights they adapt, if there are any, in place."""
         for name, layer in list(self.body.named_modules()):
             if hasattr(layer, "get_base_layer") and hasattr(layer, "merge"):
                 layer.merge()
@@ -89,7 +90,7 @@ class Pretrained(SequenceModel):
         return self
 
     def check_state(self) -> None:
-        """Fills what no file holds, tables of rotary positions for instance, after a state was loaded."""
+        """Fill what no file contains, such as tables of rotary positions, after a state was loaded."""
         empty = {name for name, buffer in self.named_buffers() if buffer.is_meta}
         if not empty:
             return
@@ -100,7 +101,7 @@ class Pretrained(SequenceModel):
                 self.get_submodule(parent).register_buffer(last, buffer, persistent=False)
 
     def whole(self) -> Any:
-        """As a model of transformers again, with these weights."""
+        """The model as a transformers model again, with these weights."""
         model = _transformers().AutoModelForCausalLM.from_config(_config(self.arguments["config"]))
         model.base_model.load_state_dict(self.body.state_dict())
         if self.output is not None:
@@ -122,7 +123,7 @@ def _config(facts: dict[str, Any]) -> Any:
         return _transformers().AutoConfig.for_model(**facts)
     except DpformerError:
         raise
-    except Exception as error:  # whatever a stranger's file makes it stumble over
+    except Exception as error:  # an untrusted file may cause any error
         raise ValueError(f"its config is not one of transformers: {error}") from None
 
 
@@ -139,16 +140,16 @@ def _read(folder: Path) -> Any:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise DpformerError(f"{folder} is no causal language model that transformers can read: {reason}") from None
+        raise DpformerError(f"{folder} is not a causal language model that transformers can read: {reason}") from None
 
 
 def _check(whole: Any, folder: Path, num_items: int, max_length: int) -> None:
-    """That logits are h Wᵀ, that tokens have rows, and that positions suffice."""
+    """Check that logits are h Wᵀ, that all tokens have rows, and that there are enough positions."""
     rows, positions = len(whole.get_input_embeddings().weight), positions_of(whole.config.to_dict())
     if num_items > rows:
-        raise DpformerError(f"the tokenizer of {folder} has {num_items:,} tokens, and the model {rows:,} rows")
+        raise DpformerError(f"the tokenizer of {folder} has {num_items:,} tokens, but the model only {rows:,} rows")
     if positions is not None and max_length > positions:
-        raise DpformerError(f"max_length is {max_length}, and {folder} has {positions} positions: give at most that")
+        raise DpformerError(f"max_length is {max_length}, but {folder} has only {positions} positions: lower it")
     head = whole.get_output_embeddings()
     tokens = torch.arange(min(rows, 8, max_length))[None] % rows
     with torch.no_grad():
@@ -162,13 +163,13 @@ def _check(whole: Any, folder: Path, num_items: int, max_length: int) -> None:
 
 
 def positions_of(facts: dict[str, Any]) -> int | None:
-    """How many tokens a checkpoint takes, where its config says so."""
+    """The maximum number of tokens of a checkpoint, if its config says so."""
     found = [facts.get(name) for name in ("max_position_embeddings", "n_positions")]
     return next((value for value in found if isinstance(value, int)), None)
 
 
 def _adapt(model: Pretrained, rank: int) -> None:
-    """Freezes everything and adds adapters to all linear layers of the body."""
+    """Freeze all weights and add adapters to all linear layers of the body."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:

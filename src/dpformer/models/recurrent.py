@@ -26,7 +26,7 @@ class Recurrent(SequenceModel):
         self.dropout = Dropout(dropout)
 
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
-        states, _ = self.cell(self.dropout(self.embed(items)))  # (B, L, d); a pad comes after all that is real
+        states, _ = self.cell(self.dropout(self.embed(items)))  # (B, L, d); padding comes after all real positions
         return self.dropout(states)
 
 

@@ -1,4 +1,4 @@
-"""What all sequence models share: item embeddings in, a softmax over all items out, one loss a user."""
+"""The base of all sequence models: item embeddings in, a softmax over all items out, one loss per user."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from dpformer.models.batch import Batch
 class SequenceModel(nn.Module):
     """Predicts the next item of a history: logits = h_t Eᵀ + bias, h_t a function of the items up to t.
 
-    A subclass gives `encode(items, lengths) -> h`. E is the input embedding itself when `shared` (the paper's default),
-    a parameter of its own otherwise. `bias` (M,) is not trained: zero, or the log-frequencies of `set_frequencies`.
+    A subclass defines `encode(items, lengths) -> h`. E is the input embedding itself if `shared` (the paper's default),
+    and a separate parameter otherwise. `bias` (M,) is not trained: zero, or the log-frequencies of `set_frequencies`.
 
     Initialisation, for training under noise. E ~ N(0, 0.02²) and ‖h‖ ≤ √d, so every logit starts within a few tenths of
     the bias: the model starts at popularity (or uniform) instead of spending budget on unlearning random preferences.
-    The same small numbers would vanish as an input, so rows are multiplied by √d on the way in, as in Vaswani et al.
-    (NDCG@10 on the synthetic data, post-norm, σ 1.6, B 512, 120 steps, one seed: 21.8%, and 20.5% without √d).
+    The same small numbers would vanish as an input, so rows are multiplied by √d at the input, as in Vaswani et al.
+    (NDCG@10 on the synthetic data, post-norm, σ 1.6, B 512, 120 steps, one seed: 21.8%; without √d, 20.5%).
 
-    While it is trained, rows may be E_i = s_i·E'_i (`scale_rows`): then E' is the parameter, whose gradient is clipped
-    and noised. A row with small s_i moves little, and so does the noise in it. A model is released with s = 1.
+    During training, rows may be E_i = s_i·E'_i (`scale_rows`): then E' is the parameter, whose gradient is clipped and
+    noised. A row with small s_i moves little, and so does its noise. A model is released with s = 1.
     """
 
     bias: Tensor
     row_scale: Tensor | None  # (M,) s; None: 1
-    arguments: dict[str, Any]  # of the constructor: with them and the state a model is built again
+    arguments: dict[str, Any]  # of the constructor: together with the state they rebuild the model
 
     def __init__(self, num_items: int, max_length: int, dim: int, shared: bool) -> None:
         super().__init__()
@@ -48,16 +48,14 @@ class SequenceModel(nn.Module):
 
     @torch.no_grad()
     def scale_rows(self, scale: Tensor | None) -> None:
-        """Writes the same E as s·E' with another s (M,), public or released with DP; None: as E itself."""
+        """Write the same E as s·E' with another s (M,), public or released with DP; None: as E itself."""
         if scale is self.row_scale:
             return
         ratio = torch.ones_like(self.bias) if self.row_scale is None else self.row_scale
         if scale is not None:
             scale = torch.as_tensor(scale).detach().to(self.bias)
             if scale.shape != self.bias.shape or not bool((scale.isfinite() & (scale > 0)).all()):
-                raise ValueError(
-                    f"a scale of rows has shape {tuple(scale.shape)}; give one number above 0 for each item"
-                )
+                raise ValueError(f"the row scale has shape {tuple(scale.shape)}; give one number above 0 per item")
             ratio = ratio / scale
         for table in (self.items.weight, self.output):
             if table is not None:
@@ -66,7 +64,7 @@ class SequenceModel(nn.Module):
 
     @torch.no_grad()
     def initialise_items(self, factors: Tensor) -> None:
-        """Initialises the rows of E by factors (M, d), such as `low_rank_items` makes; rows of zeros say nothing."""
+        """Initialise the rows of E by factors (M, d), such as those of `low_rank_items`; rows of zeros are ignored."""
         known = factors.any(1)
         scale = self.row_scale
         self.scale_rows(None)
@@ -76,39 +74,41 @@ class SequenceModel(nn.Module):
         self.scale_rows(scale)
 
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """(B, L) items, (B,) lengths -> (B, L, d) hidden states; those beyond a row's length mean nothing."""
+        """(B, L) items, (B,) lengths -> (B, L, d) hidden states; those beyond a row's length are meaningless."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss of each user, (B,): mean cross-entropy over the user's own targets, 0 without any."""
+        """The loss of each user, (B,): mean cross-entropy over the user's own targets, 0 if there are none."""
         hidden = self.hidden(batch)
         return softmax_loss(hidden, self._table(), batch.targets, bias=self.bias, row_scale=self.row_scale)
 
     def hidden(self, batch: Batch) -> Tensor:
-        """(B, L, d), after checks of what goes in."""
+        """(B, L, d), after validating the input."""
         longest, largest = batch.items.shape[1], int(batch.items.max()) if len(batch) else 0
         if longest > self.max_length:
-            raise ValueError(f"a history has {longest} items, the model takes {self.max_length}: keep the last ones")
+            raise ValueError(
+                f"a history has {longest} items, but the model takes {self.max_length}: keep the last ones"
+            )
         if largest >= self.num_items or (len(batch) and int(batch.items.min()) < 0):
             seen = largest if largest >= self.num_items else int(batch.items.min())
             raise ValueError(f"item {seen} is outside the vocabulary 0 … {self.num_items - 1}; map ids first")
         return self.encode(batch.items, batch.lengths)
 
     def scores(self, histories: Batch | Sequence[ArrayLike]) -> Tensor:
-        """(B, M): the logit of every item to come next after each history; call `eval()` first to switch dropout off.
+        """(B, M): the logit of every item following each history; call `eval()` first to switch dropout off.
 
-        A history without items gets the bias alone. Longer histories than the model takes keep their last items.
+        A history without items gets only the bias. Histories that are too long keep their last items.
         """
         return F.linear(self.final_state(histories), self.output_weight(), self.bias)
 
     def final_state(self, histories: Batch | Sequence[ArrayLike]) -> Tensor:
-        """(B, d): the hidden state at the end of each history, zero for one without items. scores = h Eᵀ + bias."""
+        """(B, d): the hidden state at the end of each history, zero for an empty one. scores = h Eᵀ + bias."""
         if not isinstance(histories, Batch):
             histories = Batch.for_scores(histories, self.max_length).to(self.bias.device)
         return _final(self.hidden(histories), histories.lengths)
 
     def next_scores(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """`scores` of plain tensors, without checks and without branches: what an export records."""
+        """`scores` of plain tensors, without checks and branches, for export."""
         return F.linear(_final(self.encode(items, lengths), lengths), self.output_weight(), self.bias)
 
     def output_weight(self) -> Tensor:
@@ -116,18 +116,18 @@ class SequenceModel(nn.Module):
         return self._table() if self.row_scale is None else self._table() * self.row_scale[:, None]
 
     def _table(self) -> Tensor:
-        """(M, d) what is trained of them."""
+        """(M, d) the trained part of the rows."""
         return self.items.weight if self.output is None else self.output
 
     def embed(self, items: Tensor) -> Tensor:
-        """(B, L) -> (B, L, d), of size about 0.16 a coordinate at the start."""
+        """(B, L) -> (B, L, d), about 0.16 per coordinate initially."""
         rows = self.items(items) * math.sqrt(self.dim)
         return rows if self.row_scale is None else rows * self.row_scale[items][..., None]
 
     def set_frequencies(self, frequencies: Tensor) -> None:
-        """Adds log(p_i / Σ p) to the logits: popularity from the first step, at no cost of training.
+        """Add log(p_i / Σ p) to the logits: popularity from the first step, without training.
 
-        `frequencies` (M,) are public or released with DP; an item without any counts as half the rarest.
+        `frequencies` (M,) are public or released with DP; a frequency of zero counts as half the smallest one.
         """
         p = _checked_frequencies(frequencies, self.num_items).to(self.bias)
         seen = p[p > 0]
@@ -140,8 +140,8 @@ class SequenceModel(nn.Module):
 def popularity_scale(frequencies: Tensor, exponent: float) -> Tensor:
     """(M,) s_i = (p_i / mean p)^a for `scale_rows`, in [0.1, 4]: rows of rare items move less, and so does their noise.
 
-    Under noise Adam moves every coordinate alike, by the learning rate times a unit normal: without s, rows of items
-    that hardly anybody has are all noise, and those that many have learn no faster.
+    Under noise, Adam moves every coordinate by the learning rate times a unit normal: without s, rows of items that
+    hardly any user has are pure noise, and those of frequent items learn no faster.
     """
     p = frequencies.detach().double()
     return (p / p.mean()).pow(exponent).clamp(0.1, 4.0).float()
@@ -153,7 +153,7 @@ def _final(hidden: Tensor, lengths: Tensor) -> Tensor:
 
 
 def constructor_arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """What a constructor was called with, defaults included: `locals()` on its first line, without `self`."""
+    """The arguments of a constructor, including defaults: `locals()` on its first line, without `self`."""
     return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
@@ -161,7 +161,7 @@ def _checked_frequencies(frequencies: Tensor, num_items: int) -> Tensor:
     p = torch.as_tensor(frequencies).detach()
     if p.shape != (num_items,):
         raise ValueError(
-            f"frequencies have shape {tuple(p.shape)}; the model has {num_items} items, give ({num_items},)"
+            f"frequencies have shape {tuple(p.shape)}; the model has {num_items} items: give shape ({num_items},)"
         )
     if not bool((torch.isfinite(p) & (p >= 0)).all()):
         raise ValueError("a frequency is negative or not finite; give probabilities, 0 or more")

@@ -1,9 +1,9 @@
-r"""Noisy counts as they probably were: posterior means under a prior that the counts themselves give.
+r"""Denoising counts: posterior means under a prior estimated from the counts themselves.
 
-Of θ_i (how popular item i is) a noisy x_i = θ_i + sd·N(0, 1) was released. Below two deviations one cannot be told from
-zero; together they still say how popularity is distributed. That distribution π on a grid of values is fitted by
-maximum likelihood (Kiefer and Wolfowitz 1956, by EM), and θ̂_i = E[θ | x_i] (Robbins' empirical Bayes). It
-rises with x_i, so no order changes: what changes is how much a noisy difference counts.
+For θ_i (the popularity of item i) a noisy x_i = θ_i + sd·N(0, 1) was released. Below two standard deviations a single
+one cannot be distinguished from zero, but together they show how popularity is distributed. That distribution π on a
+grid of values is fitted by maximum likelihood (Kiefer and Wolfowitz 1956, by EM), and θ̂_i = E[θ | x_i] (Robbins'
+empirical Bayes). It increases with x_i, so the order is unchanged: only the weight of a noisy difference changes.
 Post-processing of a release, so it is free.
 """
 
@@ -17,7 +17,7 @@ def posterior_means(noisy: np.ndarray, deviation: float) -> np.ndarray:
 
     Args:
         noisy: (M,) counts with noise.
-        deviation: of the noise; 0 returns the counts.
+        deviation: standard deviation of the noise; 0 returns the counts.
     """
     least = 1e-3 * max(deviation, 1e-3)
     if deviation == 0 or not len(noisy):

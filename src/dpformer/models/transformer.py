@@ -1,13 +1,13 @@
 """The paper's Transformer over a user's items, plain or with Re-Attention. Read it top to bottom.
 
-    x = √d·E[items] + P                                      an item and where it stands
+    x = √d·E[items] + P                                      item and position
     each block:  x = norm(x + attention(x));  x = norm(x + feed_forward(x))         ("post", Vaswani et al. 2017)
              or  x = x + attention(norm(x));  x = x + feed_forward(norm(x))         ("pre", and a last norm)
     logits = x Eᵀ + bias                                     (`SequenceModel`)
 
 With Re-Attention every activation is a pair (mean, variance of its DP noise): the functions of `track` run a layer as
-usual and push the variance along. It starts from the effective error of the parameters (`set_privacy`) and is used in
-one place: keys that are noisy are given less attention.
+usual and propagate the variance. It starts from the effective error of the parameters (`set_privacy`) and is used in
+one place: noisy keys receive less attention.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Transformer(SequenceModel):
         heads: attention heads; they divide d.
         blocks: attention + feed-forward pairs.
         hidden: width of the feed-forward layer, 4·d if not given.
-        shared: one matrix is input embedding and softmax weight (the paper's), or two.
-        reattention: False, True (rows of the corrected attention sum to one), or "literal" (as the paper prints it).
+        shared: one matrix for input embedding and softmax weight (as in the paper), or two.
+        reattention: False, True (rows of the corrected attention sum to one), or "literal" (as printed in the paper).
         dropout: after the embedding and after each attention and feed-forward, as in Vaswani et al.
         attention_dropout: on the attention weights.
         norm: LayerNorm after each sum ("post") or before each layer ("pre").
         activation: of the feed-forward layer, "relu" or "gelu".
     """
 
-    item_error: Tensor  # (M,) the effective error of each item's row; with Re-Attention only
-    weight_error: Tensor  # () of every other parameter
+    item_error: Tensor  # (M,) the effective error of each item's row; only with Re-Attention
+    weight_error: Tensor  # () error of every other parameter
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Transformer(SequenceModel):
         )
         self.last_norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
         if reattention:
-            # Part of the weights: saved, loaded, exported. NaN until set_privacy, so that it cannot go unset unseen.
+            # Part of the weights: saved, loaded, exported. NaN until set_privacy, so that forgetting it is noticed.
             self.register_buffer("item_error", torch.full((num_items,), math.nan))
             self.register_buffer("weight_error", torch.tensor(math.nan))
 
@@ -107,9 +107,7 @@ class Transformer(SequenceModel):
         if not self.reattention:
             return Tracked(mean, None), None
         if not recording() and bool(self.weight_error.isnan()):
-            raise RuntimeError(
-                "Re-Attention does not know how noisy the parameters are; call model.set_privacy(...) first"
-            )
+            raise RuntimeError("Re-Attention needs the noise of the parameters: call model.set_privacy(...) first")
         weight_var = self.weight_error.square()
         table = Gaussian(self.items.weight.detach(), self.item_error.square()[:, None])
         positions = Gaussian(self.positions.weight.detach(), weight_var)
@@ -118,7 +116,7 @@ class Transformer(SequenceModel):
         return Tracked(mean, var), weight_var
 
     def attention_maps(self, batch: Batch) -> Maps:
-        """Who looks at whom: for each block (B, heads, L, L), row = query. Correction included, dropout not."""
+        """The attention map of each block (B, heads, L, L), row = query, with the correction and without dropout."""
         maps: Maps = []
         with torch.no_grad():
             self.encode(batch.items, batch.lengths, maps)
@@ -127,18 +125,18 @@ class Transformer(SequenceModel):
     def set_privacy(
         self, noise_multiplier: float, expected_batch_size: float, frequencies: Tensor, scale: float = 1.0
     ) -> None:
-        """Tells Re-Attention how noisy the parameters are (`effective_error`); kept with the weights.
+        """Set the noise of the parameters for Re-Attention (`effective_error`); it is stored with the weights.
 
-        `frequencies` (M,) are public or released with DP. Without Re-Attention there is nothing to tell.
+        `frequencies` (M,) are public or released with DP. Does nothing without Re-Attention.
         """
         self.set_error(
             effective_error(noise_multiplier, expected_batch_size, torch.as_tensor(frequencies), scale=scale)
         )
 
     def set_error(self, error: EffectiveError) -> None:
-        """Tells Re-Attention how noisy the parameters are, whatever that was derived from."""
+        """Set the noise of the parameters for Re-Attention directly."""
         if len(error.items) != self.num_items:
-            raise ValueError(f"the effective error is of {len(error.items)} items; the model has {self.num_items}")
+            raise ValueError(f"the effective error has {len(error.items)} items, but the model {self.num_items}")
         if self.reattention:
             self.item_error.copy_(error.items)
             self.weight_error.copy_(error.weights)
@@ -157,11 +155,11 @@ class Block(nn.Module):
         self._initialise(branches)
 
     def _initialise(self, branches: int) -> None:
-        """Matrices keep the size of what goes through, biases are zero, and each of the residual branches starts small.
+        """Matrices preserve the size of activations, biases are zero, and each residual branch starts small.
 
         A branch starts at 1/√branches of its size (as in GPT-2): the state is then mostly the item itself, gradients
-        reach the embedding straight, and no user's gradient is spent on what random layers happen to do to it. A norm
-        of 1 is all that a user has under clipping.
+        reach the embedding directly, and no user's gradient is wasted on the effects of random layers. Under clipping,
+        a user has only a norm of 1 to spend.
         """
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
@@ -172,7 +170,7 @@ class Block(nn.Module):
             nn.init.normal_(layer.weight, std=(branches * layer.in_features) ** -0.5)
 
     def forward(self, x: Tracked, weight_var: Tensor | None, last: bool, maps: Maps | None) -> Tracked:
-        """Nobody asks for variances after the last attention: there they stop."""
+        """Variances are not propagated past the last attention, where they are no longer needed."""
         w = weight_var
         if self.norm == "pre":
             y = self.attention(track.layer_norm(self.norm1, x, w), w, last, maps)
@@ -186,7 +184,7 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """softmax(q kᵀ/√d_h) v, each position looking at itself and those before it; corrected if variances are known."""
+    """softmax(q kᵀ/√d_h) v, each position attending to itself and earlier ones; corrected if variances are known."""
 
     def __init__(self, dim: int, heads: int, variant: Variant, dropout: float) -> None:
         super().__init__()
@@ -212,7 +210,7 @@ class SelfAttention(nn.Module):
         return track.linear(self.merge, Tracked(self._join(out), var), weight_var)
 
     def _variances(self, x: Tracked, weight_var: Tensor | None, last: bool) -> tuple[Spread | None, Spread | None]:
-        """Of keys and of values; values only where a later attention needs them."""
+        """The variances of keys and values; values only if a later attention needs them."""
         if x.var is None or weight_var is None:
             return None, None
         wanted = 1 if last else 2
@@ -226,7 +224,7 @@ class SelfAttention(nn.Module):
         return spreads[0], None if last else spreads[1]
 
     def _even(self, x: Tracked, weight: Gaussian) -> list[Spread]:
-        """`moments.linear` where all coordinates of an input have the same variance v: v·Σ_j E[W_kj²] + w·Σ_j μ_j²."""
+        """`moments.linear` if all coordinates of an input have the same variance v: v·Σ_j E[W_kj²] + w·Σ_j μ_j²."""
         mean, var = x.known()
         left = torch.cat([var.expand(*mean.shape[:-1], 1), weight.var * mean.square().sum(-1, keepdim=True)], -1)
         heads = left.unsqueeze(1).expand(-1, self.heads, -1, -1)

@@ -1,15 +1,15 @@
-r"""What the rest of a release says of one pair: items that are followed by the same items often follow each other.
+r"""Evidence for one pair from the rest of a release: items followed by the same items often follow each other.
 
-A released total is noise or not; two-step walks a → c → b over *other* pairs tell which is likelier. With X the totals
-above 1.5 deviations (symmetric, less those 1.5), x_a = Σ_b X_ab and d = x + 30, the walks from a to b weigh
+A released total may be noise; two-step walks a → c → b over *other* pairs show how likely that is. With X the totals
+above 1.5 standard deviations (symmetric, minus those 1.5), x_a = Σ_b X_ab and d = x + 30, the walks from a to b weigh
 
     Y_ab = Σ_c X_ac X_cb / d_c,      y_a = Σ_b Y_ab,
 
-and l_ab = ln(Y_ab / √(y_a y_b x_a x_b / (Σx)²)) is how much more than by chance, within ln 0.02 and ln 50. The total of
-a pair is in no walk from a to b, so nothing confirms itself. What is taken off for noise is ¼·(l_ab − 1) deviations
-less. A release without noise needs none of it.
+and l_ab = ln(Y_ab / √(y_a y_b x_a x_b / (Σx)²)) is the log-ratio to chance, limited to ln 0.02 … ln 50. The total of
+a pair is in no walk from a to b, so no pair confirms itself. The amount subtracted for noise is reduced by ¼·(l_ab − 1)
+standard deviations. A release without noise needs none of this.
 
-Post-processing of a release, so it is free. docs/results/counts.md has what it gains.
+Post-processing of a release, so it is free. docs/results/counts.md has the gain.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from dpformer.queries.transitions.rounds import TransitionRelease
 
-SEEN = 1.5  # deviations above zero
+SEEN = 1.5  # standard deviations above zero
 PRIOR = 30.0  # counts
-SLOPE, USUAL = 0.25, 1.0  # deviations by ln of the lift; the ln at which nothing changes
+SLOPE, USUAL = 0.25, 1.0  # standard deviations per ln of the lift; the ln at which nothing changes
 LEAST, MOST = 0.02, 50.0
 HIGHEST_THRESHOLD = 5.0
-AT_ONCE = 1 << 23  # numbers of Y
-WORK = 1 << 29  # walks that are followed; where there are more, only pairs further above zero take part
+AT_ONCE = 1 << 23  # entries of Y
+WORK = 1 << 29  # maximum number of walks; if there are more, only pairs further above zero are used
 
 
 def with_walks(thresholds: float | np.ndarray, release: TransitionRelease) -> np.ndarray:
-    """Deviations to take off each released total (K,), given those that would be taken off without walks."""
+    """Standard deviations to subtract from each released total (K,), given those to subtract without walks."""
     if release.total_deviation == 0 or not len(release.total):
         return np.broadcast_to(thresholds, release.total.shape)
     return np.clip(thresholds - SLOPE * (log_lifts(release) - USUAL), 0, HIGHEST_THRESHOLD)
@@ -58,7 +58,7 @@ def log_lifts(release: TransitionRelease) -> np.ndarray:
 
 
 def _followed(release: TransitionRelease, total: np.ndarray) -> np.ndarray:
-    """(K,) bool: pairs that walks may take: all that are seen, or as many of the clearest as `WORK` allows."""
+    """(K,) bool: pairs that walks may use: all visible ones, or as many of the clearest as `WORK` allows."""
     least = 0.0
     while True:
         seen = total > least
@@ -69,7 +69,7 @@ def _followed(release: TransitionRelease, total: np.ndarray) -> np.ndarray:
 
 
 def _products(left: csr_array, right: csr_array, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """(left @ right)[rows, columns], some rows at a time."""
+    """(left @ right)[rows, columns], in blocks of rows."""
     found = np.zeros(len(rows))
     size = left.shape[0]
     order = np.argsort(rows, kind="stable")

@@ -1,12 +1,12 @@
-"""Where a network's items may start: low-rank factors of released transition counts. Post-processing, so it is free.
+"""Initial item embeddings of a network: low-rank factors of released transition counts. Post-processing, so it is free.
 
-From small random numbers DP training has to find by itself which items are alike, and spends most of its steps on that.
-The counts know it already. With T_ab the chance that b follows a and q_b its popularity,
+From small random numbers DP training must discover which items are similar, and spends most of its steps on that. The
+counts know it already. With T_ab the probability that b follows a and q_b its popularity,
 
     A_ab = ½(√(T_ab/q_b) + √(T_ba/q_a)) ≈ E_a·E_b
 
-says how much likelier than by chance two items meet, the root keeping rare ones from ruling; its d largest eigenvalues
-and their vectors give E.
+says how much more often than by chance two items meet, where the root limits the weight of rare ones; its d largest
+eigenvalues and their vectors give E.
 """
 
 import numpy as np
@@ -17,10 +17,10 @@ from dpformer.models.counts import TransitionCounts
 
 
 def low_rank_items(counts: TransitionCounts, dim: int) -> Tensor:
-    """E (M, d) of the counts: rows of norm 1 on average, and of zeros for items that the counts do not know.
+    """E (M, d) from the counts: rows of norm 1 on average, and zero for items without counts.
 
-    A rotation, always the same, spreads what the largest eigenvalues say over all coordinates: LayerNorm and Adam treat
-    coordinates alike.
+    A fixed rotation spreads the largest eigenvalues over all coordinates, because LayerNorm and Adam treat coordinates
+    alike.
     """
     from scipy.sparse import csr_matrix
     from scipy.sparse.linalg import eigsh
