@@ -142,7 +142,7 @@ def test_the_second_device_is_kept_apart() -> None:
 @pytest.mark.parametrize("name", ["nonsense", "meta", "cuda:7"])
 def test_a_device_that_is_not_there(name: str, log: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        DpformerError, match=f"device is '{name}', and torch cannot compute there: .*; try --device cpu"
+        DpformerError, match=f"device is '{name}', but torch cannot compute on it: .*; try --device cpu"
     ):
         training.train(tiny_config(log, device=name), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Where a model is right: accuracy by the popularity of the held-out item, and what should worry its owner."""
+"""Accuracy by the popularity of the held-out item, and warnings for the owner of a model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dpformer.evaluation.metrics import headline, tracked
 
 PARTS = ("head", "middle", "tail")
 KNOWN, NEW_ITEM, NEW_USER = "item in training", "new item", "new user"
-MANY_REPEATS = 0.5  # share of held-out items above which a log is more about repeats than about what is new
+MANY_REPEATS = 0.5  # share of held-out items above which a log is mostly about repeats
 
 
 def popularity_parts(counts: np.ndarray) -> np.ndarray:
-    """0, 1, 2 for each item (M,): the most popular items that have a third of all interactions, the next, the rest.
+    """0, 1, 2 for each item (M,): the most popular items with a third of all interactions, the next third, the rest.
 
     >>> popularity_parts(np.array([6, 2, 2, 3, 1, 1, 3, 0]))
     array([0, 2, 2, 1, 2, 2, 1, 2])
@@ -31,11 +31,11 @@ def popularity_parts(counts: np.ndarray) -> np.ndarray:
 
 
 def by_popularity(found: Mapping[str, Evaluation], k: int) -> list[dict[str, Any]]:
-    """Accuracy of what is recommended, apart for held-out items of each part; a part that no user tests is left out.
+    """Accuracy of recommendations by the popularity part of the held-out item; parts without users are omitted.
 
     Args:
-        found: of some models for the same users, by name.
-        k: length of the list.
+        found: evaluations of several models for the same users, by name.
+        k: cut-off of the ranking.
     """
     of_any = next(iter(found.values()))
     parts, rows = popularity_parts(of_any.counts), []
@@ -46,12 +46,12 @@ def by_popularity(found: Mapping[str, Evaluation], k: int) -> list[dict[str, Any
 
 
 def by_newness(warm: Mapping[str, Evaluation], cold: Mapping[str, Evaluation], k: int) -> list[dict[str, Any]]:
-    """Of a split by time: accuracy apart for items and users that training has, and for those that it has not.
+    """For a split by time: accuracy by whether user and item occur in training.
 
     Args:
         warm: for users with a history before the cut, by name of the model.
         cold: for users without one; empty if there are none.
-        k: length of the list.
+        k: cut-off of the ranking.
     """
     of_any = next(iter(warm.values()))
     known = of_any.counts[of_any.targets] > 0
@@ -63,7 +63,7 @@ def by_newness(warm: Mapping[str, Evaluation], cold: Mapping[str, Evaluation], k
 
 
 def _row(row: dict[str, Any], found: Mapping[str, Evaluation], chosen: np.ndarray, k: int) -> list[dict[str, Any]]:
-    """What is recommended to some users, as a row of a table; none if there are no such users."""
+    """The accuracy for some users as a row of a table; nothing if there are no such users."""
     if not chosen.any():
         return []
     of_users = {"users": int(chosen.sum())}
@@ -75,19 +75,20 @@ def _row(row: dict[str, Any], found: Mapping[str, Evaluation], chosen: np.ndarra
 
 
 def warnings(model: Evaluation, baseline: Evaluation, name: str, ks: Sequence[int]) -> list[str]:
-    """Sentences on what should not be overlooked; `name` is that of the baseline."""
+    """Warnings that should not be overlooked; `name` is that of the baseline."""
     said, metric = [], headline()
     for k in ks:
         ours, theirs = float(metric(model.ranks, k)), float(metric(baseline.ranks, k))
         if ours < theirs:
             said.append(
-                f"The model is below {name}, which knows nothing of the user: {metric.heading(k)} {ours:.4f} against "
+                f"The model is below {name}, which ignores the user: {metric.heading(k)} {ours:.4f} against "
                 f"{theirs:.4f}. More users, a larger ε or a catalogue with attributes may help."
             )
     repeats = float(model.repeats.mean())
     if model.filter_seen and repeats >= MANY_REPEATS:
         said.append(
-            f"{repeats:.0%} of the held-out items are in the history, and are never recommended: see --allow-seen, and "
-            "whether rows of the log are doubled."
+            f"{repeats:.0%} of the held-out items are in the history and are never recommended: consider --allow-seen, "
+            f"and "
+            "check the log for duplicate rows."
         )
     return said

@@ -1,8 +1,8 @@
-"""Evaluation of a recommender on held-out items: full ranking, under three policies on what the user has met before.
+"""Evaluation of a recommender on held-out items: full ranking, under three policies for items of the history.
 
-What counts is what is served: `recommend` never gives an item of the history, so a held-out item that the user had met
-before is missed; with `filter_seen=False` (`--allow-seen`) it ranks everything. Papers rank the held-out item in any
-case and leave out the rest of the history, which rewards recommending what was seen wherever items repeat.
+The headline measures what is served: `recommend` never returns an item of the history, so a held-out item that is in
+the history is a miss; with `filter_seen=False` (`--allow-seen`) it ranks everything. Papers rank the held-out item in
+any case and exclude the rest of the history, which rewards recommending seen items wherever items repeat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,23 +24,23 @@ from dpformer.progress import advance, stage
 
 USERS_AT_ONCE = 1 << 13
 POLICIES = {
-    "served": "what recommend gives: never an item of the history, so a target among them is missed",
-    "unmasked": "what recommend --allow-seen gives: all items are ranked, those the user has met too",
-    "masked": "as papers do: items the user has met are not ranked, but for the target",
+    "served": "as recommend: items of the history are excluded, so a target among them is a miss",
+    "unmasked": "as recommend --allow-seen: all items are ranked, including those of the history",
+    "masked": "as in papers: items of the history are excluded, except the target",
 }
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Ranks of the held-out items of `users`, under each policy, and the metrics of them."""
+    """Ranks of the held-out items of `users` under each policy, and their metrics."""
 
     users: np.ndarray  # (U,) int64
     targets: np.ndarray  # (U,) int64
     masked: Tensor  # (U,) int64
     unmasked: Tensor  # (U,) int64
-    repeats: np.ndarray  # (U,) bool: the user had met the target before
-    listed: np.ndarray  # (M,) int64: of how many users' DEPTH best items it is one, by the policy of `headline`
-    counts: np.ndarray  # (M,) int64: how often each item occurs in training
+    repeats: np.ndarray  # (U,) bool: the target is in the user's history
+    listed: np.ndarray  # (M,) int64: number of users with the item among their DEPTH best, by the policy of `headline`
+    counts: np.ndarray  # (M,) int64: occurrences of each item in training
     split: str
     filter_seen: bool = True
 
@@ -50,7 +50,7 @@ class Evaluation:
 
     @property
     def served(self) -> Tensor:
-        """(U,) int64: as `masked`, but a target that the user had met before is never recommended."""
+        """(U,) int64: as `masked`, but a target in the user's history is never recommended."""
         return self.masked.masked_fill(torch.from_numpy(self.repeats), NEVER)
 
     @property
@@ -60,16 +60,16 @@ class Evaluation:
 
     @property
     def ranks(self) -> Tensor:
-        """(U,) int64: where each target stands in what is recommended."""
+        """(U,) int64: the rank of each target in the recommendations."""
         return self.served if self.filter_seen else self.unmasked
 
     @property
     def of_lists(self) -> dict[str, float]:
-        """The metrics of what is recommended to all users together."""
+        """The metrics of all recommended lists together."""
         return {metric.label: metric.of_lists(self.listed, self.counts) for metric in LIST_METRICS.values()}
 
     def measured(self, name: str) -> dict[str, np.ndarray]:
-        """What was measured, to be kept under a name."""
+        """The measured arrays, for storing under a name."""
         found = {"masked": self.masked.numpy(), "unmasked": self.unmasked.numpy()}
         return {
             f"{name}-{of}": values for of, values in (found | {"repeats": self.repeats, "listed": self.listed}).items()
@@ -79,7 +79,7 @@ class Evaluation:
     def of(
         cls, dataset: Dataset, split: str, filter_seen: bool, kept: Mapping[str, np.ndarray], name: str
     ) -> "Evaluation":
-        """Back from `measured`, with the same data and options."""
+        """The inverse of `measured`, with the same data and options."""
         masked, unmasked = (torch.from_numpy(kept[f"{name}-{of}"]) for of in ("masked", "unmasked"))
         others = kept[f"{name}-repeats"], kept[f"{name}-listed"]
         return cls(*dataset.held_out(split), masked, unmasked, *others, dataset.item_counts(), split, filter_seen)
@@ -89,7 +89,7 @@ class Evaluation:
     ) -> dict[str, dict[str, dict[str, float]]]:
         """policy → metric → {value, low, high}: means over users with 95% bootstrap intervals.
 
-        `names` are those of the table of metrics; by default those that are shown unasked.
+        `names` are names in the metric table; by default those shown by default.
         """
         table: dict[str, dict[str, dict[str, float]]] = {}
         chosen = {metric.label(k): (metric, k) for k in ks for metric in shown(names) if metric.cut}
@@ -104,7 +104,7 @@ class Evaluation:
     def to_dict(
         self, ks: Sequence[int] = (DEPTH,), *, samples: int = 1000, names: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Everything a reader needs, as JSON: what was ranked how, over how many users, with what result."""
+        """Everything a reader needs, as JSON: what was ranked and how, over how many users, and the result."""
         return {
             "split": self.split,
             "users": len(self.users),
@@ -126,15 +126,15 @@ def evaluate(
     users: np.ndarray | None = None,
     filter_seen: bool = True,
 ) -> Evaluation:
-    """Ranks the held-out item of each user given every earlier item of that user.
+    """Rank the held-out item of each user given all earlier items of that user.
 
     Args:
-        score: a ranker (`ranker` makes that of a model), or any function of the histories of some users, whole, that
+        score: a ranker (`ranker` makes that of a model), or any function of the full histories of some users that
             returns finite scores (B, num_items).
-        dataset: where the held-out items are.
+        dataset: the data set with the held-out items.
         split: `test` or `validation`.
-        users: only these; by default all that have something held out.
-        filter_seen: whether items of the history are left out of what is recommended.
+        users: only these; by default all with a held-out item.
+        filter_seen: whether recommendations exclude items of the history.
     """
     everyone, items = dataset.held_out(split)
     chosen = np.ones(len(everyone), dtype=bool) if users is None else np.isin(everyone, users)
@@ -153,7 +153,7 @@ def evaluate(
             listed += np.bincount(found.first[found.first >= 0], minlength=dataset.num_items)
             advance(len(histories))
     ranks = [np.concatenate([getattr(part, name) for part in parts]) for name in ("masked", "unmasked")]
-    if isinstance(placing, KnownItems):  # what a model does not have it never recommends
+    if isinstance(placing, KnownItems):  # a model never recommends items that it lacks
         ranks = [np.where(placing.numbers[items] >= 0, of, NEVER) for of in ranks]
     masked, unmasked = (torch.from_numpy(of) for of in ranks)
     again = np.concatenate(repeats)
@@ -167,7 +167,7 @@ def _met_before(histories: Histories, targets: np.ndarray) -> np.ndarray:
 
 
 def scorer(model: Any) -> ScoreFunction:
-    """The scores of a model, computed for so many users at a time as fit into little memory."""
+    """The scores of a model, computed for as many users at a time as fit into little memory."""
 
     def score(histories: list[np.ndarray]) -> Tensor:
         size = max(1, TOKENS_AT_ONCE // getattr(model, "max_length", 200))
@@ -182,5 +182,5 @@ def scorer(model: Any) -> ScoreFunction:
 
 
 def popularity(dataset: Dataset) -> SparseRanker:
-    """The baseline: items by how often they occur in training, the same for everybody. Not private."""
+    """The baseline: items by their frequency in training, the same for everyone. Not private."""
     return SparseRanker(dataset.item_counts().astype(np.float64))

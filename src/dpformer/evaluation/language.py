@@ -1,11 +1,11 @@
-"""The loss of a language model on held-out text, in the three units in use. None of it is covered by the guarantee.
+"""The loss of a language model on held-out text, in the three usual units. None of it is covered by the guarantee.
 
     loss               mean negative log-likelihood of a token given those before it, in nats
     perplexity         exp(loss)
     bits_per_character total negative log-likelihood / ln 2 / characters; for characters as tokens loss / ln 2
 
-Text is cut into windows of the model's length. Every token but the first of a text is predicted exactly once, from
-those before it in its window.
+Text is split into windows of the model's length. Every token but the first of a text is predicted exactly once, from
+the tokens before it in its window.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ POSITIONS_AT_ONCE = 1 << 14
 class LanguageLoss:
     """Sums over held-out text."""
 
-    nats: float  # in all
-    tokens: int  # predicted
-    characters: int  # of the text
+    nats: float  # total
+    tokens: int  # number of predicted tokens
+    characters: int  # length of the text
 
     @property
     def loss(self) -> float:
@@ -51,8 +51,8 @@ def language_loss(model: SequenceModel, texts: Sequence[np.ndarray], characters:
 
     Args:
         model: predicts the next token.
-        texts: arrays of tokens, each predicted by itself.
-        characters: how many characters the texts are; as many as predicted tokens if not given.
+        texts: arrays of tokens, each predicted independently.
+        characters: number of characters of the texts; by default the number of predicted tokens.
     """
     windows = [
         text[at : at + model.max_length + 1] for text in texts for at in range(0, len(text) - 1, model.max_length)
@@ -69,7 +69,7 @@ def language_loss(model: SequenceModel, texts: Sequence[np.ndarray], characters:
         nats += float((losses.double() * batch.lengths).sum())
         tokens += int(batch.lengths.sum())
     if not math.isfinite(nats):
-        raise DpformerError("the loss on held-out text is not finite: the model has diverged in training")
+        raise DpformerError("the loss on held-out text is not finite: training has diverged")
     return LanguageLoss(nats, tokens, characters or tokens)
 
 
@@ -83,16 +83,16 @@ def generate(
     never: int | None = None,
     seed: int | None = None,
 ) -> list[int]:
-    """`length` tokens after the prompt, drawn from the model one by one. Post-processing: it spends no budget.
+    """`length` tokens after the prompt, drawn one by one from the model. Post-processing: it spends no budget.
 
     Args:
         model: in evaluation mode.
         prompt: token numbers, at least one; the model sees the last `max_length` of prompt and text.
-        length: tokens to draw.
-        temperature: below 1 likelier, above 1 wilder; 0 takes the likeliest token.
-        top_k: only the k likeliest.
-        never: a token that is not to be drawn.
-        seed: for the same text again.
+        length: number of tokens to draw.
+        temperature: sampling temperature; 0 always takes the most likely token.
+        top_k: sample only from the k most likely tokens.
+        never: a token that is never drawn.
+        seed: random seed, for reproducible text.
     """
     generator = torch.Generator()
     if seed is None:
@@ -102,7 +102,7 @@ def generate(
     text = list(prompt)
     for _ in range(length):
         with torch.no_grad():
-            scores = model.scores([text[-model.max_length :]])[0].double().cpu()  # as the generator
+            scores = model.scores([text[-model.max_length :]])[0].double().cpu()  # like the generator
         if never is not None:
             scores[never] = -math.inf
         if top_k is not None and top_k < len(scores):

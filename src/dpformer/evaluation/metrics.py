@@ -1,12 +1,12 @@
-"""The metrics, one table: a new one is one entry, and everything that measures, releases or shows accuracy reads it.
+"""The metric table: a new metric is one entry, and everything that measures, releases or shows accuracy reads it.
 
 The rank r of a user's held-out item counts from 1. There is one relevant item per user, so
 
     NDCG@k = 1[r ≤ k] / log2(r + 1)      HIT@k = recall@k = 1[r ≤ k]      precision@k = 1[r ≤ k] / k
     MRR = 1 / r                          MAP@k = 1[r ≤ k] / r
 
-averaged over users. Every value of a user is in [0, 1], which is what a private release of its mean rests on
-(`queries.metrics`). Metrics of whole lists (coverage, novelty) are about the items that are recommended.
+averaged over users. Every user's value is in [0, 1], which a private release of the mean relies on
+(`queries.metrics`). Metrics of whole lists (coverage, novelty) describe the recommended items.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DEPTH = 10  # items that are recommended, unless asked otherwise
-FEW_VALUES = 256  # of a metric, for which how often each is drawn is drawn at once
+DEPTH = 10  # default number of recommended items
+FEW_VALUES = 256  # maximum number of distinct values for which bootstrap counts are drawn directly
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A mean over users of a value in [0, 1] that depends on the rank of the user's held-out item alone."""
+    """A mean over users of a value in [0, 1] that depends only on the rank of the user's held-out item."""
 
     name: str
     title: str
     of_user: Callable[[Tensor, int], Tensor]  # ranks (…), k → values (…), float64
-    cut: bool = True  # at k; else the whole ranking counts
-    shown: bool = True  # whether `dpformer evaluate` shows it unasked
-    tracked: bool = False  # whether it is measured during training, and shown where there is room for few
-    released: bool = False  # whether private metrics release it
+    cut: bool = True  # cut off at k; otherwise the whole ranking counts
+    shown: bool = True  # whether `dpformer evaluate` shows it by default
+    tracked: bool = False  # whether it is measured during training, and shown where space is limited
+    released: bool = False  # whether it is part of private metrics
 
     def label(self, k: int = DEPTH) -> str:
         """Its name in files, such as ndcg@10."""
@@ -45,7 +45,7 @@ class Metric:
     def __call__(self, ranks: Tensor, k: int = DEPTH) -> Tensor:
         """Mean over the last dimension, float64."""
         if ranks.shape[-1] == 0:
-            raise ValueError("there is no user to average over")
+            raise ValueError("there are no users to average over")
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
         return self.of_user(ranks, k).mean(dim=-1)
@@ -58,7 +58,7 @@ class ListMetric:
     name: str
     sentence: str  # for people, with {value} and {k}
     of_lists: Callable[[np.ndarray, np.ndarray], float]
-    # in how many users' lists each item is (M,), and how often each occurs in training (M,) → value
+    # number of users' lists with each item (M,), occurrences of each in training (M,) → value
 
     @property
     def label(self) -> str:
@@ -74,9 +74,9 @@ LIST_METRICS: dict[str, ListMetric] = {}
 
 
 def register(metric: Metric | ListMetric) -> None:
-    """Adds a metric to the table; a name that is taken is refused."""
+    """Add a metric to the table; a name that is taken is refused."""
     if metric.name in METRICS or metric.name in LIST_METRICS:
-        raise ValueError(f"there is a metric {metric.name!r} already")
+        raise ValueError(f"a metric {metric.name!r} already exists")
     if isinstance(metric, Metric):
         METRICS[metric.name] = metric
     else:
@@ -84,27 +84,27 @@ def register(metric: Metric | ListMetric) -> None:
 
 
 def tracked() -> list[Metric]:
-    """Those that are measured during training; the first one is what models are compared by."""
+    """The metrics measured during training; the first one is used to compare models."""
     return [metric for metric in METRICS.values() if metric.tracked]
 
 
 def released() -> list[Metric]:
-    """Those that private metrics release."""
+    """The metrics that private metrics release."""
     return [metric for metric in METRICS.values() if metric.released]
 
 
 def shown(names: Iterable[str] | None = None) -> list[Metric]:
-    """Those of some names, in the order of the table; by default those that are shown unasked."""
+    """Metrics by name, in the order of the table; by default those shown by default."""
     if names is None:
         return [metric for metric in METRICS.values() if metric.shown]
     chosen = set(names)
     if unknown := sorted(chosen - METRICS.keys()):
-        raise ValueError(f"there is no metric {unknown[0]!r}; there are {', '.join(METRICS)}")
+        raise ValueError(f"unknown metric {unknown[0]!r}; known are {', '.join(METRICS)}")
     return [metric for metric in METRICS.values() if metric.name in chosen]
 
 
 def headline() -> Metric:
-    """What models are compared by."""
+    """The metric by which models are compared."""
     return tracked()[0]
 
 
@@ -121,7 +121,7 @@ def _coverage(listed: np.ndarray, counts: np.ndarray) -> float:
 
 
 def _novelty(listed: np.ndarray, counts: np.ndarray) -> float:
-    """Mean −log2 of an item's share of all interactions, over the recommended items; unseen ones as if seen once."""
+    """Mean −log2 of an item's share of all interactions, over the recommended items; unseen items as if seen once."""
     share = np.maximum(counts, 1) / max(counts.sum(), 1)
     return float(-(listed * np.log2(share)).sum() / max(listed.sum(), 1))
 
@@ -136,7 +136,9 @@ for _metric in (ndcg, hit, mrr, recall, precision, average_precision):
     register(_metric)
 register(
     ListMetric(
-        "coverage", "Coverage: {value:.1%} of the items are recommended to somebody in a list of {k}.", _coverage
+        "coverage",
+        "Coverage: {value:.1%} of the items are recommended to at least one user in a list of {k}.",
+        _coverage,
     )
 )
 register(
@@ -151,17 +153,17 @@ register(
 def bootstrap(
     metric: Callable[[Tensor], Tensor], ranks: Tensor, *, confidence: float = 0.95, samples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """A percentile confidence interval of a metric of ranks (U,): users are drawn again with replacement.
+    """A percentile confidence interval of a metric of ranks (U,): users are resampled with replacement.
 
-    The metric is a mean over users, so that each user's value is computed once. It says how much the value would move
-    with other users; not how much with another training run.
+    The metric is a mean over users, so each user's value is computed once. The interval shows the variation between
+    users, not between training runs.
     """
     if not len(ranks):
-        raise ValueError("there is no user to average over")
-    of_user = metric(ranks[:, None]).numpy()  # (U,): the mean of one
+        raise ValueError("there are no users to average over")
+    of_user = metric(ranks[:, None]).numpy()  # (U,): the value of each user
     values, counts = np.unique(of_user, return_counts=True)
     random = np.random.default_rng(seed)
-    if len(values) <= FEW_VALUES:  # how often each value is drawn is multinomial: no user has to be drawn
+    if len(values) <= FEW_VALUES:  # counts of each value are multinomial, so no user has to be drawn
         means = random.multinomial(len(of_user), counts / counts.sum(), samples) @ values / len(of_user)
     else:
         means = np.array([of_user[random.integers(0, len(of_user), len(of_user))].mean() for _ in range(samples)])

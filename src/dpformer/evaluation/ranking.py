@@ -1,7 +1,7 @@
-"""Ranks: where the held-out item stands among *all* items. What follows from them is in `metrics`.
+"""Ranks of the held-out item among *all* items. Metrics of ranks are in `metrics`.
 
-The rank counts from 1. Ties are pessimistic: the target stands after every item with the same score, so a model that
-gives all items one score is last, not first.
+The rank counts from 1. Ties are pessimistic: the target ranks after every item with the same score, so a model that
+gives all items the same score is last, not first.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from dpformer.errors import DpformerError
 
-NEVER = 2**62  # the rank of what is not recommended however long the list is
+NEVER = 2**62  # the rank of an item that is never recommended, however long the list
 
 
 class NonFiniteScores(DpformerError, ValueError):
-    """Scores hold NaN or infinity, for which there is no honest rank."""
+    """Scores contain NaN or infinity, for which ranks are undefined."""
 
 
 def ranks(scores: Tensor, targets: Tensor, *, seen: Tensor | None = None) -> Tensor:
@@ -23,7 +23,7 @@ def ranks(scores: Tensor, targets: Tensor, *, seen: Tensor | None = None) -> Ten
     Args:
         scores: (B, M), finite.
         targets: (B,) item numbers.
-        seen: (B, M) bool, items that are not ranked because the user has met them; the target always is.
+        seen: (B, M) bool, items of the history, which are not ranked; the target always is.
 
     Returns: (B,) int64.
 
@@ -40,7 +40,7 @@ def ranks(scores: Tensor, targets: Tensor, *, seen: Tensor | None = None) -> Ten
         raise ValueError(f"a target lies outside 0..{scores.shape[1] - 1}")
     # aminmax keeps NaN, and takes a tenth of the time of isfinite().
     if scores.numel() and not all(torch.isfinite(end) for end in torch.aminmax(scores)):
-        raise NonFiniteScores("scores hold NaN or infinity; items are masked with `seen`, never with -inf")
+        raise NonFiniteScores("scores contain NaN or infinity; mask items with `seen`, not with -inf")
     of_target = scores.gather(1, targets[:, None])  # (B, 1)
     ahead = scores >= of_target  # (B, M), the target itself included
     if seen is not None:

@@ -1,11 +1,11 @@
-r"""Ranking by scores that are popularity and, for few items, something on top of it: transition counts, or neither.
+r"""Ranking by scores that consist of popularity plus, for few items, a claim: transition counts, or popularity alone.
 
     s_b = c_b + p_b,    c ≥ 0, zero for most items b
 
-Of the items that stand before a target of score s_t, those with p_b ≥ s_t are counted by one search among the sorted
-p, and those with p_b < s_t ≤ c_b + p_b are among the few with a claim c_b: the work is in proportion to the claims.
-Floating-point addition is monotonic, so the two are all. The numbers are those that recommendations are sorted by
-(`models.evidence`), compared as they are. Where claims are not few, all items are compared: that is the quicker way.
+Among the items ranked before a target of score s_t, those with p_b ≥ s_t are counted by one search in the sorted p, and
+those with p_b < s_t ≤ c_b + p_b are among the few with a claim c_b: the work is proportional to the claims.
+Floating-point addition is monotonic, so there are no others. These are the numbers by which recommendations are sorted
+(`models.evidence`), compared unchanged. If claims are not few, comparing all items is faster, and is done instead.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from dpformer.evaluation.rankers import SCORES_AT_ONCE, Histories, Placed, first
 from dpformer.evaluation.ranking import NonFiniteScores
 from dpformer.models.evidence import Evidence
 
-FEW = 1 / 16  # of all items: about where comparing all of them becomes quicker
-Claims = Callable[[Histories], Any]  # → sparse matrix (B, M) by rows; or all scores (B, M), where claims are not few
+FEW = 1 / 16  # share of claims above which comparing all items is faster
+Claims = Callable[[Histories], Any]  # → sparse matrix (B, M) by rows; or all scores (B, M) if claims are not few
 
 
 class SparseRanker:
@@ -30,13 +30,13 @@ class SparseRanker:
         """
         Args:
             popularity: p (M,), finite.
-            claims: c of some histories, of the same type as p; None: nothing on top of popularity.
+            claims: c of some histories, of the same type as p; None: popularity alone.
         """
         if not np.isfinite(popularity).all():
             raise NonFiniteScores("the popularity of an item is not finite")
         self.popularity, self.claims, self.num_items = popularity, claims, len(popularity)
         self.ascending = np.sort(popularity)
-        self.order = np.lexsort((np.arange(len(popularity)), -popularity))  # the most popular first
+        self.order = np.lexsort((np.arange(len(popularity)), -popularity))  # most popular first
 
     @classmethod
     def of_counts(cls, evidence: Evidence) -> "SparseRanker":
@@ -56,7 +56,7 @@ class SparseRanker:
         threads = min(torch.get_num_threads(), len(parts))
         if threads <= 1:
             return joined([work(part) for part in parts], k)
-        with ThreadPoolExecutor(threads) as pool:  # products run outside of Python's lock
+        with ThreadPoolExecutor(threads) as pool:  # products release Python's lock
             return joined(list(pool.map(work, parts)), k)
 
     def _block(self, histories: Histories, targets: np.ndarray, k: int, allow_seen: bool) -> Placed:
@@ -65,7 +65,7 @@ class SparseRanker:
             return _Block(self, None, histories, targets).place(k, allow_seen)
         dense = isinstance(found, np.ndarray)
         if found.size and not np.isfinite([end(found if dense else found.data) for end in (np.min, np.max)]).all():
-            raise NonFiniteScores("what counts claim is not finite")
+            raise NonFiniteScores("the claims of counts are not finite")
         if dense:
             return placed(found, histories, targets, k, allow_seen)
         if found.nnz <= FEW * len(targets) * self.num_items:
@@ -76,7 +76,7 @@ class SparseRanker:
 
 
 class _Block:
-    """Some users: the claims of their histories as (row, item, claim), and looked up."""
+    """Some users: the claims of their histories as (row, item, claim), with lookups."""
 
     def __init__(self, ranker: SparseRanker, found: Any, histories: Histories, targets: np.ndarray) -> None:
         self.ranker, self.targets, self.size = ranker, targets, ranker.num_items
@@ -109,18 +109,18 @@ class _Block:
         return of_popularity if self.dense is None else np.asarray(self.dense[row, item] + of_popularity)
 
     def _first(self, k: int, allow_seen: bool) -> np.ndarray:
-        """The best are among the k most popular that may be named, and the claims that reach the last of these."""
+        """The best are among the k most popular allowed items and the claims that reach the last of these."""
         users, (row, item) = len(self.targets), self.seen
         left_out = np.zeros((users, self.size), dtype=bool)
         if not allow_seen:
             left_out[row, item] = True
         most = min(self.size, k + (0 if allow_seen else int(np.bincount(row, minlength=1).max())))
-        popular = self.ranker.order[:most]  # k of them at least are left to everyone, if there are so many
+        popular = self.ranker.order[:most]  # leaves at least k for every user, if there are that many
         rows, places = np.nonzero(~left_out[:, popular])
         items = popular[places]
         nth = np.arange(len(rows)) - np.searchsorted(rows, np.arange(users))[rows]
         rows, items = rows[nth < k], items[nth < k]
-        least = np.full(users, -np.inf)  # what an item needs to be among the first k
+        least = np.full(users, -np.inf)  # the score needed to be among the first k
         full = np.bincount(rows, minlength=users) == k
         last = np.searchsorted(rows, np.arange(users), side="right") - 1
         least[full] = self.ranker.popularity[items[last[full]]]
@@ -133,7 +133,7 @@ class _Block:
 
 
 def _last_of_best(score: np.ndarray, starts: np.ndarray, k: int) -> np.ndarray:
-    """(B,): the k-th best of score[starts[b]:starts[b + 1]]; -∞ where there are fewer."""
+    """(B,): the k-th best of score[starts[b]:starts[b + 1]]; -∞ if there are fewer."""
     found = np.full(len(starts) - 1, -np.inf)
     for row in np.flatnonzero(np.diff(starts) >= k):
         of_row = score[starts[row] : starts[row + 1]]

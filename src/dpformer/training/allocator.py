@@ -1,9 +1,9 @@
-"""Memory that stays: the C library keeps large blocks instead of returning them to the system after every use.
+"""Keep freed memory: malloc reuses large blocks instead of returning them to the system after every use.
 
-A training step makes and drops tensors of many megabytes. By default glibc gives each such block back at once, and the
-next one has to be faulted in page by page, which costs more than the arithmetic done in it (a plain training step of
-the paper's model became 1.7 times as fast by this alone). The price: memory once used stays with the process, so it is
-for training networks only.
+A training step allocates and frees tensors of many megabytes. By default glibc returns each such block immediately, and
+the next one must be faulted in page by page, which costs more than the arithmetic on it (keeping them made a plain
+training step of the paper's model 1.7 times as fast). The price: memory once used stays with the process, so this is
+used for training networks only.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _USUAL = {_TRIM_THRESHOLD: 128 * 1024, _MMAP_MAX: 65536}
 
 
 def keep_freed_memory() -> bool:
-    """Tells malloc to reuse large blocks; False where the C library is not glibc and knows no such thing."""
+    """Tell malloc to reuse large blocks; False if the C library is not glibc."""
     library = _glibc()
     if library is None:
         return False
@@ -25,7 +25,7 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """The same for a while; then blocks go back to the system as usual, and what is free at once."""
+    """The same within a context; afterwards blocks are returned as usual, starting with those that are free."""
     kept = keep_freed_memory()
     try:
         yield

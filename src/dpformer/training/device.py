@@ -1,4 +1,4 @@
-"""Where a run computes: the device that is asked for, or a GPU if there is one."""
+"""Where a run computes: the requested device, or a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dpformer.errors import DpformerError
 
 
 def device_of(wanted: str | None) -> torch.device:
-    """The device, tried out: sums over users are in float64, which not every device has.
+    """The device, after a test: sums over users are in float64, which not every device supports.
 
-    "cuda" is the current GPU; with several processes each has made one its own (`distributed.start_team`).
+    "cuda" is the current GPU; with several processes each has its own (`distributed.start_team`).
     """
     name = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -18,5 +18,5 @@ def device_of(wanted: str | None) -> torch.device:
         torch.ones((), dtype=torch.float64, device=device).item()
     except (RuntimeError, AssertionError, TypeError) as error:  # torch without CUDA asserts
         reason = str(error).strip().partition("\n")[0].rstrip(".")[:120]
-        raise DpformerError(f"device is {name!r}, and torch cannot compute there: {reason}; try --device cpu") from None
+        raise DpformerError(f"device is {name!r}, but torch cannot compute on it: {reason}; try --device cpu") from None
     return device

@@ -1,20 +1,19 @@
 """Several processes, on one machine or many: one leads, the others compute gradients for it.
 
-    leader      draws the batch and cuts it into micro-batches, as it would alone; deals them out, with the weights
-    everybody   adds up the clipped gradients of its own micro-batches; without any, that is zero
+    leader      draws the batch and splits it into micro-batches, as it would alone; distributes them with the weights
+    all         add the clipped gradients of their own micro-batches; zero without any
     leader      adds the sums, adds the noise, takes the step
 
-So batch, micro-batches and dropout are those of one process whatever the number of processes, and so is the model: sums
-are in float64, in which the order of additions does not show. Noise is added exactly once because one process alone
-holds its key: two that each add a part of it would have to be accounted for differently, and two that add the same
-noise would have to agree to the last bit. Nobody skips a step: a process with an empty share takes part with a sum of
-zero.
+So batch, micro-batches, dropout and model are those of a single process, whatever the number of processes: sums are in
+float64, in which the order of additions does not show. Noise is added exactly once because only one process holds its
+key: two processes that each add a part would have to be accounted for differently, and two that add the same noise
+would have to agree to the last bit. No process skips a step: one without users contributes a sum of zero.
 
-The data stay with the leader, who reads the file and writes the run folder; the others see the histories they work on
-and keep no state. Where data is prepared on a disk that others see too, these are told which users, and read the
-histories of their own micro-batches there; the rest of the store they never touch. So a job that lost a process is
-resumed from the leader's checkpoint alone, with any number of processes. Traffic is not encrypted and holds histories
-and sums without noise: it belongs on a private network.
+The data stay with the leader, which reads the file and writes the run folder; the others see the histories they work on
+and keep no state. If prepared data is on a disk that others can see, they receive user numbers instead and read only
+the histories of their own micro-batches. So a job that lost a process is resumed from the leader's checkpoint alone,
+with any number of processes. Traffic is unencrypted and contains histories and sums without noise: use a private
+network.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from dpformer.training.trainer import Trainer, torch_seed
 
 
 class Stored(Protocol):
-    """Prepared data on disk, as a process sees it that reads its own share."""
+    """Prepared data on disk, as seen by a process that reads its own share."""
 
     def train(self, user: int) -> np.ndarray: ...
 
@@ -54,31 +53,32 @@ Open = Callable[[], Stored]
 
 @dataclass
 class Team:
-    """The processes of a job, as one of them sees it."""
+    """The processes of a job, from the point of view of one of them."""
 
     rank: int
     size: int
-    again: bool = False  # torchrun has started the job before
-    busy: bool = False  # work is dealt out and not yet brought back: nobody listens
+    again: bool = False  # torchrun has restarted the job
+    busy: bool = False  # work is distributed and not yet collected, so no process listens
     readers: frozenset[int] = frozenset()  # processes that read histories themselves
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
 
-    # What the leader does.
+    # The leader.
 
     def enlist(
         self, trainer: Trainer, build: Callable[[], nn.Module], device: str | None = None, store: Open | None = None
     ) -> None:
-        """Tells the others which model to build, and joins the trainer.
+        """Tell the others which model to build, and join the trainer.
 
         Args:
             trainer: of the leader.
             build: makes the model; picklable.
             device: of the model.
-            store: opens prepared data on disk (DpformerError where it is not seen); picklable. Without it, and in
-                processes that do not see it, histories are dealt out.
+            store: opens prepared data on disk (DpformerError if it is not visible); picklable. Without it, and for
+                processes
+                that cannot see it, histories are sent.
         """
         check_gpus(device)
         state = {name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()}  # others have other GPUs
@@ -92,7 +92,7 @@ class Team:
         trainer.team = self
 
     def add_gradients(self, trainer: Trainer, users: sampling.Part) -> list[Part]:
-        """Deals out micro-batches of users, the longest history first, and adds up what comes back into `p.grad`."""
+        """Distribute micro-batches of users, longest history first, and add the results to `p.grad`."""
         histories = trainer.users.histories(users.users.numpy())
         own = trainer.sum
         micro_batches = own.cut(histories)
@@ -107,21 +107,21 @@ class Team:
         self.busy = False
         everywhere = [part for report in reports for part in report.parts]
         own.put(users, everywhere, totals)
-        own.tokens = min(report.tokens for report in reports)  # what did not fit is not dealt out again
+        own.tokens = min(report.tokens for report in reports)  # a size that did not fit is not used again
         own.clipping.skipped_users = before + sum(report.skipped for report in reports)
         return everywhere
 
     def dismiss(self) -> None:
-        """Tells the others to stop. If they are at work they will notice that the leader has gone."""
+        """Tell the others to stop. If they are busy, they will notice that the leader has gone."""
         if self.size > 1 and not self.busy:
             with contextlib.suppress(DpformerError):
                 self._tell([("done",)] * self.size)
         dist.destroy_process_group()
 
-    # What the others do.
+    # The other processes.
 
     def follow(self) -> None:
-        """Works for the leader until told to stop. Signals are the leader's to answer."""
+        """Work for the leader until told to stop. The leader handles signals."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         work: GradientSum | None = None
@@ -145,7 +145,7 @@ class Team:
             work.clear()
         dist.destroy_process_group()
 
-    # What goes over the wire.
+    # Communication.
 
     def _tell(self, messages: list[Any]) -> None:
         with together(self.rank):
@@ -167,7 +167,7 @@ class Team:
                 p.copy_(values)
 
     def _bring_back(self, own: GradientSum, report: Report) -> tuple[Totals, list[Report]]:
-        """To the leader: the sum of everybody's totals, and reports from all."""
+        """To the leader: the sum of all totals, and all reports."""
         flat = _flat(own.parameters, own.totals)
         reports: list[Any] | None = [None] * self.size if self.leads else None
         with together(self.rank):
@@ -178,7 +178,7 @@ class Team:
 
 @dataclass(frozen=True)
 class Work:
-    """What another process needs to begin: how to build the model, its state, the bound, the key of dropout."""
+    """What another process needs to start: how to build the model, its state, the bound, the key of dropout."""
 
     build: Callable[[], nn.Module]
     state: dict[str, Tensor]
@@ -195,7 +195,7 @@ class Work:
         return GradientSum(model, self.clip, tokens=1, bf16=self.bf16), SecureRandom("dropout", key=self.dropout_key)
 
     def open_store(self) -> Stored | None:
-        """The prepared data, if this process sees it and it is that of the leader."""
+        """The prepared data, if this process sees it and it equals the leader's."""
         if self.store is not None:
             with contextlib.suppress(DpformerError):
                 return self.store()
@@ -204,7 +204,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Report:
-    """What one process has to say about its share of a step. As private as the data."""
+    """A process's report on its share of a step. As private as the data."""
 
     parts: list[Part]
     skipped: int
@@ -212,13 +212,13 @@ class Report:
 
 
 def _share(trainer: Trainer, dealt_out: Sequence[Any], micro_batches: list[slice]) -> Any:
-    """Histories by their place in the batch: nobody else needs to know who it is, but for those who read them."""
+    """Histories by position in the batch: only processes that read them learn which users they are."""
     dealt = {place: dealt_out[place] for rows in micro_batches for place in range(rows.start, rows.stop)}
     return ("work", trainer.step, trainer.sum.tokens, micro_batches, dealt)
 
 
 def start_team() -> Team | None:
-    """Joins the processes that torchrun has started; None where there is only this one."""
+    """Join the processes started by torchrun; None if there is only this one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "RANK" not in os.environ:
         return None
@@ -229,7 +229,7 @@ def start_team() -> Team | None:
 
 
 def _flat(parameters: Sequence[Tensor], totals: Totals) -> Tensor:
-    """All totals as one vector; nothing counts as zero."""
+    """All totals as one vector; None counts as zero."""
     zeros = (torch.zeros_like(p, dtype=torch.float64) for p in parameters)
     return torch.cat([(z if t is None else t).flatten() for z, t in zip(zeros, totals, strict=True)])
 
@@ -242,7 +242,7 @@ def _pieces(parameters: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor
         start += p.numel()
 
 
-# For a training loop of your own.
+# For custom training loops.
 
 
 def shared_key() -> bytes:
@@ -253,10 +253,11 @@ def shared_key() -> bytes:
 
 
 def add_up_gradients(parameters: Iterable[Tensor]) -> None:
-    """`p.grad` ← its sum over all processes, in all of them; None counts as zero. Call it before `optimizer.step()`.
+    """Sum `p.grad` over all processes, in all of them; None counts as zero. Call it before `optimizer.step()`.
 
-    With the same key in every `PrivateOptimizer` all processes then add the same noise to the same sum, so it is there
-    once: never divide it among processes, and never let each draw its own.
+    With the same key in every `PrivateOptimizer`, all processes then add the same noise to the same sum, so it is
+    included
+    once: never divide it between processes, and never let each draw its own.
     """
     trainable = [p for p in parameters if p.requires_grad]
     clip_norm, addends = bound_everywhere(trainable)
@@ -270,7 +271,7 @@ def add_up_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 def bound_everywhere(parameters: Sequence[Tensor]) -> tuple[float, Addends]:
-    """C of the gradients in all processes, and whose they are; what one refuses all refuse: none waits in vain."""
+    """C of the gradients in all processes, and their users; if one refuses, all do, so that none waits in vain."""
     answers: list[Any] = [None] * dist.get_world_size()
     try:
         answer: Any = (joint_bound(parameters), [_named(addend.part) for addend in addends_of(parameters)])
@@ -283,7 +284,7 @@ def bound_everywhere(parameters: Sequence[Tensor]) -> tuple[float, Addends]:
     return max(bound for bound, _ in answers), tuple(Addend(_part(named)) for _, held in answers for named in held)
 
 
-Named = tuple[Tensor, int, sampling.Origin] | None  # a part as it goes over the wire
+Named = tuple[Tensor, int, sampling.Origin] | None  # a part as it is sent
 
 
 def _named(part: sampling.Part | None) -> Named:

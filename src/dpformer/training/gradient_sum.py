@@ -1,9 +1,9 @@
-"""The clipped sum of some users' gradients, in micro-batches: for the trainer, for another process, for the audit.
+"""The clipped sum of some users' gradients, in micro-batches: for the trainer, other processes and the audit.
 
     p.grad ← Σ_i c_i g_i        over all users that were added, whatever the micro-batches
 
-Micro-batches are added up in float64, in which the order does not matter: whoever computes them, the sum comes out the
-same. (The noise of a step is addressed by its sum, so after one different bit all of it differs.)
+Micro-batches are added in float64, in which the order does not matter: the sum is the same whichever process computes
+them. (The noise of a step is addressed by its sum, so a single different bit changes all noise.)
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dpformer.sampling import batch as sampling
 from dpformer.training.microbatches import cut, positions_at_once
 
 Totals = list[Tensor | None]  # of each trainable parameter, float64; None: nothing was added
-Histories = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # by place in the batch, the longest first
+Histories = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # by position in the batch, longest first
 
 
 class Model(Protocol):
-    """A module that gives each user of a batch one loss."""
+    """A module that returns one loss per user of a batch."""
 
     max_length: int
 
@@ -40,28 +40,28 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """What a micro-batch tells about itself, for metrics. Private, like the data."""
+    """Statistics of a micro-batch, for metrics. Private, like the data."""
 
-    losses: Tensor  # (B,) of users with a target
-    norms: Tensor | None  # (B,) of all users
-    rows: slice  # their places in the batch
+    losses: Tensor  # (B,) losses of users with a target
+    norms: Tensor | None  # (B,) norms of all users
+    rows: slice  # their positions in the batch
 
 
 class GradientSum:
-    """Adds up users; `put` hands the sum to the optimizer.
+    """Adds users' gradients; `put` passes the sum to the optimizer.
 
     Args:
-        model: gives each user of a `Batch` one loss.
+        model: returns one loss per user of a `Batch`.
         clip: bounds each user's gradient; None: plain gradients, without privacy.
-        tokens: positions of a micro-batch at most; it is lowered where memory does not suffice.
+        tokens: maximum positions of a micro-batch; lowered if memory runs out.
         bf16: forward passes under autocast; weights, norms, factors and sums stay in the precision of the weights. How
-            a row rounds follows its padded length, so rows are padded by their own length alone, whoever else is there.
+            a row is rounded depends on its padded length, so each row is padded by its own length alone.
     """
 
     def __init__(self, model: nn.Module, clip: ClipFunction | None, tokens: int, bf16: bool = False) -> None:
         self.model, self.clip, self.tokens, self.bf16 = model, clip, tokens, bf16
         self.clipping = PhantomClipping(model)
-        self.clipping._enough = 2  # no model that is trained here gives users another order
+        self.clipping._enough = 2  # no model trained here reorders users
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.totals: Totals = [None] * len(self.parameters)
 
@@ -71,7 +71,7 @@ class GradientSum:
 
     @property
     def skipped_users(self) -> int:
-        """Users so far whose gradient was not finite; they count as nothing."""
+        """Number of users so far whose gradient was not finite; they contribute nothing."""
         return self.clipping.skipped_users
 
     def add(
@@ -80,15 +80,15 @@ class GradientSum:
         micro_batches: Sequence[slice] | None = None,
         seed: Callable[[int], int] | None = None,
     ) -> list[Part]:
-        """Adds the gradients of users, given by what they did.
+        """Add the gradients of users, given their histories.
 
-        A micro-batch that does not fit into memory is halved, and so are later ones; what it had already added is
-        dropped, so that no user counts twice.
+        A micro-batch that does not fit into memory is halved, as are later ones; what it had already added is
+        discarded, so that no user counts twice.
 
         Args:
-            histories: items of each user in the order of time, the longest history first.
-            micro_batches: which places of `histories` go together; by default as many as `tokens` allows.
-            seed: of dropout, for the micro-batch that starts at a place; by default torch's generator goes on.
+            histories: items of each user in order of time, longest history first.
+            micro_batches: positions of `histories` that go together; by default as many as `tokens` allows.
+            seed: dropout seed for the micro-batch at an offset; by default torch's generator continues.
         """
         self.model.train()
         waiting = deque(self.cut(histories) if micro_batches is None else micro_batches)
@@ -116,16 +116,16 @@ class GradientSum:
         return cut(lengths, self.tokens)
 
     def put(self, users: sampling.Part, added: Sequence[Part], totals: Totals | None = None) -> None:
-        """`p.grad` ← the sum, for the optimizer, which learns whose it is; then the sum is empty again.
+        """`p.grad` ← the sum, for the optimizer, with its users; afterwards the sum is empty.
 
         Args:
-            users: of the step, in the order of `histories`.
-            added: the micro-batches that are in the sum.
-            totals: of several processes; by default of this one.
+            users: users of the step, in the order of `histories`.
+            added: the micro-batches in the sum.
+            totals: totals of several processes; by default of this one.
         """
         totals = self.totals if totals is None else totals
         if self.clip is not None:
-            if added and all(total is None for total in totals):  # users whose gradients are zero are in it too
+            if added and all(total is None for total in totals):  # users with zero gradients are in it too
                 totals = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in self.parameters]
             addends = [Addend(users[part.rows]) for part in added]
             put_bounded(self.parameters, totals, self.clip.clip_norm, addends)
@@ -135,11 +135,11 @@ class GradientSum:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was added."""
+        """Discard everything added so far."""
         self.totals = [None] * len(self.parameters)
 
     def prove(self, num_items: int) -> None:
-        """Lets the engine prove itself on two made-up users: that takes memory, and of two little."""
+        """Let the engine check itself on two synthetic users, which takes memory, and a batch of two takes little."""
         generator = np.random.default_rng(0)
         self.add(list(generator.integers(0, num_items, (2, self.max_length + 1))))
         self.clear()
@@ -162,7 +162,7 @@ class GradientSum:
         return Part(losses.detach()[with_target].cpu(), norms[: len(histories)].cpu(), rows)
 
     def _collect(self, keep: bool) -> None:
-        """Moves `p.grad` into the totals, or drops it; what stays is zero."""
+        """Move `p.grad` into the totals, or discard it; zeros remain."""
         if keep and self.clip is not None and joint_bound(self.parameters) > self.clip.clip_norm:
             raise AssertionError(f"gradients were clipped to more than {self.clip.clip_norm}")
         for i, p in enumerate(self.parameters):
@@ -177,7 +177,7 @@ class GradientSum:
     def _halve(self, rows: slice, histories: Histories) -> list[slice]:
         if rows.stop - rows.start == 1:
             raise DpformerError(
-                f"memory does not suffice for one user of {len(histories[rows.start]):,} items: "
+                f"out of memory for a single user with {len(histories[rows.start]):,} items: "
                 "lower --max-length or --dim"
             )
         self.tokens = max(1, self.tokens // 2)
@@ -186,13 +186,13 @@ class GradientSum:
 
 
 def tokens_for(model: nn.Module, most: int, num_items: int) -> int:
-    """How many positions of a recommender to compute at once: at most `most`, fewer where the engine keeps more."""
+    """Positions of a recommender to compute at once: at most `most`, fewer if the engine keeps more per position."""
     encoder = sum(p.numel() for p in model.parameters() if p.requires_grad and p.shape[:1] != (num_items,))
     return positions_at_once(most, num_items, encoder, cast(Model, model).max_length)
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch or numpy says that memory ran out, on any device."""
+    """Whether an error of torch or NumPy says that memory ran out, on any device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()

@@ -1,25 +1,25 @@
-"""Micro-batches: the users of a logical batch, sorted by length and cut where a limit of positions is reached.
+"""Micro-batches: the users of a logical batch, sorted by length and split at a limit of positions.
 
-A cut never changes what is computed, since `p.grad` is a sum over users: it only bounds memory. Sorted, rows of a
-micro-batch have nearly the same length, and little is spent on padding.
+Splitting never changes the result, since `p.grad` is a sum over users: it only bounds memory. In sorted order, rows of
+a micro-batch have similar lengths, so little is spent on padding.
 """
 
 import numpy as np
 
 from dpformer.clipping import norms, softmax_head
 
-FEW = 1024  # positions: with fewer at once, the overhead of a micro-batch costs more than computing logits again
+FEW = 1024  # positions: below this, the overhead of a micro-batch exceeds the cost of recomputing logits
 
 
 def by_length(users: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The users, the longest first (so that memory runs out at once or never), ties in the order given."""
+    """The users, longest first (so that memory runs out immediately or never), ties in the given order."""
     return users[np.argsort(-lengths[users], kind="stable")]
 
 
 def cut(lengths: np.ndarray, tokens: int, *, apart: bool = False) -> list[slice]:
-    """Slices of rows, given their lengths in falling order: rows × longest row ≤ `tokens`, or one row.
+    """Slices of rows, given their lengths in descending order: rows × longest row ≤ `tokens`, or one row.
 
-    With `apart`, rows of unequal length are never together: then no row is padded further because of another.
+    With `apart`, rows of different length are never combined, so that no row is padded because of another.
 
     >>> cut(np.array([5, 4, 2, 1, 1, 0]), 8)
     [slice(0, 1, None), slice(1, 3, None), slice(3, 6, None)]
@@ -39,10 +39,10 @@ def cut(lengths: np.ndarray, tokens: int, *, apart: bool = False) -> list[slice]
 
 
 def positions_at_once(most: int, items: int, encoder: int, max_length: int) -> int:
-    """Positions of a micro-batch: at most `most`, and so few that what the engine would like to keep can be kept.
+    """Positions of a micro-batch: at most `most`, limited so that the engine can keep its intermediate results.
 
-    That is the residuals of the softmax over `items` (where that would leave too few, they are computed again), and
-    the gradients of users, `encoder` numbers each, in all but the table of items.
+    These are the residuals of the softmax over `items` (recomputed if that would leave too few positions), and the
+    gradients of users, `encoder` numbers each, for everything but the item table.
     """
     kept = softmax_head.KEEP // items
     users = norms.KEEP // max(1, encoder)

@@ -1,4 +1,4 @@
-"""The noisy step: noise on the sum, once; divide by the expected batch size; then any torch optimizer."""
+"""The noisy step: add noise to the sum, once; divide by the expected batch size; apply any torch optimizer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,26 +20,26 @@ from dpformer.training.inner_step import only_private
 from dpformer.training.steps_taken import StepsTaken
 
 SAVED = ("noise_multiplier", "clip_norm", "expected_batch_size")
-FIXED = {*SAVED, "inner", "noise", "assume_clipped"}  # what the steps that were counted were taken with
-ADDRESSING = 3  # how noise is found: a version that finds it otherwise would add other noise to a step taken again
+FIXED = {*SAVED, "inner", "noise", "assume_clipped"}  # settings of the counted steps
+ADDRESSING = 3  # how noise is addressed: a version that differs would add other noise to a repeated step
 
 
 class PrivateOptimizer(torch.optim.Optimizer):
-    """Any torch optimizer, on the noisy mean of clipped gradients.
+    """Any torch optimizer, applied to the noisy mean of clipped gradients.
 
-    A step releases, for every trainable parameter and once per logical batch, however many parts it was computed in,
+    A step releases, for every trainable parameter and once per logical batch, regardless of micro-batches,
 
         ĝ = (Σ_{u in batch} c_u·g_u + σ·C·N(0, I)) / B
 
-    and hands it to the inner optimizer as `p.grad`. Before, `p.grad` must hold the *sum* of the users' clipped
+    and passes it to the inner optimizer as `p.grad`. Before, `p.grad` must hold the *sum* of the users' clipped
     gradients, each of norm at most C over all parameters together; None counts as zero. `PhantomClipping` makes such
     sums and marks them: a gradient without its mark, or changed since, is refused (bounded.py).
-    B is the *expected* batch size, public and in general no whole number: the realised one is private. An empty batch
+    B is the *expected* batch size, public and in general not an integer: the actual size is private. An empty batch
     is a normal step.
 
     `step(batch)` checks that the sum holds exactly the users of a batch of `PoissonBatches`, each once, and takes one
-    step on each batch, in order. Such steps, and no others, are accounted for as Poisson samples (`events`). A step
-    without a batch claims nothing of who is in it.
+    step per batch, in order. Only such steps are accounted for as Poisson samples (`events`). A step without a batch
+    claims nothing about its users.
 
     | here | paper |
     | --- | --- |
@@ -47,27 +47,27 @@ class PrivateOptimizer(torch.optim.Optimizer):
     | `clip_norm` | C |
     | `expected_batch_size` | B |
 
-    The noise of a step is a function of a secret key, the step, the arguments here and the sum to which it is added,
-    every bit of it. So a run that is resumed repeats its noise exactly, and one that is resumed on other data gets
-    other noise as soon as a sum differs: noise that is on two different sums could be subtracted. (RFC 6979 does the
-    same for signatures.) Sum and noise are added in float64 and rounded to a public grid (`public_grid`).
+    The noise of a step is a function of a secret key, the step, the arguments here and every bit of the sum to which it
+    is added. So a resumed run repeats its noise exactly, and one that is resumed on other data gets other noise as
+    soon as a sum differs: noise on two different sums could be subtracted. (RFC 6979 does the same for signatures.) Sum
+    and noise are added in float64 and rounded to a public grid (`public_grid`).
 
     Args:
-        inner: the optimizer to step; its parameter groups and state stay its own.
-        noise_multiplier: σ; 0 means no noise and no privacy, and is marked so.
-        clip_norm: C, what one user's contribution is bounded by.
+        inner: the optimizer to step; it keeps its parameter groups and state.
+        noise_multiplier: σ; 0 means no noise and no privacy, and is marked as such.
+        clip_norm: C, the bound on one user's contribution.
         expected_batch_size: B = q·n.
-        assume_clipped: take gradients from anywhere, on the caller's word that each user of the step's batch is in
-            them once and bounded by C. `events` and `description` say that it was assumed.
+        assume_clipped: accept gradients from anywhere; the caller vouches that each user of the step's batch is in
+            them once and bounded by C. `events` and `description` say that this was assumed.
         noise: with `Banded(b)`, N(0, I) is not independent from step to step but correlated over b of them: less in
             sums of steps. The batches must be those of one `PoissonBatches(noise=…)`, with the same noise; save both
             states after a step. It keeps b − 1 copies of the parameters in float64.
-        context: further text that the noise depends on; for the sake of privacy none is needed.
-        key: 32 secret bytes, to share between processes that step alike; by default new ones.
+        context: further text on which the noise depends; privacy does not require any.
+        key: 32 secret bytes, to be shared between processes that take the same steps; by default new ones.
         seed: for tests only: marks the noise as not private.
 
-    σ, C and B cannot be changed: for a schedule make another optimizer around the same `inner`, and add up the events
-    of both. `inner` steps inside a private step only. What else changes the weights is not noticed.
+    σ, C and B cannot be changed: for a schedule create another optimizer around the same `inner`, and add up the events
+    of both. `inner` may step only inside a private step. Other changes of the weights are not detected.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
         key: bytes | None = None,
         seed: int | None = None,
     ) -> None:
-        # Not super().__init__: parameter groups, state and hooks are those of the inner optimizer.
+        # Not super().__init__: parameter groups, state and hooks belong to the inner optimizer.
         if isinstance(inner, PrivateOptimizer):
-            raise ValueError("the inner optimizer is private already: noise would be added twice")
+            raise ValueError("the inner optimizer is already private: noise would be added twice")
         only_private(inner)
         self.inner = inner
         self.noise_multiplier = not_negative("noise_multiplier", noise_multiplier)
@@ -94,7 +94,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.assume_clipped = assume_clipped
         self.noise = noise
         if noise.correlated and not self.noise_multiplier:
-            raise ValueError(f"{noise.choice}, and there is no noise that could be correlated: leave it out")
+            raise ValueError(f"{noise.choice}, but there is no noise to correlate: omit it")
         self._taken = StepsTaken(noise)
         facts = [
             type(inner).__qualname__,
@@ -109,10 +109,10 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, batch: Batch | None = None) -> None:  # type: ignore[override]
-        """Adds the noise, divides, steps the inner optimizer, counts. Nothing happens if a gradient is refused.
+        """Add the noise, divide, step the inner optimizer, count. Nothing happens if a gradient is refused.
 
         Args:
-            batch: of `PoissonBatches`, whose users are in the gradients; None: no claim that anybody was sampled.
+            batch: a batch of `PoissonBatches`, whose users are in the gradients; None claims no sampling.
         """
         refuse_other(batch)
         self._check_due(batch)
@@ -127,34 +127,34 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self._finish(batch)
 
     def _check_users(self, held: Sequence[Addend], batch: Batch | None) -> None:
-        """Refuses a sum that is not that of the batch."""
+        """Refuse a sum that does not belong to the batch."""
         check_users(held, batch)
 
     def _check_due(self, batch: Batch | None) -> None:
-        """Refuses a batch whose step is not the next one."""
+        """Refuse a batch whose step is not the next one."""
         if batch is not None:
             batch.check_due()
         self._taken.check(batch)
 
     def _finish(self, batch: Batch | None) -> None:
-        """Counts and moves the weights: what is released is counted, even if the inner step then fails."""
+        """Count the step and move the weights: a release is counted even if the inner step then fails."""
         self._taken.count(batch)
         with only_private(self.inner):
             self.inner.step()
 
     def _parameters(self) -> list[Tensor]:
-        """What the inner optimizer can move."""
+        """The parameters that the inner optimizer can move."""
         every = [parameter for group in self.param_groups for parameter in group["params"]]
         return [parameter for parameter in every if parameter.requires_grad or parameter.grad is not None]
 
     @property
     def _asks_for_bounds(self) -> bool:
-        """Without noise nothing is promised."""
+        """Whether gradients need a bound: without noise there is no guarantee anyway."""
         return self.noise_multiplier > 0 and not self.assume_clipped
 
     @staticmethod
     def _check(parameters: list[Tensor], marks: list[Bound | None]) -> None:
-        """Refuses gradients to which noise cannot be added; the engine has looked at most of them already."""
+        """Refuse gradients to which noise cannot be added; most were already checked by the engine."""
         seen = [mark is not None and mark.finite for mark in marks]
         having = [
             (p, p.grad) for p, is_seen in zip(parameters, seen, strict=True) if p.grad is not None and not is_seen
@@ -162,7 +162,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
         for parameter, gradient in having:
             if gradient.layout != torch.strided:
                 raise ValueError(
-                    f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; noise is on all of it: "
+                    f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse, but noise is added to "
+                    f"every entry: "
                     "sparse=False"
                 )
         if all_finite([real(gradient) for _, gradient in having]):
@@ -170,19 +171,20 @@ class PrivateOptimizer(torch.optim.Optimizer):
         parameter = next(parameter for parameter, gradient in having if not all_finite([real(gradient)]))
         raise ValueError(
             f"the gradient of a parameter of shape {tuple(parameter.shape)} is not finite; a user who is not finite "
-            "must be left out of the sum (PhantomClipping does so)"
+            "must be removed from the sum (as PhantomClipping does)"
         )
 
     def _check_bounded(self, parameters: list[Tensor], marks: list[Bound | None]) -> None:
-        """Noise of σC hides a user only in a sum to which everybody adds at most C."""
+        """Noise of σC hides a user only in a sum to which each user adds at most C."""
         bound = joint_bound(parameters, marks)
         if bound > self.clip_norm:
             raise ValueError(
-                f"gradients were clipped to {bound}, but the noise is for clip_norm={self.clip_norm}: use the same"
+                f"gradients were clipped to {bound}, but the noise is for clip_norm={self.clip_norm}: use the same "
+                f"value"
             )
 
     def _noise(self, sums: list[Tensor]) -> Iterator[Numbers | None]:
-        """The noise of each sum, one after the other; independent noise is made only as it is added."""
+        """The noise of each sum in turn; independent noise is generated only when it is added."""
         if not self.noise_multiplier:
             yield from [None] * len(sums)
             return
@@ -193,17 +195,17 @@ class PrivateOptimizer(torch.optim.Optimizer):
             yield numbers
 
     def _address(self, sums: list[Tensor]) -> SecureRandom:
-        """The noise for these sums: of others it is another."""
+        """The random numbers for the noise on exactly these sums."""
         return self._random.within(self._fingerprint(map(real, sums)))
 
     def _release(self, parameters: list[Tensor]) -> list[Tensor]:
         """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division.
 
-        Gives correlated noise back, to be remembered; independent noise is never held.
+        Returns correlated noise for later steps; independent noise is never stored.
         """
         latest: list[Tensor] = []
-        copied: list[tuple[Tensor, Tensor]] = []  # sums that are not the gradient itself
-        later: list[tuple[Tensor, Numbers]] = []  # small ones are released together
+        copied: list[tuple[Tensor, Tensor]] = []  # sums that are separate from the gradient
+        later: list[tuple[Tensor, Numbers]] = []  # small ones are processed together
         sums = [summed(parameter) for parameter in parameters]
         for parameter, whole, numbers in zip(parameters, sums, self._noise(sums), strict=True):
             flat = real(whole).reshape(-1)
@@ -223,11 +225,11 @@ class PrivateOptimizer(torch.optim.Optimizer):
             gradient.copy_(flat.view(gradient.shape))
         return latest
 
-    # What can be asked.
+    # Properties.
 
     @property
     def noise_std(self) -> float:
-        """σ·C: the deviation of the noise on the sum."""
+        """σ·C: the standard deviation of the noise on the sum."""
         return self.noise_multiplier * self.clip_norm
 
     @property
@@ -247,20 +249,21 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     @property
     def steps(self) -> int:
-        """How many were taken."""
+        """The number of steps taken."""
         return self._taken.total
 
     def events(self, sample_rate: float | None = None, *, label: str = "training") -> tuple[Event, ...]:
-        """The steps taken so far, for a `Ledger`: an event for the batches of each sampler, and one for other steps.
+        """The steps taken so far, for a `Ledger`: one event per sampler, and one for steps without a batch.
 
         Args:
-            sample_rate: the probability that a user was in a step without a batch, on the caller's word; the event says
-                that it is assumed. By default those steps are accounted for as if everybody had been in them.
-            label: what for.
+            sample_rate: the probability that a user was in a step without a batch, as vouched for by the caller; the
+                event
+                says that it is assumed. By default those steps are accounted for as if all users had been in them.
+            label: purpose, for the ledger.
         """
         if sample_rate is not None and not isinstance(sample_rate, float | int):
             raise ValueError(
-                f"events() needs no {type(sample_rate).__name__}: the optimizer knows the samplers of its steps; give "
+                f"events() needs no {type(sample_rate).__name__}: the optimizer knows the samplers of its steps: pass "
                 "the batch to each step, `optimizer.step(batch)`"
             )
         assumed = ASSUMED_CLIPPED if self.assume_clipped else ""
@@ -269,15 +272,15 @@ class PrivateOptimizer(torch.optim.Optimizer):
         )
 
     def event(self, sample_rate: float | None = None, *, label: str = "training") -> Event:
-        """The one event of all steps; see `events`."""
+        """The single event of all steps; see `events`."""
         found = self.events(sample_rate, label=label)
         if len(found) != 1:
             raise ValueError(
-                f"{self.steps} steps were taken, which are {len(found)} events: `Ledger(optimizer.events())` has all"
+                f"the {self.steps} steps are {len(found)} events, not one: use `Ledger(optimizer.events())`"
             )
         return found[0]
 
-    # An optimizer in all else: the inner one's groups, state and hooks.
+    # Otherwise an optimizer with the inner one's groups, state and hooks.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
@@ -300,8 +303,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIXED and name in self.__dict__:
             raise AttributeError(
-                f"{name} is fixed, since all steps are accounted for with it: for a schedule make another "
-                "PrivateOptimizer around the same inner optimizer, go on with it, and add up the events of both"
+                f"{name} is fixed, since all steps are accounted for with it: for a schedule create another "
+                "PrivateOptimizer around the same inner optimizer, continue with it, and add up the events of both"
             )
         super().__setattr__(name, value)
 
@@ -331,14 +334,14 @@ class PrivateOptimizer(torch.optim.Optimizer):
         return {"inner": self.inner.state_dict(), **self._settings(), **past, **counted}
 
     def _settings(self) -> dict[str, Any]:
-        """What the counted steps were taken with."""
+        """The settings of the counted steps."""
         return {**{name: getattr(self, name) for name in SAVED}, **self.noise.settings()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the other left off. σ, C, B and the mechanism must be those of the counted steps."""
+        """Resume from a saved state. σ, C, B and the mechanism must be those of the counted steps."""
         if "random" in state and state.get("addressing") != ADDRESSING:
             raise ValueError(
-                "this state was saved by another version of dpformer, which finds the noise of a step otherwise: go on "
+                "this state was saved by another version of dpformer, which addresses noise differently: resume "
                 "with that version"
             )
         expected = set(PrivateOptimizer.state_dict(self))
@@ -349,7 +352,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {value}")
         taken = StepsTaken.load(self.noise, {name: state[name] for name in ("sampled", "unsampled")})
         if state["steps"] != taken.total:
-            raise ValueError(f"steps was {state['steps']} when this state was saved, and {taken.total} are counted")
+            raise ValueError(f"steps was {state['steps']} when this state was saved, but {taken.total} are counted")
         random = self._random.with_state(state["random"])
         past = NoiseHistory(self.noise)
         past.load(state.get("past", []), taken.total)
@@ -359,12 +362,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
 
 def refuse_other(batch: object) -> None:
-    """A step takes a batch or nothing."""
+    """Refuse anything but a batch or None."""
     if callable(batch):
         raise ValueError("a private step takes no closure: evaluating it again would release the gradient again")
     if batch is not None and not isinstance(batch, Batch):
         raise ValueError(
-            f"a step takes the batch that PoissonBatches gave, not {type(batch).__name__}: only it knows who was drawn"
+            f"a step takes a batch yielded by PoissonBatches, not {type(batch).__name__}: only it knows who was drawn"
         )
 
 
@@ -373,11 +376,11 @@ def summed(parameter: Tensor) -> Tensor:
     whole = sum_of(parameter)
     if parameter.grad is None or whole is None:
         parameter.grad = whole = torch.zeros_like(parameter)
-    elif whole is parameter.grad and 0 in whole.stride():  # expanded: one place in memory for many numbers
+    elif whole is parameter.grad and 0 in whole.stride():  # expanded: many entries share memory
         parameter.grad = whole = whole.clone(memory_format=torch.contiguous_format)
     return whole
 
 
 def real(t: Tensor) -> Tensor:
-    """The real numbers of a tensor: a complex one has two for each, and the same length."""
+    """A view of a tensor as real numbers, two per complex entry."""
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t

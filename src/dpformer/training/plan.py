@@ -2,9 +2,9 @@
 
     q = B / N        the probability that a user is in a batch      (`sample_rate`)
     T = ⌈epochs / q⌉  the number of batches, fixed in advance         (`steps`)
-    σ                the least noise with which everything that touches the data is (ε, δ)-DP (`noise_multiplier`)
+    σ                the least noise with which all touches of the data are (ε, δ)-DP (`noise_multiplier`)
 
-Transition counts (`--model counts`) are no steps but one Gaussian release: T = 0, and σ is that release's.
+Transition counts (`--model counts`) are one Gaussian release instead of steps: T = 0, and σ is that of the release.
 
 The plan builds its parts, so that they cannot disagree: `sampler()`, `clip`, `optimizer(inner)`.
 """
@@ -26,7 +26,7 @@ from dpformer.training.optimizer import PrivateOptimizer
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do to the data, and what that costs. Everything here is public."""
+    """What a run will do to the data, and its cost. Everything here is public."""
 
     users: int  # N
     expected_batch_size: float  # B
@@ -35,20 +35,20 @@ class Plan:
     delta: float
     clip_norm: float
     noise_multiplier: float  # of training, on the sum, in units of clip_norm; 0 without privacy
-    releases: tuple[Event, ...]  # what touches the data besides training
-    private: bool  # False without noise, and with a seed
-    noise: Noise = INDEPENDENT  # how the noise of steps is correlated, and which users take turns
+    releases: tuple[Event, ...]  # events besides training
+    private: bool  # False without noise, or with a seed
+    noise: Noise = INDEPENDENT  # how the noise of steps is correlated, and the groups of users
     clipping: str = "normalize"  # or "clip"
 
     # The parts.
 
     def sampler(self, *, seed: int | None = None, key: bytes | None = None) -> PoissonBatches:
-        """The batches."""
+        """The sampler of the batches."""
         return PoissonBatches(self.users, self.sample_rate, self.steps, noise=self.noise, seed=seed, key=key)
 
     @property
     def clip(self) -> ClipFunction | None:
-        """What bounds each user's gradient; None without privacy."""
+        """The clip function; None without privacy."""
         if not self.noise_multiplier:
             return None
         return (normalize if self.clipping == "normalize" else clip)(self.clip_norm)
@@ -56,7 +56,7 @@ class Plan:
     def optimizer(
         self, inner: torch.optim.Optimizer, *, context: str = "", seed: int | None = None, key: bytes | None = None
     ) -> PrivateOptimizer:
-        """An optimizer whose steps are noisy; `context` names what a resumed run must agree on."""
+        """An optimizer with noisy steps; `context` identifies what a resumed run must agree on."""
         return PrivateOptimizer(
             inner,
             noise_multiplier=self.noise_multiplier,
@@ -68,7 +68,7 @@ class Plan:
             key=key,
         )
 
-    # What it costs.
+    # Cost.
 
     @property
     def sample_rate(self) -> float:
@@ -95,14 +95,14 @@ class Plan:
         return next((event.noise_multiplier for event in self.releases if getattr(event, "label", "") == label), None)
 
     def spent(self, step: int) -> float:
-        """An upper bound on ε after `step` steps, for progress bars: Rényi, which takes no time, or the final ε."""
+        """An upper bound on ε after `step` steps, for progress bars: by RDP, which is fast, or the final ε."""
         if not self.noise_multiplier:
             return math.inf
         from dp_accounting.rdp import rdp_privacy_accountant
 
         orders, others, once = self._renyi
         times = self.training.repeated(step).compositions
-        spent = others + times * once if step else others  # an order may be infinite, and 0·∞ is no number
+        spent = others + times * once if step else others  # an order may be infinite, and 0·∞ is NaN
         left = self.delta - sum(event.repeats * event.failure for event in self.releases)
         with quiet():
             bound, _ = rdp_privacy_accountant.compute_epsilon(orders, spent, left)
@@ -120,7 +120,7 @@ class Plan:
         return others.orders, others.rdp, once.rdp
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON: an infinite ε is None."""
+        """As JSON: an infinite ε becomes None."""
         facts = {name: getattr(self, name) for name in self._names()} | self.noise.settings()
         facts["epsilon_target"] = self.epsilon_target if self.noise_multiplier else None
         facts["releases"] = [event.to_dict() for event in self.releases]

@@ -1,4 +1,4 @@
-"""How the processes that torchrun has started find each other, the first time or again."""
+"""How the processes started by torchrun find each other, initially or after a restart."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch.distributed as dist
 
 from dpformer.errors import DpformerError
 
-ARRIVAL = timedelta(minutes=30)  # between the first process of a job and the last
-PATIENCE = timedelta(hours=6)  # while the leader reads data or evaluates; a process that ends is noticed at once
+ARRIVAL = timedelta(minutes=30)  # between the arrival of the first and the last process
+PATIENCE = timedelta(hours=6)  # while the leader reads data or evaluates; a process that ends is noticed immediately
 
 
 def join_processes(backend: str) -> bool:
-    """`dist.init_process_group` for processes of torchrun; tells the first one whether they were started before.
+    """`dist.init_process_group` for torchrun processes; returns whether the job was restarted, on the first one.
 
-    torchrun keeps one store of keys and values for all restarts of a job, and torch writes the same keys into it each
-    time: a process that is started again finds the addresses of dead ones there, and calls them for ever
-    (pytorch/pytorch#135712). Counting restarts does not help, as machines count differently. So the processes first
-    agree on a new name, under which they keep what they write.
+    torchrun keeps one key-value store for all restarts of a job, and torch writes the same keys each time: a restarted
+    process finds the addresses of dead ones there, and contacts them forever (pytorch/pytorch#135712). Counting
+    restarts does not help, because machines count differently. So the processes first agree on a new prefix for
+    everything they write.
     """
     rank = int(os.environ["RANK"])
     with together(rank):
@@ -36,10 +36,10 @@ def join_processes(backend: str) -> bool:
 
 
 def _agree_on_name(store: dist.Store, rank: int, size: int) -> str:
-    """A name that the first process makes up. Others ask for it under a name of their own, and confirm.
+    """A name chosen by the first process. Others request it under a name of their own, and confirm.
 
-    So nothing that former processes left behind is taken for an answer: their questions are answered too, but who is
-    dead does not confirm.
+    So nothing that former processes left behind is taken for an answer: their requests are answered too, but dead
+    processes do not confirm.
     """
     me = os.urandom(16).hex()
     if rank > 0:
@@ -50,7 +50,7 @@ def _agree_on_name(store: dist.Store, rank: int, size: int) -> str:
     others, until = range(1, size), time.monotonic() + ARRIVAL.total_seconds()
     while missing := [other for other in others if not store.check([f"{me} has {other}"])]:
         if time.monotonic() > until:
-            raise RuntimeError(f"process {missing[0]} has not come within {ARRIVAL}")
+            raise RuntimeError(f"process {missing[0]} did not arrive within {ARRIVAL}")
         for other in missing:
             if store.check([f"question of {other}"]):
                 store.set("answer to " + store.get(f"question of {other}").decode(), me)
@@ -60,18 +60,18 @@ def _agree_on_name(store: dist.Store, rank: int, size: int) -> str:
 
 @contextlib.contextmanager
 def together(rank: int) -> Iterator[None]:
-    """An error here means that another process has gone; the state on disk is whole."""
+    """Turn errors into a message that another process has gone; the state on disk is intact."""
     try:
         yield
     except RuntimeError as error:
         raise DpformerError(
             f"process {rank} stops because another process of this job has ended ({str(error).splitlines()[0][:120]}); "
-            "start the job again with --resume RUN"
+            "restart the job with --resume RUN"
         ) from None
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this machine's processes again after one of them ended; it counts no others."""
+    """Whether torchrun has restarted this machine's processes after one of them ended; other restarts do not count."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
@@ -81,8 +81,8 @@ def check_gpus(device: str | None) -> None:
         return
     here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if device != "cuda":
-        raise DpformerError(f"device is {device!r}; with several processes each takes a GPU of its own: --device cuda")
+        raise DpformerError(f"device is {device!r}; with several processes each uses its own GPU: give --device cuda")
     if here > gpus:
         raise DpformerError(
-            f"{here} processes of this machine have {gpus} GPUs: give --nproc-per-node {gpus}, or --device cpu"
+            f"{here} processes on this machine have {gpus} GPUs: give --nproc-per-node {gpus}, or --device cpu"
         )

@@ -1,8 +1,8 @@
-"""Which steps an optimizer has taken, on whose batches, and what they cost.
+"""The steps that an optimizer has taken, their batches, and their cost.
 
-A step on a batch of a sampler is a Poisson sample: it was drawn for this step and nothing else was done with it. All
-other steps are accounted for without amplification, as if everybody had been in them, and their events say what is
-assumed. Nobody is asked for a rate.
+A step on a sampler's batch is a Poisson sample: the batch was drawn for this step and used for nothing else. All other
+steps are accounted for without amplification, as if all users had been in them, and their events state the assumption.
+No caller has to supply a rate.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StepsTaken:
     """The steps of one optimizer.
 
     Args:
-        noise: of the optimizer.
+        noise: the noise of the optimizer.
     """
 
     def __init__(self, noise: Noise) -> None:
@@ -54,28 +54,29 @@ class StepsTaken:
         return self.unsampled + sum(series.count for series in self._series.values())
 
     def check(self, batch: Batch | None) -> None:
-        """Raises unless a step on this batch can be the next one; None: a step that claims no sampling."""
+        """Raise unless a step on this batch can be the next one; None: a step that claims no sampling."""
         if batch is None:
             return
         if batch.origin.noise != self.noise:
             raise ValueError(
-                f"the steps have {self.noise.name}, and users were drawn for {batch.origin.noise.name}: give "
+                f"the steps have {self.noise.name}, but users were drawn for {batch.origin.noise.name}: give "
                 "PoissonBatches and PrivateOptimizer the same noise"
             )
         series = self._series.get(batch.origin.identity)
         if series is not None and batch.step != series.first + series.count:
             raise ValueError(
-                f"the batch of step {batch.step + 1} came where that of step {series.first + series.count + 1} was "
-                "due: each batch is one step, in order; restore the states of sampler and optimizer together"
+                f"got the batch of step {batch.step + 1} instead of that of step {series.first + series.count + 1}: "
+                "each batch is one step, in order; restore the states of sampler and optimizer together"
             )
         if self.noise.groups > 1 and self.total and (series is None or series.count < self.total):
             raise ValueError(
-                f"with {self.noise.name} users take turns, so one PoissonBatches lasts for all of training, and each "
-                "of its batches, an empty one too, is one step; the steps so far were not all of this sampler"
+                f"with {self.noise.name} users are dealt into groups, so one PoissonBatches must be used for all of "
+                f"training, and "
+                "each of its batches, including empty ones, is one step; the steps so far were not all on this sampler"
             )
 
     def count(self, batch: Batch | None) -> None:
-        """A step was taken."""
+        """Record that a step was taken."""
         if batch is None:
             self.unsampled += 1
             return
@@ -85,14 +86,14 @@ class StepsTaken:
     def events(
         self, noise_multiplier: float, sample_rate: float | None, *, label: str, assumed: str, private: bool
     ) -> tuple[Event, ...]:
-        """What the steps cost, in the order of the samplers.
+        """The cost of the steps, in the order of the samplers.
 
         Args:
             noise_multiplier: σ.
-            sample_rate: of steps without a batch, on the caller's word; None: no claim.
-            label: of all events.
-            assumed: what is assumed of all of them; "" for nothing.
-            private: False if the noise came from a seed.
+            sample_rate: rate of steps without a batch, vouched for by the caller; None: no claim.
+            label: label of all events.
+            assumed: assumption about all of them; "" for none.
+            private: False if the noise was seeded.
         """
         marked = f"{label} ({assumed})" if assumed else label
         found: list[Event] = []
@@ -101,12 +102,13 @@ class StepsTaken:
             found.append(self.noise.event(noise_multiplier, rate, series.count, label=marked, private=secret))
         if not self.unsampled:
             if sample_rate is not None and found:
-                raise ValueError("every step was taken on a batch, which knows its sample rate: give none")
+                raise ValueError("every step was taken on a batch, which knows its sample rate: omit sample_rate")
             return tuple(found)
         if self.noise.groups > 1:
             raise ValueError(
-                f"{self.unsampled} steps were taken without a batch, and {self.noise.name} protects only users who "
-                "take turns: step on the batches of one PoissonBatches, `optimizer.step(batch)`"
+                f"{self.unsampled} steps were taken without a batch, but {self.noise.name} protects only users dealt "
+                f"into "
+                "groups: step on the batches of one PoissonBatches, `optimizer.step(batch)`"
             )
         if sample_rate is None:
             label = f"{label} ({'; '.join(filter(None, [assumed, ASSUMED_ONCE]))})"

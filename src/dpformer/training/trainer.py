@@ -1,11 +1,11 @@
-"""One step after the other: users by chance → their clipped sum → noise, once → the optimizer.
+"""One training step after another: sample users → their clipped sum → noise, once → the optimizer.
 
     p.grad = Σ_{i in the batch} c_i g_i          (`GradientSum`, a sum over users whatever the micro-batches)
     p ← Adam(p, (p.grad + σC·N(0, I)) / B)        (`PrivateOptimizer`, B the *expected* batch size)
 
-A step is a function of the state before it: the sampler and the noise have their own resumable streams, the learning
-rate depends on the step alone, and dropout on (key, step, place of the micro-batch). So a run continues from any
-checkpoint to the same model, bit for bit.
+A step is a function of the state before it: sampler and noise have their own resumable streams, the learning rate
+depends on the step alone, and dropout on (key, step, offset of the micro-batch). So a run continues from any checkpoint
+to the same model, bit for bit.
 
 Several processes share the micro-batches of a step, and `p.grad` is the sum of theirs (`distributed`); nothing else
 changes.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Users(Protocol):
-    """Where a trainer finds what users did: a data set."""
+    """Where a trainer finds users' histories: a data set."""
 
     @property
     def train_lengths(self) -> np.ndarray: ...  # (users,)
@@ -46,7 +46,7 @@ class Users(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What happened in one step. Private, like the data."""
+    """Statistics of one step. Private, like the data."""
 
     number: int  # from 1
     users: int
@@ -57,17 +57,17 @@ class Step:
 
 @dataclass
 class Trainer:
-    """Sampler, sum, optimizer and schedule; the state of a run between two steps, and the step."""
+    """Sampler, sum, optimizer and schedule: the state of a run between two steps, and the step."""
 
     users: Users
     batches: PoissonBatches
     sum: GradientSum
     optimizer: PrivateOptimizer
     schedule: Callable[[int], float]  # the learning rate at step 0, 1, …
-    dropout: SecureRandom  # a key of its own, which other processes may have: it does not tell the run's
+    dropout: SecureRandom  # a derived key, which other processes may have: it does not reveal the run's
     team: Team | None = None  # other processes
     step: int = 0
-    lengths: np.ndarray = field(init=False)  # (users,) positions with a target
+    lengths: np.ndarray = field(init=False)  # (users,) number of positions with a target
 
     def __post_init__(self) -> None:
         self.lengths = np.maximum(self.users.train_lengths - 1, 0)
@@ -82,11 +82,11 @@ class Trainer:
 
     @property
     def event(self) -> Event:
-        """What the steps so far cost."""
+        """The cost of the steps so far."""
         return self.optimizer.event()
 
     def advance(self) -> Step:
-        """Takes one step."""
+        """Take one step."""
         began = time.monotonic()
         batch = self.batches.batch(self.step)
         parts = self.add_gradients(batch)
@@ -108,13 +108,13 @@ class Trainer:
         return parts
 
     def dropout_seed(self, place: int) -> int:
-        """Of the micro-batch that starts at a place of this step's batch."""
+        """Dropout seed for the micro-batch at offset `place`."""
         return torch_seed(self.dropout, self.step, place)
 
     # The state.
 
     def state(self) -> dict[str, Any]:
-        """All that the next step depends on."""
+        """Everything that the next step depends on."""
         return {
             "step": self.step,
             "tokens": self.sum.tokens,
@@ -125,7 +125,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes back to a state."""
+        """Restore a state."""
         self.step, self.sum.tokens = state["step"], state["tokens"]
         self.sum.clipping.skipped_users = state["skipped_users"]
         self.model.load_state_dict(state["model"])
@@ -133,7 +133,7 @@ class Trainer:
         self.batches.load_state_dict(state["batches"])
 
     def released(self) -> Any:
-        """The model to release: the last iterate, with adapters and scales of rows merged into the weights."""
+        """The model to release: the last iterate, with adapters and row scales merged into the weights."""
         model = copy.deepcopy(self.model).eval()
         if isinstance(model, SequenceModel):
             model.scale_rows(None)
@@ -141,10 +141,10 @@ class Trainer:
 
 
 def dropout_key(random: SecureRandom) -> SecureRandom:
-    """The key of dropout, derived from the run's secret; it does not tell it."""
+    """The key of dropout, derived from the run's secret, which it does not reveal."""
     return SecureRandom("dropout", key=random.within("dropout").words(4, step=0).tobytes())
 
 
 def torch_seed(random: SecureRandom, step: int = 0, stream: int = 0) -> int:
-    """A seed for torch's generator, a function of the run's secret and of where it is used."""
+    """A seed for torch's generator, a function of the run's secret and of its purpose."""
     return int(random.words(1, step=step, stream=stream)[0] >> np.uint64(1))
