@@ -414,7 +414,7 @@ def test_correlated_noise(tmp_path: Path) -> None:
     result = verify(run, dataset=load_dataset(Config.make(run / "config.toml")))
     assert result.passed and result.not_checked == ["signature"]
     facts = json.loads((run / "privacy.json").read_text())
-    assert (facts["bands"], facts["sampler"]) == (3, "Poisson, within groups that take turns")
+    assert (facts["bands"], facts["sampler"]) == (3, "Poisson, within groups used in rotation")
     assert any("fell into one of 3 groups, which took turns" in sentence for sentence in facts["words"])
     page = write_report(run, out=tmp_path / "report.html").read_text()
     assert "noise is correlated over 3 steps" in page and "drawn anew in each step" not in page

@@ -154,9 +154,9 @@ def test_how_a_table_is_cut_into_blocks_does_not_show(table, cuts, level, passed
 
 @pytest.mark.parametrize("cells", [[3, 3], [4, 2], [-1, 2], [5, 10]])
 def test_cells_must_rise_within_the_table(cells: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"cells must rise strictly within 0\.\.9"):
+    with pytest.raises(ValueError, match=r"cells must increase strictly within 0\.\.9"):
         noisy_above([(np.array(cells), np.ones(2))], 10, deviation=1.0, threshold=0.0, random=RANDOM, step=0)
-    with pytest.raises(ValueError, match=r"cells must rise strictly within 0\.\.9"):
+    with pytest.raises(ValueError, match=r"cells must increase strictly within 0\.\.9"):
         one_by_one = [(np.array([cell]), np.ones(1)) for cell in cells]
         noisy_above(one_by_one, 10, deviation=1.0, threshold=0.0, random=RANDOM, step=0)
 

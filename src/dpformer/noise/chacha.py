@@ -1,14 +1,14 @@
-"""ChaCha20 (RFC 8439) in tensor operations: the keystream of a key, made on any device.
+"""ChaCha20 (RFC 8439) in tensor operations: the keystream of a key, computed on any device.
 
 The state is a matrix of 4 × 4 words of 32 bits,
 
     constants   4 words
     key         8 words
-    counter     1 word, which block it is
+    counter     1 word, the number of the block
     nonce       3 words
 
-and a block of the keystream is the state after twenty rounds plus the state before. Words are int32 here, whose
-addition wraps round as that of uint32 does; all blocks are computed at once, as (4, blocks) tensors, one for each row.
+and a block of the keystream is the state after twenty rounds plus the initial state. Words are int32 here, whose
+addition wraps like that of uint32; all blocks are computed at once, as (4, blocks) tensors, one per row.
 """
 
 import struct
@@ -60,5 +60,5 @@ def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor,
 
 
 def _rotate(x: Tensor, by: int) -> Tensor:
-    """To the left; the shift to the right repeats the sign of an int32, which is masked out."""
+    """Rotate to the left; the right shift extends the sign of an int32, which is masked out."""
     return (x << by) | ((x >> (32 - by)) & ((1 << by) - 1))

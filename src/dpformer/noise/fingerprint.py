@@ -4,10 +4,10 @@ Rows of 4096 words of 32 bits are hashed with NH (Black et al. 1999, UMAC), twic
 
     h = Σ_j (w_2j + k_2j mod 2³²)·(w_2j+1 + k_2j+1 mod 2³²)   mod 2⁶⁴
 
-and the hashes of all rows with SHA-256. Small tensors are put one behind the other and make rows together; the shapes,
-which are hashed too, tell them apart. For two different rows h is the same with probability at most 2⁻³² over the keys,
-both hashes with 2⁻⁶⁴, if whoever chose the rows does not know the secret. Integer arithmetic is the same on every
-device, and only 16 bytes a row leave it.
+and the hashes of all rows with SHA-256. Small tensors are concatenated and share rows; the shapes, which are hashed
+too, distinguish them. For two different rows h is the same with probability at most 2⁻³² over the keys, both hashes
+with 2⁻⁶⁴, if the rows were chosen without knowing the secret. Integer arithmetic is the same on every device, and only
+16 bytes per row leave it.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class Fingerprint:
     def __init__(self, random: "SecureRandom") -> None:
         words = random.within("fingerprint").words(HASHES * ROW // 2, step=0)
         self._keys = torch.from_numpy(words.view(np.int32).reshape(HASHES, ROW).copy())
-        # What the zeros after the first words of a row add, for each number of words: products of keys alone.
+        # Contribution of the zeros after the first words of a row, for each number of words: products of keys alone.
         products = _products(self._keys.clone(), torch.empty(HASHES, ROW // 2, dtype=torch.int64))
         self._after = torch.cat([products.flip(1).cumsum(1).flip(1), torch.zeros(HASHES, 1, dtype=torch.int64)], 1)
 
@@ -43,7 +43,7 @@ class Fingerprint:
         every = [tensor.detach().contiguous() for tensor in tensors]
         digest = hashlib.sha256(repr([(tensor.dtype, tuple(tensor.shape)) for tensor in every]).encode())
         words = [_words(tensor.view(-1)) for tensor in every]
-        together: dict[object, list[int]] = {}  # places of what makes rows together
+        together: dict[object, list[int]] = {}  # positions of tensors that share rows
         for place, some in enumerate(words):
             together.setdefault(place if len(some) > ROWS * ROW else some.device, []).append(place)
         for places in together.values():
@@ -52,7 +52,7 @@ class Fingerprint:
         return digest.hexdigest()
 
     def _hashes(self, parts: list[Tensor]) -> bytes:
-        """The hashes of each row of words one behind the other, the last one filled up with zeros."""
+        """The hashes of each row of concatenated words, with the last row padded with zeros."""
         if native.kernels is not None and parts[0].is_cpu:
             return self._compiled(parts)
         words = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -64,7 +64,7 @@ class Fingerprint:
         return found
 
     def _compiled(self, parts: list[Tensor]) -> bytes:
-        """The same without putting the words one behind the other."""
+        """The same without concatenating the words."""
         assert native.kernels is not None
         count = sum(part.numel() for part in parts)
         hashes = np.empty((-(-count // ROW), HASHES), dtype=np.int64)
@@ -74,18 +74,18 @@ class Fingerprint:
         return hashes.tobytes()
 
     def _of_rows(self, words: Tensor) -> Tensor:
-        """(rows, 2) int64 of (rows, ≤ 4096) int32: of rows that are zero where no word is given."""
+        """(rows, 2) int64 from (rows, ≤ 4096) int32; missing words count as zeros."""
         keys = self._keys[:, : words.shape[1]].to(words.device)
         hashes = _in_numpy(np.from_dlpack(words), keys.numpy()) if words.is_cpu else _in_torch(words, keys)
         return hashes.add_(self._after[:, words.shape[1] // 2].to(words.device))
 
 
 def _words(flat: Tensor) -> Tensor:
-    """(n,) int32: the bits of these numbers, filled up with zeros to whole words."""
+    """(n,) int32: the bits of these numbers, padded with zeros to whole words."""
     flat, each = flat.resolve_conj().resolve_neg(), max(1, 4 // flat.element_size())
     if len(flat) % each:
         flat = torch.cat([flat, flat.new_zeros(each - len(flat) % each)])
-    elif flat.storage_offset() % each or flat.stride(0) != 1:  # not words where it lies
+    elif flat.storage_offset() % each or flat.stride(0) != 1:  # not aligned words in memory
         flat = torch.empty(len(flat), dtype=flat.dtype, device=flat.device).copy_(flat)
     return flat.view(torch.int32)
 
@@ -104,7 +104,7 @@ def _in_torch(words: Tensor, keys: Tensor) -> Tensor:
 
 
 def _in_numpy(words: np.ndarray, keys: np.ndarray) -> Tensor:
-    """The same on the CPU, where to call torch costs more than its arithmetic, in pieces that stay in the cache."""
+    """The same on the CPU, where calling torch costs more than its arithmetic, in pieces that fit in the cache."""
     hashes = np.empty((len(words), HASHES), dtype=np.int64)
     keyed = np.empty((min(len(words), CPU_ROWS), words.shape[1]), dtype=np.int32)
     high = np.empty((len(keyed), words.shape[1] // 2), dtype=np.int64)
@@ -119,9 +119,9 @@ def _in_numpy(words: np.ndarray, keys: np.ndarray) -> Tensor:
 
 
 def _products(keyed: Tensor, high: Tensor) -> Tensor:
-    """(rows, n / 2) int64 of (rows, n) int32: the products of two words each, one signed and one not.
+    """(rows, n / 2) int64 of (rows, n) int32: products of pairs of words, one signed and one unsigned.
 
-    Changes both tensors: `high` is room for the products.
+    Overwrites both tensors: `high` is scratch space.
     """
     low = keyed.view(torch.int64)
     torch.bitwise_right_shift(low, 32, out=high)

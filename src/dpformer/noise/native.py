@@ -1,4 +1,4 @@
-"""Noise on sums in one pass of compiled code, in place: the twin of grid.py, to the same bits."""
+"""Noise on sums in one pass of compiled code, in place: the twin of grid.py, with the same bits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dpformer.noise.grid import LEAST_RADIUS, MOST_RADIUS, MOST_SUM, in_double
 if TYPE_CHECKING:
     from dpformer.noise.noisy_sums import Run
 
-STRIP = 1 << 16  # numbers whose words are there at a time: they stay in the cache
+STRIP = 1 << 16  # numbers whose words are generated at a time, which fit in the cache
 _thread = local()
 
 
 class Room:
-    """For the words of a strip, and for places, radii and angles of what float32 does not decide."""
+    """Scratch space for the words of a strip, and for indices, radii and angles that float32 does not decide."""
 
     def __init__(self) -> None:
-        self.bytes = bytearray(8 * STRIP + 63)  # the cipher may write up to a block more
+        self.bytes = bytearray(8 * STRIP + 63)  # the cipher may write up to one block more
         self.words = np.frombuffer(self.bytes, dtype=np.int64, count=STRIP)
         self.again = np.empty((3, STRIP), dtype=np.int64)
         self.values = np.empty(STRIP, dtype=np.float32)
@@ -49,13 +49,13 @@ def release_runs(runs: Sequence[Run], scale: float, per_grid: float, divisor: fl
         done += len(here)
 
 
-Pieces = list[tuple[int, int]]  # where numbers lie in memory, and how many
+Pieces = list[tuple[int, int]]  # (address, count) of contiguous numbers
 Undecided = tuple[Pieces, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _release(run: Run, room: Room, limits: tuple[float, ...]) -> list[Undecided]:
-    """What float32 decides; of the rest: the pieces of the run, the numbers of a group before it, the places in it, the
-    words and the sums."""
+    """Process what float32 decides; returns for the rest: the pieces of the run, the numbers of a group before it, the
+    indices in it, the words and the sums."""
     assert native.kernels is not None
     numbers, undecided, done = run.pieces[0].numbers, [], 0
     pieces = [(piece.sums.data_ptr(), piece.count) for piece in run.pieces]

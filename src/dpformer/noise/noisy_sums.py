@@ -1,4 +1,4 @@
-"""Gaussian noise on sums: made in pieces as it is added, by all threads."""
+"""Gaussian noise on sums, generated in pieces as it is added, by all threads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dpformer.noise.randomness import MOST_NUMBERS, SecureNoise, SecureRandom, p
 
 __all__ = ["Numbers", "SecureNoise", "SecureRandom", "public_grid", "release_sum", "release_sums"]
 
-PIECE, DEVICE_PIECE = 1 << 19, 1 << 22  # numbers of sums that get their noise at a time
-WIDE = 1 << 15  # numbers in float64 at a time on the CPU: so few that torch does not start threads of its own for them
+PIECE, DEVICE_PIECE = 1 << 19, 1 << 22  # numbers of sums processed at a time
+WIDE = 1 << 15  # numbers in float64 at a time on the CPU: few enough that torch does not start its own threads
 _thread = local()
 
 
-@dataclass(slots=True)  # there are as many as parameters in every step: frozen ones take three times as long to make
+@dataclass(slots=True)  # created for every parameter in every step, and frozen ones take three times as long to create
 class Numbers:
-    """Standard normal numbers of one address, `count` from `start` on; made when they are asked for, or before."""
+    """Standard normal numbers of one address, `count` from `start`; generated on demand, or in advance."""
 
     random: SecureRandom
     step: int
@@ -52,7 +52,7 @@ class Numbers:
 
 
 def in_turn(random: SecureRandom, step: int, counts: Iterable[int]) -> Iterator[Numbers]:
-    """Numbers for one sum after the other, in one stream while it lasts: many small sums are one long one."""
+    """Numbers for successive sums from one stream while it lasts: many small sums count as one long one."""
     stream = start = 0
     for count in counts:
         if start + count > MOST_NUMBERS:
@@ -63,34 +63,34 @@ def in_turn(random: SecureRandom, step: int, counts: Iterable[int]) -> Iterator[
 
 @dataclass(slots=True)
 class Piece:
-    """Part of a sum: `sums`, of `count` numbers, gets those from `at` on."""
+    """Part of a sum: `sums`, of `count` numbers, receives those from `at`."""
 
     sums: Tensor
     numbers: Numbers
     at: int
-    count: int  # known, since to ask a tensor for its length takes a while, and models have many
+    count: int  # stored, since asking a tensor for its length is slow
 
     @property
     def start(self) -> int:
-        """Of its numbers in their stream."""
+        """The offset of its numbers in their stream."""
         return self.numbers.start + self.at
 
 
 class Run:
-    """Pieces whose numbers follow each other in one stream."""
+    """Pieces with consecutive numbers in one stream."""
 
     def __init__(self, first: Piece) -> None:
         self.pieces, self.count = [first], first.count
-        self.group, self.before = divmod(first.start, GROUP)  # numbers before these in their first group
+        self.group, self.before = divmod(first.start, GROUP)  # numbers of their first group that precede these
         self.end = first.start + self.count
 
     @property
     def room(self) -> int:
-        """In whole groups."""
+        """The size in whole groups."""
         return -(-(self.before + self.count) // GROUP) * GROUP
 
     def goes_on(self, piece: Piece) -> bool:
-        """Whether this piece gets the numbers that come next."""
+        """Whether this piece uses the next numbers of the stream."""
         last, next_ = self.pieces[-1].numbers, piece.numbers
         same = last.random is next_.random and (last.step, last.stream) == (next_.step, next_.stream)
         return same and piece.start == self.end
@@ -109,7 +109,7 @@ class Run:
             out.mul_(factor)
 
     def write(self, numbers: Tensor, divisor: float) -> None:
-        """The sums ← numbers (count,), which are changed, over a divisor."""
+        """The sums ← numbers (count,), which are overwritten, divided by a divisor."""
         if len(self.pieces) == 1:
             torch.div(numbers, divisor, out=self.pieces[0].sums)
             return
@@ -126,8 +126,8 @@ def release_sum(sums: Tensor, numbers: Numbers, deviation: float, divisor: float
 def release_sums(pairs: Iterable[tuple[Tensor, Numbers]], deviation: float, divisor: float) -> None:
     """Each sum ← (sum + deviation·numbers, rounded to the public grid) / divisor, in place; sums have shape (count,).
 
-    Sum and noise are added in float64, of which only a piece exists at a time; on the device of the sum, unless that
-    has no float64 (MPS). On the CPU most of it is decided in float32 (grid.py), and small sums share a piece.
+    Sum and noise are added in float64, one piece at a time; on the device of the sum, unless that lacks float64 (MPS).
+    On the CPU most of it is decided in float32 (grid.py), and small sums share a piece.
     """
     release = Release(deviation, divisor)
     pairs = list(pairs)
@@ -136,7 +136,7 @@ def release_sums(pairs: Iterable[tuple[Tensor, Numbers]], deviation: float, divi
             raise ValueError(f"a sum of {sums.numel()} numbers got noise for {numbers.count}")
     total = sum(numbers.count for _, numbers in pairs)
     threads = torch.get_num_threads() if all(sums.device.type == "cpu" for sums, _ in pairs) else 1
-    each = min(PIECE, max(WIDE, -(-total // (threads * GROUP)) * GROUP))  # a piece for every thread, if large enough
+    each = min(PIECE, max(WIDE, -(-total // (threads * GROUP)) * GROUP))  # one piece per thread, if large enough
     if threads <= 1 or total <= each:
         for pieces in _pieces(pairs, PIECE):
             release(pieces)
@@ -146,7 +146,7 @@ def release_sums(pairs: Iterable[tuple[Tensor, Numbers]], deviation: float, divi
 
 
 def _pieces(pairs: Iterable[tuple[Tensor, Numbers]], size: int) -> Iterator[list[Run]]:
-    """What is made together: a piece of a large sum, or several small sums."""
+    """Units of work: a piece of a large sum, or several small sums."""
     together: list[Run] = []
     filled = 0
     for sums, numbers in pairs:
@@ -171,7 +171,7 @@ def _pieces(pairs: Iterable[tuple[Tensor, Numbers]], size: int) -> Iterator[list
 
 
 def _is_narrow(piece: Piece) -> bool:
-    """Whether float32 can decide: a sum of float32 on the CPU, as it lies, and noise that is a function of words."""
+    """Whether float32 can decide: a contiguous float32 sum on the CPU, with noise that is a function of words."""
     sums = piece.sums
     return sums.dtype == torch.float32 and sums.is_cpu and sums.is_contiguous() and piece.numbers.ready is None
 
@@ -184,7 +184,7 @@ class Release:
         self.scale, self.divisor = deviation / self.grid, divisor / self.grid
         with np.errstate(over="ignore"):
             narrow = float(np.float32(self.divisor))
-        # What float32 is divided by must not depend on how it is computed.
+        # The divisor of float32 must not depend on how the sum is computed.
         self.narrow_divisor = narrow if 2.0**-100 < narrow < 2.0**100 else self.divisor
         self.narrow = narrow == self.narrow_divisor and 2.0**-100 < self.grid < 2.0**100
 
@@ -197,7 +197,7 @@ class Release:
                     self.wide(piece)
 
     def _round(self, runs: list[Run]) -> bool:
-        """In float32, where that decides; False, and nothing happens, if sums are too large for it."""
+        """In float32, where that decides; returns False, without effect, if sums are too large for it."""
         rounded = _rounded_noise(sum(run.room for run in runs))
         done, places = 0, []
         for run in runs:
@@ -227,7 +227,7 @@ class Release:
 
 
 def _fill(runs: list[Run], words: memoryview, start: int, count: int) -> None:
-    """The words of `count` numbers from `start` on, of runs one behind the other, each in whole groups."""
+    """The words of `count` numbers from `start`, for consecutive runs, each in whole groups."""
     done = 0
     for run in runs:
         if done >= start + count:
@@ -241,14 +241,14 @@ def _fill(runs: list[Run], words: memoryview, start: int, count: int) -> None:
 
 
 def _rounded_noise(count: int) -> RoundedNoise:
-    """For so many numbers, of this thread: fresh memory is slow."""
+    """Scratch space for this many numbers, per thread, because allocating is slow."""
     if not hasattr(_thread, "rounded") or _thread.rounded.size < count:
         _thread.rounded = RoundedNoise(max(count, WIDE))
     return cast(RoundedNoise, _thread.rounded)
 
 
 def _room(count: int, place: torch.device) -> Tensor:
-    """(2, count) float64 to compute in; on the CPU it is the same for every piece of a thread."""
+    """(2, count) float64 scratch space; on the CPU it is shared by all pieces of a thread."""
     if place.type != "cpu":
         return torch.empty(2, count, dtype=torch.float64, device=place)
     if not hasattr(_thread, "room"):

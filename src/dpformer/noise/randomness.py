@@ -1,14 +1,14 @@
-"""Secure random numbers with an address: a pure function of (key, context, step, stream).
+"""Secure random numbers by address: a pure function of (key, context, step, stream).
 
-ChaCha20 under a key of the operating system: without the key, the numbers cannot be told from random ones (then the
-guarantee is computational, as with every generator that is not a coin). Its counter of 128 bits is
+ChaCha20 under a key from the operating system: without the key, the numbers are indistinguishable from random ones
+(so the guarantee is computational, as with any pseudorandom generator). Its 128-bit counter is
 
     step (48 bits) | stream (48 bits) | block of 64 bytes (32 bits)
 
-so no two addresses share a block, and the state to keep is the key and the step. Everything else, what the numbers are
-for, the configuration, the data, goes into `context`, from which the key of the cipher is derived (HMAC-SHA256): the
-same key in another context gives other numbers. On the CPU the cipher is that of OpenSSL; on another device the same
-keystream is made there (chacha.py), so numbers are never copied from one device to the other.
+so no two addresses share a block, and the state to store is the key and the step. Everything else (the purpose of the
+numbers, the configuration, the data) goes into `context`, from which the cipher key is derived (HMAC-SHA256): the same
+key in another context gives other numbers. On the CPU the cipher is OpenSSL's; on another device the same keystream is
+computed there (chacha.py), so numbers are never copied between devices.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dpformer.noise.chacha import BLOCK_WORDS, keystream
 from dpformer.noise.gaussian import GROUP, Workspace, normal_of_words
 
 KEY_BYTES = 32
-CHUNK = 2**16  # numbers made at a time by a thread of the CPU: they stay in cache
-PIECE = 2**22  # numbers made at a time on another device
+CHUNK = 2**16  # numbers generated at a time by a CPU thread, which fit in the cache
+PIECE = 2**22  # numbers generated at a time on another device
 MOST_STEPS, MOST_STREAMS, MOST_BLOCKS = 2**48, 2**48, 2**32
-MOST_NUMBERS = MOST_BLOCKS * BLOCK_WORDS  # of a stream
+MOST_NUMBERS = MOST_BLOCKS * BLOCK_WORDS  # numbers per stream
 _ZEROS = bytes(8 * CHUNK)
 _thread = local()
 
@@ -42,9 +42,9 @@ class SecureRandom:
     """Random numbers addressed by step and stream.
 
     Args:
-        context: what the numbers are for and what they depend on; any text.
-        key: 32 secret bytes; by default new ones from the operating system.
-        seed: for tests only, instead of a key. Whoever knows it can remove the noise: `private` is then False.
+        context: the purpose of the numbers and what they depend on; any text.
+        key: 32 secret bytes; by default drawn from the operating system.
+        seed: for tests only, instead of a key. Anyone who knows it can remove the noise, so `private` is False.
     """
 
     def __init__(self, context: str = "", *, key: bytes | None = None, seed: int | None = None) -> None:
@@ -64,38 +64,40 @@ class SecureRandom:
         """One sentence for privacy statements."""
         if self.private:
             return "random numbers from ChaCha20 under a key of the operating system"
-        return "random numbers from a seed: NOT private, whoever knows the seed can undo the noise (for tests only)"
+        return (
+            "random numbers from a seed: NOT private, anyone who knows the seed can remove the noise (for tests only)"
+        )
 
     def within(self, context: str) -> SecureRandom:
-        """The same secret, for other numbers: a narrower context. Lengths are part of it, so none can be mistaken."""
+        """The same secret for other numbers: a narrower context. Lengths are included, so contexts are unambiguous."""
         narrower = SecureRandom(f"{len(self.context)}:{self.context}/{context}", key=self._key)
         narrower.private = self.private
         return narrower
 
     def words(self, count: int, *, step: int, stream: int = 0, start: int = 0) -> np.ndarray:
-        """(count,) uint64, uniform; the words `start` and on of this address."""
+        """(count,) uint64, uniform; the words of this address from `start`."""
         block, skipped = divmod(whole("start", start, 0), BLOCK_WORDS)
         cipher = self._cipher(step, stream, block)
         return np.frombuffer(cipher.update(bytes(8 * (skipped + count))), dtype="<u8")[skipped:]
 
     def fill_words(self, out: memoryview, count: int, *, step: int, stream: int, group: int) -> None:
-        """`count` words of this address, from a group of normal numbers on, into bytes; 63 more have room."""
+        """`count` words of this address, from a group of normal numbers, into bytes with space for 63 more."""
         cipher, zeros = self._cipher(step, stream, group * GROUP // BLOCK_WORDS), memoryview(_ZEROS)
         for done in range(0, count, CHUNK):
             cipher.update_into(zeros[: 8 * min(CHUNK, count - done)], out[8 * done :])
 
     def normal(self, count: int, *, step: int, stream: int = 0, start: int = 0) -> np.ndarray:
-        """(count,) float64 standard normal numbers (gaussian.py); the numbers `start` and on of this address."""
+        """(count,) float64 standard normal numbers (gaussian.py); the numbers of this address from `start`."""
         out = torch.empty(count, dtype=torch.float64)
         self.fill_normal(out, step=step, stream=stream, start=start)
         return out.numpy()
 
     def fill_normal(self, out: Tensor, *, step: int, stream: int = 0, start: int = 0) -> None:
-        """The same numbers into a tensor of float64, shape (count,), made on its device."""
+        """The same numbers into a tensor of float64, shape (count,), generated on its device."""
         if not len(out):
             return
         before = whole("start", start, 0) % GROUP
-        groups = -(-(before + len(out)) // GROUP)  # those in which the numbers lie
+        groups = -(-(before + len(out)) // GROUP)  # groups that contain the numbers
         if before or groups * GROUP != len(out):
             whole_groups = torch.empty(groups * GROUP, dtype=torch.float64, device=out.device)
             self._fill_groups(whole_groups, step, stream, start // GROUP)
@@ -104,7 +106,7 @@ class SecureRandom:
             self._fill_groups(out, step, stream, start // GROUP)
 
     def _fill_groups(self, out: Tensor, step: int, stream: int, group: int) -> None:
-        """Whole groups, from this one on."""
+        """Whole groups, starting with this one."""
         if out.device.type != "cpu":
             for done in range(0, len(out), PIECE):
                 part = out[done : done + PIECE]
@@ -123,7 +125,7 @@ class SecureRandom:
                 job.result()
 
     def _fill_here(self, out: Tensor, step: int, stream: int, group: int) -> None:
-        """Whole groups on the CPU, by one thread, in pieces that stay in cache."""
+        """Whole groups on the CPU, by one thread, in pieces that fit in the cache."""
         if not hasattr(_thread, "workspace"):
             _thread.workspace = Workspace(CHUNK)
         workspace: Workspace = _thread.workspace
@@ -133,7 +135,7 @@ class SecureRandom:
             group += CHUNK // GROUP
 
     def state_dict(self) -> dict[str, object]:
-        """The secret: whoever has it can undo the noise. Plain types, for `torch.load(weights_only=True)`."""
+        """The secret, which allows removing the noise. Plain types, for `torch.load(weights_only=True)`."""
         return {"key": self._key.hex(), "private": self.private}
 
     def with_state(self, state: dict[str, object]) -> SecureRandom:
@@ -156,7 +158,7 @@ class SecureRandom:
 
 
 class SecureNoise:
-    """Standard normal numbers, never the same twice: for a single release, without an address."""
+    """Standard normal numbers that are never repeated: for a single release, without an address."""
 
     def __init__(self, *, seed: int | None = None) -> None:
         self._random = SecureRandom("one release", seed=seed)
@@ -173,12 +175,12 @@ class SecureNoise:
 
 
 def public_grid(deviation: float) -> float:
-    """The step of the grid to which anything with Gaussian noise of this deviation is rounded before it is released.
+    """The grid spacing to which anything with Gaussian noise of this standard deviation is rounded before release.
 
-    A sum of floating point numbers shows in its last bits what was added: which values can be reached at all depends on
-    the secret summand (Mironov 2012; Jin et al. 2022; Haney et al. 2022 show that more careful noise, such as the sum
-    of four deviates, halved, is no cure). Rounded to a public grid far coarser than float64 (a power of two,
-    at most 2⁻¹⁰ of the deviation) those bits are gone. That is post-processing, and adds 10⁻⁷ to the variance.
+    The last bits of a floating point sum reveal what was added: which values are reachable at all depends on the secret
+    summand (Mironov 2012; Jin et al. 2022; Haney et al. 2022 show that more careful noise, such as half the sum of four
+    normal deviates, does not help). Rounding to a public grid far coarser than float64 (a power of two,
+    at most 2⁻¹⁰ of the standard deviation) removes those bits. It is post-processing, and adds 10⁻⁷ to the variance.
     """
     return 2.0 ** (math.floor(math.log2(deviation)) - 10)
 

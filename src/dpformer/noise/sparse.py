@@ -1,17 +1,17 @@
-r"""Noise on every cell of a huge table, without visiting the empty cells: exact thresholded sampling.
+r"""Noise on every cell of a huge table without visiting empty cells: exact thresholded sampling.
 
-Of x_c + σ·N(0, 1), one number for each of n cells, only the cells above a threshold τ are wanted. Nearly all x_c are 0,
-and an empty cell passes with probability p = Q(τ/σ) = P(N(0, 1) > τ/σ), each on its own. So instead of n draws:
+Of x_c + σ·N(0, 1), one number for each of n cells, only the cells above a threshold τ are needed. Nearly all x_c are 0,
+and an empty cell passes with probability p = Q(τ/σ) = P(N(0, 1) > τ/σ), independently. So instead of n draws:
 
-1. the cells that pass, were all of them empty: the gaps between successes of independent trials are geometric,
+1. the cells that would pass if all were empty: the gaps between successes of independent trials are geometric,
    gap = ⌊ln u / ln(1 − p)⌋, u uniform; those on an occupied cell are dropped, since occupied cells draw for themselves;
-2. their values, which are normal given that they pass: σ·Q⁻¹(u·p), u uniform;
+2. their values, normal given that they pass: σ·Q⁻¹(u·p), u uniform;
 3. the occupied cells, x_c + σ·N(0, 1), kept if above τ.
 
-That is the *same distribution* as noise on all n cells followed by the threshold, so the same Gaussian mechanism (then
-post-processed), in time and memory of what is occupied or survives. All draws are from the secure generator. Values are
-rounded to the public grid of `public_grid`; τ is put halfway between two points of it, so that rounding moves nothing
-across.
+The result has the *same distribution* as noise on all n cells followed by the threshold, so it is the same Gaussian
+mechanism (plus post-processing), in time and memory proportional to the occupied and surviving cells. All draws use the
+secure generator. Values are rounded to the grid of `public_grid`; τ is placed halfway between two grid points, so that
+rounding never crosses it.
 """
 
 import math
@@ -25,8 +25,8 @@ from dpformer.accounting.arguments import positive, whole
 from dpformer.noise.randomness import SecureRandom, public_grid
 
 OCCUPIED, GAPS, TAIL = 0, 1, 2  # streams of one step of the generator
-MOST_AT_ONCE = 2**20  # draws
-PASSED_AT_ONCE = 2**20  # empty cells that pass
+MOST_AT_ONCE = 2**20  # number of draws at a time
+PASSED_AT_ONCE = 2**20  # number of passing empty cells at a time
 
 
 def tail(x: float) -> float:
@@ -43,23 +43,23 @@ def noisy_above(
     random: SecureRandom,
     step: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The cells of a noisy table that lie above a threshold: (cells (K,) int64 ascending, noisy values (K,) float64).
+    """The cells of a noisy table above a threshold: (cells (K,) int64 ascending, noisy values (K,) float64).
 
     Args:
-        blocks: (cells (k,) int64, values (k,)): where the table is not zero, and what it holds there. Cells rise
-            strictly, from block to block too; how they are cut into blocks changes nothing, and one is held at a time.
+        blocks: (cells (k,) int64, values (k,)): the non-zero cells of the table, and their values. Cells increase
+            strictly, also between blocks; the division into blocks does not matter, and one is held at a time.
         num_cells: n; cells are 0..n-1.
         deviation: σ of the noise on every cell.
-        threshold: τ, moved by less than one step of the grid.
+        threshold: τ, moved by less than one grid step.
         random: the secure source.
-        step: its address; no other draw of `random` may use this step.
+        step: the address of the draws; no other draw of `random` may use this step.
     """
     num_cells, deviation = whole("num_cells", num_cells, 0), positive("deviation", deviation)
     grid = public_grid(deviation)
     threshold = moved_threshold(threshold, grid)
     everywhere = _successes(num_cells, tail(threshold / deviation), random, step)
     found: tuple[list[np.ndarray], list[np.ndarray]] = [], []
-    occupied = visited = drawn = 0  # normal numbers, successes and tails: how many are behind
+    occupied = visited = drawn = 0  # numbers of normal draws, successes and tails used so far
     for cells, values, end in _pieces(blocks, everywhere, num_cells):
         noisy = values + deviation * random.normal(len(cells), step=step, stream=OCCUPIED, start=occupied)
         noisy = np.round(noisy / grid) * grid
@@ -68,7 +68,7 @@ def noisy_above(
         empty = everywhere[visited:until]
         empty = empty[~_among(empty, cells)]
         tails = deviation * _truncated_normal(len(empty), threshold / deviation, random, step, drawn)
-        tails = np.maximum(np.round(tails / grid) * grid, threshold + grid / 2)  # a last-bit slip must not fall below
+        tails = np.maximum(np.round(tails / grid) * grid, threshold + grid / 2)  # a last-bit error must not fall below
         occupied, visited, drawn = occupied + len(cells), until, drawn + len(empty)
         order = np.argsort(there := np.concatenate([cells[passed], empty]), kind="stable")
         found[0].append(there[order])
@@ -80,12 +80,12 @@ def noisy_above(
 def _pieces(
     blocks: Iterable[tuple[np.ndarray, np.ndarray]], everywhere: np.ndarray, num_cells: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """(cells, values, where the piece ends): blocks, and what lies behind all, with few successes in each piece."""
+    """(cells, values, end of the piece): the blocks, then the rest, with few successes in each piece."""
     first = visited = 0
     filled = ((cells, values) for cells, values in blocks if len(cells))
     for cells, values in chain(filled, [(np.zeros(0, np.int64), np.zeros(0))]):
         if len(cells) and (cells[0] < first or cells[-1] >= num_cells or (np.diff(cells) <= 0).any()):
-            raise ValueError(f"cells must rise strictly within 0..{num_cells - 1}")
+            raise ValueError(f"cells must increase strictly within 0..{num_cells - 1}")
         first = end = int(cells[-1]) + 1 if len(cells) else num_cells
         until = int(np.searchsorted(everywhere, end))
         while until - visited > PASSED_AT_ONCE:
@@ -99,19 +99,19 @@ def _pieces(
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """One after the other; the parts are let go."""
+    """Concatenate and free the parts."""
     joined = np.concatenate(parts)
     parts.clear()
     return joined
 
 
 def moved_threshold(threshold: float, grid: float) -> float:
-    """τ halfway between two points of the grid, so that rounding moves nothing across."""
+    """τ halfway between two grid points, so that rounding never crosses it."""
     return (math.floor(threshold / grid) + 0.5) * grid
 
 
 def _successes(trials: int, p: float, random: SecureRandom, step: int) -> np.ndarray:
-    """Which of so many independent trials of probability p succeed, ascending (int64), by geometric gaps."""
+    """The successful ones of independent trials of probability p, ascending (int64), by geometric gaps."""
     if p >= 1:
         return np.arange(trials)
     if p <= 0:
@@ -129,9 +129,9 @@ def _successes(trials: int, p: float, random: SecureRandom, step: int) -> np.nda
 
 
 def _truncated_normal(count: int, low: float, random: SecureRandom, step: int, start: int = 0) -> np.ndarray:
-    """(count,) standard normal numbers given that they exceed `low`: Q⁻¹(u·Q(low)); the numbers `start` and on."""
+    """(count,) standard normal numbers given that they exceed `low`: Q⁻¹(u·Q(low)); numbers from `start`."""
     uniform = torch.from_numpy(_uniform(random.words(count, step=step, stream=TAIL, start=start)))
-    return -torch.special.ndtri(uniform * tail(low)).numpy()  # Q⁻¹(p) = −Φ⁻¹(p), exact far out
+    return -torch.special.ndtri(uniform * tail(low)).numpy()  # Q⁻¹(p) = −Φ⁻¹(p), accurate in the tail
 
 
 def _uniform(words: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ def _uniform(words: np.ndarray) -> np.ndarray:
 
 
 def _among(wanted: np.ndarray, ascending: np.ndarray) -> np.ndarray:
-    """Which of `wanted` occur in `ascending`."""
+    """Which of `wanted` occur in `ascending`, as a mask."""
     if not len(ascending):
         return np.zeros(len(wanted), dtype=bool)
     at = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)

@@ -1,4 +1,4 @@
-"""What is corrected: Gaussian moments, the effective error, and the attention that uses them (paper, section 4)."""
+"""Re-Attention: Gaussian moments, the effective error, and the attention that uses them (paper, section 4)."""
 
 from dpformer.reattention.activations import gelu, relu
 from dpformer.reattention.attention import attention, attention_weights

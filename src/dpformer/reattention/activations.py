@@ -1,8 +1,8 @@
-"""Gaussian moments through ReLU and GELU (paper, appendix B.2, with its slips corrected: docs/maths/reattention.md).
+"""Gaussian moments through ReLU and GELU (paper, appendix B.2, with its errors corrected: docs/maths/reattention.md).
 
 Symbols: X ~ N(μ, v), the paper's N(c, d); Φ, φ the standard normal distribution function and density.
 Both rules are exact, and written in units of v: the textbook E[y²] − E[y]² loses all digits of a variance of 1e-6 in
-float32, and DP deviations are of that order.
+float32, and variances of DP noise are of that order.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 from dpformer.reattention import compiled
 from dpformer.reattention.moments import Gaussian
 
-# Beyond 40 deviations Φ is 0 or 1 and φ is 0 in float64; clamping there keeps 0·∞ out.
+# Beyond 40 standard deviations Φ is 0 or 1 and φ is 0 in float64; clamping there keeps 0·∞ out.
 _FAR = 40.0
 
 
@@ -33,7 +33,7 @@ def relu(x: Gaussian, *, mean: Tensor | None = None) -> Gaussian:
         E   = μ Φ(a) + √v φ(a)
         Var = v·( Φ(a) + u·(a − u) )         as E[y²]/v = Φ(a) + a·u
 
-    The paper's Eq. 20 subtracts c² where it must subtract the squared *output* mean.
+    The paper's Eq. 20 subtracts c² instead of the squared *output* mean.
     """
     if mean is not None and compiled.can_read(x):
         return Gaussian(mean, compiled.relu_variance(x))
@@ -42,7 +42,7 @@ def relu(x: Gaussian, *, mean: Tensor | None = None) -> Gaussian:
     u = _density(a).addcmul_(a, cdf)
     if mean is None:
         mean = torch.where(a.abs() < _FAR, u * x.var.sqrt(), x.mean.clamp(min=0))
-    unit = cdf.addcmul_(u, a.sub_(u)).clamp_(min=0)  # in place: fresh memory costs as much as the arithmetic
+    unit = cdf.addcmul_(u, a.sub_(u)).clamp_(min=0)  # in place: allocating costs as much as the arithmetic
     return Gaussian(mean, unit.mul_(x.var))
 
 
@@ -54,8 +54,8 @@ def gelu(x: Gaussian, *, approximation: Literal["exact", "relu"] = "exact", mean
         C   = Var[Φ(X)] = (1/π) ∫_a^1 exp(−h²(1+t²)/2)/(1+t²) dt       (a difference of Owen's T functions)
         R   = E[X Φ(X) φ(X)] = ( hφ(h)Φ(ah) + v·a/(2π)·exp(−h²a²(1+v)) )/(1+v)
 
-    C by a 6-point Gauss–Legendre rule on [a, 1]: Var within 0.02% for means above −3 deviations, 0.5% above −4.
-    `approximation="relu"` is the paper's: the ReLU variance in GELU's place (36% too large at mean 0, deviation 0.01).
+    C by a 6-point Gauss–Legendre rule on [a, 1]: Var within 0.02% for means above −3 standard deviations, 0.5% above
+    −4. `approximation="relu"` is the paper's: the variance of ReLU instead of GELU (36% too large for N(0, 0.01²)).
     """
     if approximation == "relu":
         return relu(x, mean=mean)
@@ -78,7 +78,7 @@ def gelu(x: Gaussian, *, approximation: Literal["exact", "relu"] = "exact", mean
 
 
 def _variance_of_cdf(h_square: Tensor, a: Tensor, v: Tensor) -> Tensor:
-    """(1/π) ∫_a^1 exp(−h²(1+t²)/2)/(1+t²) dt; the range shrinks with v, so small variances keep all their digits."""
+    """(1/π) ∫_a^1 exp(−h²(1+t²)/2)/(1+t²) dt; the range shrinks with v, so small variances lose no digits."""
     nodes, weights = np.polynomial.legendre.leggauss(6)
     half, exponent = v * a.square() / (1 + a), h_square * -0.5  # half of 1 − a = (1 − a²)/(1 + a)
     middle, one, total = a + half, torch.ones_like(a), torch.zeros_like(h_square)

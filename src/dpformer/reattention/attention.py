@@ -1,17 +1,18 @@
-"""Re-Attention: softmax attention with the inflation by noisy keys taken out (paper, 4.2 and 4.3.3).
+"""Re-Attention: softmax attention without the inflation by noisy keys (paper, 4.2 and 4.3.3).
 
 For a query q and a key k ~ N(k̄, V) the score s = ⟨q,k⟩/√d_h is Gaussian with variance Σ_c q_c² V_c / d_h, and
-E[exp s] = exp(E s)·exp(Var s / 2): noisy keys draw more attention than they deserve. Re-Attention takes the factor out.
+E[exp s] = exp(E s)·exp(Var s / 2): noisy keys draw too much attention. Re-Attention removes the factor.
 
     renormalised   S_ij ∝ exp(s_ij − Var[s_ij]/2), rows sum to one
     literal        S_ij = softmax(s)_ij · exp(−Var[s_ij]/2), as printed; rows sum to less than one
 
 Shapes: q, k, v, key_var are (B, H, L, d_h), head after batch, key_mask is (B, L) with True where a key is real.
-The variance never carries a gradient; q does, through Var[s]. Nothing here mixes users.
+The variance carries no gradient; q does, through Var[s]. Nothing here mixes users.
 
-Plain attention is PyTorch's fused one. The corrected one writes the map out. It is plain attention in a space of twice
-the width, [q, −q²/(2√d_h)] against [k, V]; but at L = 200, d_h = 64 on a CPU two products added into one map take 1.3
-times as long as fused plain attention, forward and backward, the wide space 1.7 times; and `average` needs the map.
+Plain attention is PyTorch's fused kernel. The corrected one computes the map explicitly. It equals plain attention in a
+space of twice the width, [q, −q²/(2√d_h)] against [k, V]; but at L = 200, d_h = 64 on a CPU two products added into one
+map take 1.3 times as long as fused plain attention, forward and backward, the wide space 1.7 times; and `average` needs
+the map.
 """
 
 import math
@@ -29,8 +30,8 @@ Variant = Literal["renormalised", "literal"]
 class Spread(NamedTuple):
     """A variance of shape (B, H, L, d_h): left @ right, or left alone.
 
-    Where all coordinates of an input are equally noisy, as in the first block, it is v_j·S_c + u_j: two columns of
-    `left` say all of it, and products with the map cost next to nothing.
+    If all coordinates of an input are equally noisy, as in the first block, it is v_j·S_c + u_j: two columns of `left`
+    represent all of it, and products with the map cost almost nothing.
     """
 
     left: Tensor  # (B, H, L, r)
@@ -52,9 +53,9 @@ def attention(
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Σ_j S_ij v_j with the noise in the keys corrected for, and S if asked; without noise plain attention bit for bit.
+    """Σ_j S_ij v_j corrected for the noise in the keys, and S on request; without noise, exactly plain attention.
 
-    `dropout` is the rate on S (pass 0 outside training); the S that is returned is without it.
+    `dropout` is the rate on S (pass 0 outside training); the returned S excludes it.
     """
     corrected = key_var is not None and not _no_noise(key_var)
     weights = None
@@ -90,7 +91,7 @@ def attention_weights(
     if correction is not None and variant == "literal":
         weights = weights * torch.exp(correction[0] @ correction[1].mT)
     if key_mask is not None and allowed is not None:
-        weights = weights * allowed.any(-1, keepdim=True)  # a row without any key: zero, as PyTorch's own
+        weights = weights * allowed.any(-1, keepdim=True)  # a row without any key is zero, as in PyTorch
     return weights
 
 
@@ -102,13 +103,13 @@ def _correction(q: Tensor, key_var: Tensor | Spread) -> tuple[Tensor, Tensor]:
 
 
 def _no_noise(key_var: Tensor | Spread) -> bool:
-    """Whether there is nothing to correct. An export cannot branch on values and keeps the correction."""
+    """Whether there is nothing to correct. An export cannot branch on values, so it keeps the correction."""
     left = key_var.left if isinstance(key_var, Spread) else key_var
     return not recording() and not bool(left.any())
 
 
 def _allowed(q: Tensor, k: Tensor, causal: bool, key_mask: Tensor | None) -> Tensor | None:
-    """True where query i may look at key j, broadcasting to (B, H, L, L); None where everything is allowed."""
+    """True where query i may attend to key j, broadcasting to (B, H, L, L); None if all may."""
     allowed = None
     if causal:
         allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
@@ -119,7 +120,7 @@ def _allowed(q: Tensor, k: Tensor, causal: bool, key_mask: Tensor | None) -> Ten
 
 
 def _bias(q: Tensor, allowed: Tensor | None) -> Tensor:
-    """What is added to a score: nothing, or so much below that its exponential is zero (finite: no ∞ − ∞ anywhere)."""
+    """The summand of a score: zero, or so negative that its exponential is zero (finite, so no ∞ − ∞ occurs)."""
     if allowed is None:
         return q.new_zeros(())
     return torch.zeros_like(allowed, dtype=q.dtype).masked_fill(~allowed, torch.finfo(q.dtype).min / 2)

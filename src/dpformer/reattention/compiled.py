@@ -1,5 +1,5 @@
 """Variances through LayerNorm and ReLU in one pass of compiled code each: twins of `moments.layer_norm` and
-`activations.relu`, in float32 as they are."""
+`activations.relu`, in float32."""
 
 import torch
 from torch import Tensor
@@ -11,17 +11,17 @@ from dpformer.kernels import native
 from dpformer.reattention.moments import Gaussian
 from dpformer.reattention.recording import recording
 
-LARGE = 1 << 16  # numbers that are worth several threads
+LARGE = 1 << 16  # numbers for which several threads pay off
 
 
 def can_read(x: Gaussian) -> bool:
-    """Whether compiled code is there, and can read these numbers, which nobody differentiates or traces."""
+    """Whether compiled code is available and can read these tensors, which must not be differentiated or traced."""
     plain = all(type(t) is Tensor and t.is_cpu and t.dtype == torch.float32 and not t.requires_grad for t in x)
     return native.kernels is not None and plain and not recording() and not _watched()
 
 
 def _watched() -> bool:
-    """Whether a transform, a tracer or forward differentiation follows torch's functions: it would not see compiled
+    """Whether a transform, a tracer or forward differentiation is following torch functions: it would not see compiled
     code."""
     return (
         peek_interpreter_stack() is not None
@@ -32,9 +32,9 @@ def _watched() -> bool:
 
 
 def norm_variance(x: Gaussian, weight: Tensor, weight_var: Tensor, eps: float) -> Tensor:
-    """The variance of γ·(x − x̄)/√(s² + eps) + β, with γ and β as uncertain as each other: one number."""
+    """The variance of γ·(x − x̄)/√(s² + eps) + β, where γ and β have the same variance, one number."""
     assert native.kernels is not None
-    with torch.no_grad(), torch._C.DisableTorchFunction():  # detached numbers, and no use of a parameter
+    with torch.no_grad(), torch._C.DisableTorchFunction():  # detached values, and no use of a parameter
         width, variance, out = x.mean.shape[-1], float(weight_var), torch.empty(x.mean.shape)
         scale = (weight.square() + weight_var).numpy()
         arrays = [native.rows_of(t.expand(x.mean.shape).reshape(-1, width)) for t in x] + [out.view(-1, width).numpy()]

@@ -1,4 +1,4 @@
-"""The effective error: how noisy each parameter is after a DP step (paper, Definition 4.1, Claim 4.2)."""
+"""The effective error: the noise of each parameter after a DP step (paper, Definition 4.1, Claim 4.2)."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class EffectiveError(NamedTuple):
-    """Deviations (not variances) of the parameters."""
+    """Standard deviations (not variances) of the parameters."""
 
     items: Tensor  # (M,) of each coordinate of item i's embedding row
     weights: Tensor  # () of every other parameter
@@ -21,12 +21,12 @@ def effective_error(
     """σ_eff = scale·σ/(B·p_i) for the embedding of item i, scale·σ/B for every other parameter.
 
     σ is `noise_multiplier`, B `expected_batch_size`, and p_i = `frequencies[i]` the probability that item i occurs in a
-    user's history (document frequency, not a share of all tokens): B·p_i is the number of users in a batch that teach
-    item i anything. p must be public or released with DP. An item with p_i = 0 is taken to be as rare as the rarest
-    item that has a frequency (and B·p_i = 1 if none has), so that every error is finite.
+    user's history (document frequency, not a share of all tokens): B·p_i is the expected number of users in a batch who
+    have item i. p must be public or released with DP. An item with p_i = 0 is treated as being as rare as the rarest
+    item with a frequency (and B·p_i = 1 if none has one), so that every error is finite.
 
-    The paper's definition is the noise of one averaged *gradient*. How far it moves a *parameter* depends on optimiser,
-    learning rate and steps; that unknown factor is `scale`, 1 as the paper prints it.
+    The paper's definition is the noise of one averaged *gradient*. How far it moves a *parameter* depends on optimizer,
+    learning rate and steps; that unknown factor is `scale`, 1 in the paper.
 
     >>> import torch
     >>> effective_error(2.0, 100, torch.tensor([0.5, 0.02, 0.0]))
@@ -39,7 +39,7 @@ def effective_error(
         raise ValueError(f"expected_batch_size is {expected_batch_size}; it must be a finite number above 0")
     p = frequencies.detach()
     if not p.is_floating_point() or p.ndim != 1:
-        raise ValueError(f"frequencies are {p.dtype} of shape {tuple(p.shape)}; give one float an item, shape (M,)")
+        raise ValueError(f"frequencies are {p.dtype} of shape {tuple(p.shape)}; give one float per item, shape (M,)")
     if not bool(((p >= 0) & (p <= 1)).all()):
         worst = p[~((p >= 0) & (p <= 1))][0].item()
         raise ValueError(f"a frequency is {worst}; give probabilities in [0, 1]: users with the item / all users")
@@ -50,11 +50,11 @@ def effective_error(
 
 
 def adam_error(rates: Sequence[float], num_items: int, *, scale: float = 1.0) -> EffectiveError:
-    """σ_eff = scale·√(Σ_t rate_t²) for every parameter: how far the noise of all steps has moved it under Adam.
+    """σ_eff = scale·√(Σ_t rate_t²) for every parameter: how far the noise of all steps moves it under Adam.
 
-    Adam divides a gradient by its own root mean square. Where noise is most of it (nearly everywhere in DP training),
-    a step moves a parameter by rate_t times a unit normal, whatever σ, B and how rare the item is; and steps add up in
-    squares. Against the deviation over noise draws of rows trained with DP-SGD: `experiments/distraction.py`.
+    Adam divides a gradient by its root mean square. If that is mostly noise (nearly everywhere in DP training), a step
+    moves a parameter by rate_t times a unit normal, regardless of σ, B and the frequency of the item; and steps add up
+    in squares. For a comparison with the deviation of trained rows over noise draws see `experiments/distraction.py`.
 
     >>> adam_error([0.03, 0.04], 2)
     EffectiveError(items=tensor([0.0500, 0.0500]), weights=tensor(0.0500))

@@ -1,21 +1,21 @@
-"""Re-Attention inside Hugging Face's GPT-2, through its `AttentionInterface`; class and weights stay as they are.
+"""Re-Attention inside Hugging Face's GPT-2, through its `AttentionInterface`; class and weights are unchanged.
 
-Each block computes  x ← x + attention(ln_1(x));  x ← x + mlp(ln_2(x)).  Beside it travels the variance of the DP noise
-of x, one number an activation, by the rules of `moments`:
+Each block computes  x ← x + attention(ln_1(x));  x ← x + mlp(ln_2(x)).  Alongside, the variance of the DP noise of x,
+one number per activation, is propagated by the rules of `moments`:
 
-    wte, wpe           Var = σ_eff(token)² + σ_eff²                 one number a position
+    wte, wpe           Var = σ_eff(token)² + σ_eff²                 one number per position
     ln_1, ln_2         `layer_norm`
     c_attn             `linear`: the variance of the keys corrects the scores, s_ij − Var[s_ij]/2
     the average        `average`: Σ_j S_ij² Var[v_j]
     c_proj, mlp        `linear`, `gelu` or `relu`
     residual sums      variances add
 
-Approximations, beyond those of the rules themselves: activations are taken as independent; GPT-2's tanh form of GELU
-counts as GELU (they differ by at most 0.0005 in value); a frozen parameter has no noise, so with a frozen embedding all
-tokens are alike; variances do not enter a key-value cache, so pass `use_cache=False`. They stop after the last
-attention, where nobody asks for them.
+Approximations, in addition to those of the rules themselves: activations are treated as independent; GPT-2's tanh form
+of GELU is treated as GELU (they differ by at most 0.0005 in value); a frozen parameter has no noise, so with a frozen
+embedding all tokens are alike; variances do not enter a key-value cache, so pass `use_cache=False`. They stop after the
+last attention, where they are no longer needed.
 
-Variances are functions of detached numbers and carry no gradient; queries do, through Var[s]. So nothing of it is a use
+Variances are functions of detached numbers and carry no gradient; queries do, through Var[s]. So none of it is a use
 of a parameter, nothing mixes users, and per-user norms stay exact.
 """
 
@@ -50,15 +50,15 @@ def use_reattention(
     scale: float = 1.0,
     variant: Variant = "renormalised",
 ) -> None:
-    """Switches a GPT-2 to Re-Attention; calling it again replaces the numbers.
+    """Switch a GPT-2 to Re-Attention; calling it again replaces the settings.
 
     Args:
         model: `GPT2Model`, or one with a head, such as `GPT2LMHeadModel`.
         noise_multiplier: σ of the training.
         expected_batch_size: B.
         frequencies: (vocabulary,) the share of users who have each token, public or released with DP.
-        scale: of the effective error (`effective_error`).
-        variant: rows sum to one, or as the paper prints it (`attention`).
+        scale: scale of the effective error (`effective_error`).
+        variant: rows sum to one, or as printed in the paper (`attention`).
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
@@ -68,9 +68,9 @@ def use_reattention(
         raise ValueError(f"variant is {variant!r}; it must be 'renormalised' or 'literal'")
     error = effective_error(noise_multiplier, expected_batch_size, torch.as_tensor(frequencies), scale=scale)
     if len(error.items) != len(body.wte.weight):
-        raise ValueError(f"frequencies are of {len(error.items)} tokens; the model has {len(body.wte.weight)}")
+        raise ValueError(f"frequencies has {len(error.items)} tokens, but the model {len(body.wte.weight)}")
     AttentionInterface.register(NAME, corrected_attention)
-    AttentionMaskInterface.register(NAME, eager_mask)  # what is not allowed is added as a large negative number
+    AttentionMaskInterface.register(NAME, eager_mask)  # masked positions get a large negative number
     if "noise" not in body._modules:
         body.add_module("noise", NoiseOfGPT2(body))
     body.noise.set(error.items, error.weights, variant)
@@ -78,7 +78,7 @@ def use_reattention(
 
 
 class NoiseOfGPT2(nn.Module):
-    """The variance of the activations, kept while the model runs. Layers report to it through forward hooks."""
+    """The variance of the activations while the model runs. Layers report to it through forward hooks."""
 
     item_var: Tensor  # (vocabulary,)
     weight_var: Tensor  # ()
@@ -89,8 +89,8 @@ class NoiseOfGPT2(nn.Module):
         self.register_buffer("weight_var", torch.zeros(()), persistent=False)
         self.variant: Variant = "renormalised"
         self.stream: Tensor | None = None  # variance of x, the residual stream
-        self.inner: Tensor | None = None  # variance inside the branch at work
-        self.normed: Tensor | None = None  # what the branch got: the mean of c_attn's input
+        self.inner: Tensor | None = None  # variance inside the current branch
+        self.normed: Tensor | None = None  # the input of the branch: the mean of c_attn's input
         self._positions = [body.wpe]  # in a list: no child module, no cycle
         body.wte.register_forward_hook(self._tokens)
         body.drop.register_forward_hook(self._dropped)
@@ -117,10 +117,10 @@ class NoiseOfGPT2(nn.Module):
         self.variant = variant
 
     def var_of(self, parameter: Tensor) -> Tensor:
-        """Noise is in what is trained."""
+        """The variance of a parameter: only trained parameters have noise."""
         return self.weight_var if parameter.requires_grad else torch.zeros_like(self.weight_var)
 
-    # Reports, in the order in which they come; `out` is what the layer gives, `x` what it got.
+    # Reports, in order of execution; `x` and `out` are the layer's input and output.
 
     def _tokens(self, layer: Any, x: tuple[Tensor], out: Tensor) -> None:
         own = F.embedding(x[0], self.item_var[:, None]) if layer.weight.requires_grad else 0 * out.detach()[..., :1]
@@ -159,7 +159,7 @@ class NoiseOfGPT2(nn.Module):
         return report
 
     def _added(self, layer: nn.Dropout, x: tuple[Tensor], out: Tensor) -> None:
-        """The end of a branch: its variance joins the stream."""
+        """The end of a branch: its variance is added to the stream."""
         branch, self.inner = self._through(layer, self.inner), None
         self.stream = None if self.stream is None or branch is None else self.stream + branch
 
@@ -178,7 +178,7 @@ def corrected_attention(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """What `AttentionInterface` calls: (B, H, L, d_h) each -> (B, L, H, d_h) and the map (B, H, L, L)."""
+    """The function called by `AttentionInterface`: (B, H, L, d_h) each -> (B, L, H, d_h) and the map (B, H, L, L)."""
     noise, last = _noise_of(module)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = query @ key.mT * scale
@@ -200,19 +200,19 @@ def corrected_attention(
 
 def _noise_of(module: Any) -> tuple[NoiseOfGPT2, bool]:
     if not hasattr(module, "noise"):
-        raise ValueError(f"{type(module).__name__} is set to {NAME} without numbers; call use_reattention(model, …)")
+        raise ValueError(f"{type(module).__name__} is set to {NAME} without settings: call use_reattention(model, …)")
     return module.noise
 
 
 def _input(noise: NoiseOfGPT2, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of what c_attn got."""
+    """Mean and variance of c_attn's input."""
     if noise.inner is None or noise.normed is None or noise.inner.shape[1] != key.shape[2]:
-        raise ValueError("Re-Attention keeps no variances of cached keys; call the model with use_cache=False")
+        raise ValueError("Re-Attention stores no variances of cached keys: call the model with use_cache=False")
     return noise.normed, noise.inner
 
 
 def _columns(module: Any, which: int) -> slice:
-    """c_attn makes queries (0), keys (1) and values (2) side by side."""
+    """c_attn computes queries (0), keys (1) and values (2) side by side."""
     return slice(which * module.split_size, (which + 1) * module.split_size)
 
 
@@ -221,7 +221,7 @@ def _heads_of(t: Tensor, module: Any) -> Tensor:
 
 
 def _average_var(module: Any, noise: NoiseOfGPT2, weights: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """(B, L, d): the variance of what attention gives, before c_proj."""
+    """(B, L, d): the variance of the attention output, before c_proj."""
     value_var = _heads_of(noise.linear(module.c_attn, *_input(noise, value), _columns(module, 2)), module)
     with torch.no_grad():
         values = Gaussian(value.detach(), value_var)
@@ -230,21 +230,21 @@ def _average_var(module: Any, noise: NoiseOfGPT2, weights: Tensor, value: Tensor
 
 
 def _gpt2_of(model: nn.Module) -> Any:
-    """The GPT2Model in a model, made of the layers that are known here."""
+    """The GPT2Model in a model, if it consists of supported layers."""
     from transformers import GPT2Model
     from transformers.pytorch_utils import Conv1D
 
     body = model if isinstance(model, GPT2Model) else getattr(model, "transformer", None)
     if not isinstance(body, GPT2Model):
-        raise ValueError(f"Re-Attention is written for GPT-2; this is a {type(model).__name__}")
+        raise ValueError(f"Re-Attention supports GPT-2; this is a {type(model).__name__}")
     for name, layer in body.named_modules():
         if name.endswith(("c_attn", "c_proj", "c_fc")) and not isinstance(layer, Conv1D):
             raise ValueError(
-                f"Re-Attention knows GPT-2's own layers; {name} is a {type(layer).__name__}: leave adapters out"
+                f"Re-Attention supports GPT-2's own layers, but {name} is a {type(layer).__name__}: remove adapters"
             )
     activation = body.config.activation_function
     if activation not in _ACTIVATIONS:
-        raise ValueError(f"the activation is {activation!r}; Re-Attention knows {', '.join(_ACTIVATIONS)}")
+        raise ValueError(f"the activation is {activation!r}; Re-Attention supports {', '.join(_ACTIVATIONS)}")
     if body.config.add_cross_attention:
-        raise ValueError("Re-Attention is for causal self-attention; this GPT-2 has cross-attention")
+        raise ValueError("Re-Attention supports causal self-attention, but this GPT-2 has cross-attention")
     return body

@@ -1,13 +1,14 @@
-"""Gaussian moments through a layer: what mean and variance come out when uncertain numbers go in.
+"""Gaussian moments through a layer: mean and variance of the output for uncertain inputs.
 
-After a DP step every parameter is a noisy one, so every activation is a random variable. Re-Attention (paper, 4.3.2 and
-appendix B.2) approximates each by an independent Gaussian of the same first two moments and pushes (mean, var) from
-layer to layer. One function a layer here; activations are in `activations.py`. Derivations: docs/maths/reattention.md.
+After a DP step every parameter is noisy, so every activation is a random variable. Re-Attention (paper, 4.3.2 and
+appendix B.2) approximates each by an independent Gaussian with the same first two moments and propagates (mean, var)
+from layer to layer. One function per layer here; activations are in `activations.py`. Derivations:
+docs/maths/reattention.md.
 
 Conventions. Shapes are `(..., n)` with the feature last. `var` broadcasts against `mean`: a last dimension of 1 means
-the same variance in every coordinate, and rules keep it so where they can, because it saves a matrix product.
-`mean=` hands in the output mean when it is known already: the network's own forward pass computes it, and the paper
-takes the noisy network itself as the mean (4.3.1). Only the variance is then computed.
+the same variance in every coordinate, and rules preserve that where they can, because it saves a matrix product.
+`mean=` passes an output mean that is known already: the network's own forward pass computes it, and the paper
+uses the noisy network itself as the mean (4.3.1). Then only the variance is computed.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from torch import Tensor
 
 
 class Gaussian(NamedTuple):
-    """Independent Gaussians, one an element: N(mean, var). `var` is a variance, never a deviation."""
+    """Independent Gaussians, one per element: N(mean, var). `var` is a variance, not a standard deviation."""
 
     mean: Tensor  # (..., n)
     var: Tensor  # broadcasts against mean: (..., n), (..., 1) or ()
@@ -29,8 +30,8 @@ def linear(x: Gaussian, weight: Gaussian, bias: Gaussian | None = None, *, mean:
         E[y_k]   = Σ_j μ_j W_kj + b_k
         Var[y_k] = Σ_j ( v_j W_kj² + v_j w_kj + w_kj μ_j² ) + Var[b_k]
 
-    x ~ N(μ, v) of shape (..., n); weight ~ N(W, w) of shape (m, n), w often one number; bias of shape (m,).
-    The paper's Eq. 19 is the summand; the sum over inputs j is missing there.
+    x ~ N(μ, v) of shape (..., n); weight ~ N(W, w) of shape (m, n), w often a single number; bias of shape (m,).
+    The paper's Eq. 19 gives the summand; it omits the sum over inputs j.
     """
     second_moment = weight.mean.square() + weight.var  # E[W²], (m, n)
     if x.var.shape[-1:] == (1,):
@@ -57,10 +58,10 @@ def layer_norm(
         Var[n_k] ≈ Σ_j P_kj² v_j / (E[s²] + eps),  P = I − 11ᵀ/d − nnᵀ/d     LayerNorm removes mean *and* length
         Var[y_k] = Var[n_k]·(γ² + Var γ) + Var γ·n_k² + Var β
 
-    The delta method at small noise, and still bounded by one at large noise because s² counts the noise. Measured
-    against sampling, deviations of 0.01 to 30 times the spread of the means: equal variances, every one within 4% at
-    d = 64 (22% at d = 8); variances 30:1 apart, single ones up to 24% (43%) off; always their sum within 1.1% (9%) and
-    n_k within 0.024 (0.11) of the mean.
+    The delta method for small noise, and still bounded by one for large noise because s² includes the noise. Measured
+    against sampling, for deviations of 0.01 to 30 times the spread of the means: with equal variances, each is within
+    4% at d = 64 (22% at d = 8); with variances 30:1 apart, single ones are up to 24% (43%) off; their sum is always
+    within 1.1% (9%) and n_k within 0.024 (0.11) of the mean.
     """
     d = x.mean.shape[-1]
     var = x.var.expand(x.mean.shape)
@@ -88,9 +89,9 @@ def average(weights: Tensor, values: Gaussian, *, mean: Tensor | None = None) ->
 
         E[y_i] = Σ_j S_ij E[v_j]        Var[y_i] = Σ_j S_ij² Var[v_j]
 
-    Exact at fixed S. In attention S moves with the keys' noise, which is left out. Measured over 8 keys, with values as
-    noisy as their means are spread: 0.6%, 6%, 38% too low for scores of deviation 0.1, 0.3, 1. With values ten times
-    less noisy 20%, 63%, 94% too low: the moving weights are then most of the little variance there is.
+    Exact at fixed S. In attention S moves with the keys' noise, which is ignored. Measured over 8 keys, with values as
+    noisy as their means are spread: 0.6%, 6%, 38% too low for scores with deviation 0.1, 0.3, 1. With values ten times
+    less noisy 20%, 63%, 94% too low: the moving weights then cause most of the small variance.
     """
     var = weights.square() @ values.var.expand(values.mean.shape)
     return Gaussian(weights @ values.mean if mean is None else mean, var)
@@ -101,7 +102,7 @@ def embedding(
 ) -> Gaussian:
     """x_t = scale·E[item_t] + P[t]: an item's row plus its position. Exact.
 
-    items (B, L) int64; table (M, d) and positions (≥ L, d), each with its own variance, one a row as `(·, 1)`.
+    items (B, L) int64; table (M, d) and positions (≥ L, d), each with its own variance, one per row as `(·, 1)`.
     """
     length = items.shape[-1]
     position_var = positions.var if positions.var.ndim < 2 else positions.var[:length]
@@ -116,6 +117,6 @@ def dropout(x: Gaussian, rate: float) -> Gaussian:
         E = μ        Var = (v + rate·μ²)/(1 − rate)
 
     The part v/(1 − rate) is the DP noise seen through the random mask, averaged over masks; the other part is the
-    randomness of the mask itself, which is no noise of the parameters: Re-Attention counts the first part only.
+    randomness of the mask itself, not noise of the parameters: Re-Attention uses only the first part.
     """
     return Gaussian(x.mean, (x.var + rate * x.mean.square()) / (1 - rate))

@@ -1,11 +1,11 @@
-"""A network's layers, each run as usual and, beside it, the variance of its output.
+"""A network's layers, each executed as usual together with the variance of its output.
 
-A model written with these functions is an ordinary one when nothing is tracked (`var` is None), and carries the DP
-noise of its own parameters otherwise. The mean is the network's own activation, gradient and all; the variance is a
-function of detached numbers, so it carries no gradient and per-user gradient norms stay exact. Parameters are detached
-*before* gradients are switched off: a use of a trainable parameter under `no_grad` is refused by Phantom Clipping.
+A model written with these functions is an ordinary one if nothing is tracked (`var` is None), and otherwise propagates
+the DP noise of its own parameters. The mean is the network's own activation with its gradient; the variance is a
+function of detached values, so it carries no gradient and per-user gradient norms stay exact. Parameters are detached
+*before* gradients are switched off: Phantom Clipping refuses uses of trainable parameters under `no_grad`.
 
-`weight_var` is the variance of every parameter but the embedding rows, one number (the squared effective error).
+`weight_var` is the variance of every parameter except the embedding rows, one number (the squared effective error).
 """
 
 from collections.abc import Callable
@@ -22,18 +22,18 @@ from dpformer.reattention.recording import recording
 
 
 class Tracked(NamedTuple):
-    """An activation and the variance of its DP noise; None where nobody asks for it."""
+    """An activation and the variance of its DP noise; None if it is not needed."""
 
     mean: Tensor  # (B, L, n), with gradient
     var: Tensor | None  # broadcasts against mean, without gradient
 
     def known(self) -> Gaussian:
-        """Both as detached numbers, for the rules in `moments`."""
+        """Both detached, for the rules in `moments`."""
         assert self.var is not None
         return Gaussian(self.mean.detach(), self.var)
 
 
-TILE = 512  # positions
+TILE = 512  # positions per tile
 
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Gaussian]]] = {
     "relu": (F.relu, activations.relu),
@@ -63,7 +63,7 @@ def layer_norm(layer: nn.LayerNorm, x: Tracked, weight_var: Tensor | None) -> Tr
 def feed_forward(
     expand: nn.Linear, activation: str, contract: nn.Linear, x: Tracked, weight_var: Tensor | None
 ) -> Tracked:
-    """contract(activation(expand(x))), position by position; the wide variances in between live in tiles only."""
+    """contract(activation(expand(x))), position by position; the wide variances in between exist in tiles only."""
     function, activate = ACTIVATIONS[activation]
     inner = expand(x.mean)
     active = function(inner)
@@ -98,10 +98,10 @@ def _linear_rule(layer: nn.Linear, weight_var: Tensor) -> Callable[..., Gaussian
 def _rowwise(rule: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """rule(*tensors) without gradient, a tile of positions at a time.
 
-    A rule makes a dozen intermediate tensors: in tiles they stay in the cache, in whole each costs fresh memory. All
-    tensors here are detached, so Phantom Clipping's watch over each torch function is spared the many small ones.
+    A rule makes a dozen intermediate tensors: tiles keep them in the cache, whereas whole ones cost new memory. All
+    tensors here are detached, which spares Phantom Clipping from inspecting the many small ones.
     """
-    if recording():  # an export records no loop over positions
+    if recording():  # an export cannot record a loop over positions
         return rule(*tensors)
     with torch.no_grad(), torch._C.DisableTorchFunction():
         leading = tensors[0].shape[:-1]

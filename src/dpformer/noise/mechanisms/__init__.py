@@ -1,4 +1,4 @@
-"""Mechanisms: how the noise of training behaves from step to step. Each is one file; importing it here registers it."""
+"""Mechanisms: how training noise is correlated across steps. One file each, registered by importing it here."""
 
 from dpformer.noise.mechanisms.banded import Banded, BandedGaussian
 from dpformer.noise.mechanisms.base import Noise, register

@@ -1,14 +1,14 @@
-"""What a mechanism is: who may be in which step, how noise is correlated, what that costs, and the words for it.
+"""The interface of a mechanism: who may be in which step, how noise is correlated, its cost, and its description.
 
 With z_t independent standard normal noise, step t adds y_t, where C·y = z for the lower triangular Toeplitz matrix C
-whose first column is `coefficients()`, c_0 … c_{b−1}. Users are dealt by chance into `groups` ≥ b groups that take
-turns, one a step, so that a user takes part at most once in any b steps, and ‖c‖ ≤ 1. Then every time a user takes part
-costs one Gaussian release of sensitivity 1 (banded.py has the argument), and `event` is to count at least those.
+whose first column is `coefficients()`, c_0 … c_{b−1}. Users are dealt at random into `groups` ≥ b groups, used in
+rotation, one per step, so that a user takes part at most once in any b steps, and ‖c‖ ≤ 1. Then every participation
+costs one Gaussian release of sensitivity 1 (see banded.py), and `event` must count at least those.
 
-A new mechanism is a file with a subclass of `Noise`, a frozen dataclass whose fields are its settings and are named
-after its options, and a subclass of `PoissonGaussian` with the same fields; `@register` makes it known to samplers,
-optimizer, ledger, statement, report, verification and audit. Only an option of `dpformer train` is a field of `Config`
-besides.
+A new mechanism is a file with a subclass of `Noise`, a frozen dataclass whose fields are its settings, named after its
+options, and a subclass of `PoissonGaussian` with the same fields; `@register` makes it known to samplers, optimizer,
+ledger, statement, report, verification and audit. In addition, only an option of `dpformer train` needs a field of
+`Config`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dpformer.format_number import plain
 
 @dataclass(frozen=True)
 class Noise(ABC):
-    """The noise of all steps of training together. Its size, σ, is not part of it."""
+    """The noise of all training steps together. Its size, σ, is not part of it."""
 
     event_type: ClassVar[type[PoissonGaussian]]
 
     def __post_init__(self) -> None:
-        """A user may be hidden by no less noise than is accounted for, whatever the mechanism."""
+        """Check that no user is hidden by less noise than is accounted for, whatever the mechanism."""
         c = self.coefficients()
         if c.ndim != 1 or not len(c) or not c[0] > 0 or not np.linalg.norm(c) <= 1:
             raise ValueError(f"the coefficients of {self.name} must begin above 0 and have a norm of at most 1")
@@ -47,7 +47,7 @@ class Noise(ABC):
     @property
     @abstractmethod
     def groups(self) -> int:
-        """Groups of users that take turns; 1: everybody may be in every step."""
+        """The number of groups of users used in rotation; 1: all users may be in every step."""
 
     @abstractmethod
     def coefficients(self) -> np.ndarray:
@@ -55,7 +55,7 @@ class Noise(ABC):
 
     @cached_property
     def correlated(self) -> bool:
-        """Whether the noise of a step depends on that of steps before."""
+        """Whether the noise of a step depends on that of earlier steps."""
         return len(self.coefficients()) > 1
 
     def turn(self, step: int) -> int:
@@ -63,11 +63,12 @@ class Noise(ABC):
         return step % self.groups
 
     def step_rate(self, sample_rate: float) -> float:
-        """How likely a user takes part in a step of their group: q of all steps is groups·q of those."""
+        """The probability that a user takes part in a step of their group: groups·q, if q is over all steps."""
         rate = self.groups * sample_rate
         if not 0 < rate <= 1 + 1e-12:
             raise ValueError(
-                f"{self.groups} groups of users at sample rate {sample_rate:g} are {rate:.4g} of all users a step; it "
+                f"{self.groups} groups of users at sample rate {sample_rate:g} are {rate:.4g} of all users per step, "
+                f"which "
                 f"must be at most 1: lower {' or '.join([*self.settings(), 'the batch'])}"
             )
         return min(1.0, rate)
@@ -86,66 +87,66 @@ class Noise(ABC):
         return float(np.linalg.norm(np.cumsum(inverse)))
 
     def step_deviation(self, steps: int) -> float:
-        """Deviation, in units of σ, of independent noise a step that would leave as much in the sum of all steps."""
+        """Standard deviation, in units of σ, of independent noise per step with the same total."""
         return self.sum_deviation(steps) / math.sqrt(steps) if self.correlated else 1.0
 
-    # What it costs.
+    # Cost.
 
     def event(
         self, noise_multiplier: float, sample_rate: float, steps: int, *, label: str = "", private: bool = True
     ) -> PoissonGaussian:
-        """Steps of training with this noise."""
+        """Training steps with this noise."""
         settings: dict[str, Any] = self.settings()
         event = self.event_type(noise_multiplier, sample_rate, steps, label=label, private=private, **settings)
         if event.rate < self.step_rate(event.sample_rate) or event.compositions < -(-event.steps // self.groups):
-            raise ArithmeticError(f"the event of {self.name} counts users less often than they take part")
+            raise ArithmeticError(f"the event of {self.name} counts fewer participations than there are")
         return event
 
     # Settings.
 
     def settings(self) -> dict[str, Any]:
-        """Its fields, as they stand in states, plans, statements and events."""
+        """Its fields, as they appear in states, plans, statements and events."""
         return asdict(self)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Noise | None:
-        """The mechanism with these settings among others; None if they are not about this kind."""
+        """The mechanism with these settings among others; None if they belong to another kind."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: settings[name] for name in names}) if names and set(names) <= set(settings) else None
 
     @property
     def choice(self) -> str:
-        """How it was asked for, at the beginning of a refusal: "bands is 4"."""
+        """The setting that selected it, for the start of an error: "bands is 4"."""
         return " and ".join(f"{name} is {value}" for name, value in self.settings().items())
 
-    # Words.
+    # Descriptions.
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the noise is: "noise correlated over 8 steps"."""
+        """The noise in words: "noise correlated over 8 steps"."""
 
     @property
     @abstractmethod
     def sampler(self) -> str:
-        """How users are drawn, for the field of a statement."""
+        """How users are drawn, for the statement."""
 
     @abstractmethod
     def sentence(self, facts: Mapping[str, Any], unit: UnitOfPrivacy) -> str:
-        """How training touched the data; `facts` are those of a statement."""
+        """How training used the data; `facts` are those of a statement."""
 
     @abstractmethod
     def drawn(self, unit: UnitOfPrivacy) -> str:
-        """When noise and users are drawn anew, for a report."""
+        """When noise and users are drawn, for a report."""
 
     def rows(self, sample_rate: float, unit: UnitOfPrivacy) -> list[tuple[str, str]]:
-        """What a table of σ, C and q has to say besides: names and values."""
+        """Additional rows for a table of σ, C and q: names and values."""
         return []
 
 
 def bound_in_words(facts: Mapping[str, Any], unit: UnitOfPrivacy) -> str:
-    """Part of a `sentence`: what one user can add."""
-    return f"what one {unit.name} could add was bounded by {plain(facts['clip_norm'])}"
+    """Part of a `sentence`: the bound on one user's contribution."""
+    return f"the contribution of one {unit.name} was bounded by {plain(facts['clip_norm'])}"
 
 
 def deviation_in_words(facts: Mapping[str, Any]) -> str:
@@ -158,7 +159,7 @@ Kind = TypeVar("Kind", bound=type[Noise])
 
 
 def register(kind: Kind) -> Kind:
-    """Makes a mechanism known by its settings, whose names must be its own."""
+    """Make a mechanism known by its settings, whose names must be unique."""
     mine = {field.name for field in fields(kind)}
     for other in MECHANISMS:
         if taken := mine & {field.name for field in fields(other)}:

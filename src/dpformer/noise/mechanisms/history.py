@@ -1,4 +1,4 @@
-"""The noise of past steps, from which that of the next one is made."""
+"""The noise of past steps, from which that of the next step is computed."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ class NoiseHistory:
     def __init__(self, noise: Noise) -> None:
         self.noise = noise
         self._coefficients = noise.coefficients().tolist()
-        self._steps: deque[list[Tensor]] = deque(maxlen=len(self._coefficients) - 1)  # the latest first
+        self._steps: deque[list[Tensor]] = deque(maxlen=len(self._coefficients) - 1)  # latest first
 
     def correlated(self, numbers: Tensor, place: int) -> Tensor:
-        """(n,) y_t of the parameter at this place, from its independent numbers z_t, in their memory."""
-        for c, step in zip(self._coefficients[1:], self._steps, strict=False):  # in the first steps there are fewer
+        """(n,) y_t of the parameter at this index, from its independent numbers z_t, in their memory."""
+        for c, step in zip(self._coefficients[1:], self._steps, strict=False):  # the first steps have fewer
             numbers.sub_(step[place].view(-1), alpha=c)
         return numbers.div_(self._coefficients[0])
 
     def check(self, shapes: list[tuple[int, ...]]) -> None:
-        """Noise can be taken back only where it was added."""
+        """Noise can be cancelled only where it was added."""
         if any([tuple(noise.shape) for noise in step] != shapes for step in self._steps):
             raise ValueError(
-                f"with {self.noise.name} the same parameters must be trained in every step, and they have changed"
+                f"with {self.noise.name} the same parameters must be trained in every step, but they have changed"
             )
 
     def add(self, step: list[Tensor]) -> None:
-        """Remembers the noise of a step, in the shapes of its parameters."""
+        """Store the noise of a step, in the shapes of its parameters."""
         self._steps.appendleft(step)
 
     def state(self) -> list[list[Tensor]]:
         return [list(step) for step in self._steps]
 
     def load(self, saved: Sequence[Sequence[Tensor]], steps: int) -> None:
-        """Goes on from the noise that was saved after so many steps; nothing changes if it is refused."""
+        """Continue from noise saved after this number of steps; a refused state changes nothing."""
         past = [[noise.to("cpu", torch.float64) for noise in step] for step in saved]
         if not all(bool(noise.isfinite().all()) for step in past for noise in step):
-            raise ValueError("the noise of past steps that was saved is not finite")
+            raise ValueError("the saved noise of past steps is not finite")
         if len(past) != min(steps, len(self._coefficients) - 1):
             raise ValueError(f"after {steps} steps with {self.noise.name}, noise of {len(past)} steps was saved")
         self._steps.clear()

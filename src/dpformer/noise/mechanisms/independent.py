@@ -30,12 +30,13 @@ class Independent(Noise):
     def sentence(self, facts: Mapping[str, Any], unit: UnitOfPrivacy) -> str:
         return (
             f"Training took {facts['steps']:,} steps. In each, every {unit.name} took part independently with "
-            f"probability {plain(facts['sample_rate'])}; {bound_in_words(facts, unit)}, and random noise of deviation "
+            f"probability {plain(facts['sample_rate'])}; {bound_in_words(facts, unit)}, and noise of standard "
+            f"deviation "
             f"{deviation_in_words(facts)} was added to the sum."
         )
 
     def drawn(self, unit: UnitOfPrivacy) -> str:
-        return f"Noise and {unit.plural} are drawn anew in each step."
+        return f"Noise and {unit.plural} are drawn independently in each step."
 
 
 INDEPENDENT = Independent()

@@ -1,4 +1,4 @@
-"""Which mechanism settings ask for."""
+"""The mechanism that some settings select."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpformer.noise.mechanisms.independent import INDEPENDENT
 
 
 def noise_of(settings: Mapping[str, Any]) -> Noise:
-    """The noise of a config, a state, a statement or an event, among whose fields its settings stand.
+    """The noise of a config, a state, a statement or an event, whose fields include its settings.
 
     >>> noise_of({"epsilon": 5.0, "bands": 8})
     Banded(bands=8)
