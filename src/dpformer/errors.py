@@ -1,4 +1,4 @@
-"""The errors a user can cause, each one sentence with the value seen and the fix."""
+"""Errors that a user can cause, each one sentence with the value seen and the fix."""
 
 import errno
 
@@ -8,13 +8,13 @@ class DpformerError(Exception):
 
 
 class MissingExtra(DpformerError):
-    """An optional dependency is needed and not installed."""
+    """An optional dependency is required but not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; run: pip install 'dpformer[{extra}]'")
 
 
-# How libraries say that memory is out: the loader, torch, NumPy, C++ and threads.
+# How libraries report that memory ran out: the loader, torch, NumPy, C++ and threads.
 _NO_MEMORY = (
     "failed to map segment", "allocate memory", "bad_alloc", "bad allocation", "start new thread", "not enough memory",
     "unable to allocate",
@@ -22,7 +22,7 @@ _NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, whoever noticed, and whatever was made of it."""
+    """Whether memory ran out, whichever library noticed, and however the error was wrapped."""
     while error is not None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True

@@ -1,6 +1,6 @@
-"""Writing files so that a reader, or a crash, never meets half of one; reading text of a usual size, and strict JSON.
+"""Atomic writing of files; reading text of limited size; strict JSON.
 
-Files may be a stranger's: none is read whole before its size is known.
+Files may be untrusted: none is read completely before its size is known.
 """
 
 import json
@@ -16,14 +16,14 @@ from dpformer.errors import DpformerError
 
 MOST_BYTES = 2**22  # of JSON or TOML
 MOST_METRICS = 2**30
-MOST_LEDGER = 2**26  # some 100,000 runs
+MOST_LEDGER = 2**26  # about 100,000 runs
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path to write to; afterwards it is on disk under its real name, or, after an error, nowhere.
+    """Yield a path to write to; afterwards the file is on disk under its real name or, after an error, not there.
 
-    The file that stood there before is replaced in one step, so there is always an old or a new one.
+    An existing file is replaced atomically, so there is always an old or a new one.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -42,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def lock_file(file: IO[Any], *, wait: bool) -> None:
-    """Locks an open file for this process until it is closed; OSError if another holds it and `wait` is False."""
+    """Lock an open file for this process until it is closed; OSError if another holds it and `wait` is False."""
     try:
         fcntl = import_module("fcntl")
     except ImportError:  # Windows
@@ -53,7 +53,7 @@ def lock_file(file: IO[Any], *, wait: bool) -> None:
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Writes a file whole or not at all; a private one is its owner's alone from the first byte on."""
+    """Write a file atomically; a private one is readable by its owner alone from the first byte."""
     with replacing(path) as part:
         if private:
             part.touch(mode=0o600)
@@ -61,7 +61,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A rename is safe from a power cut once its folder is on disk; not every system lets one ask for that."""
+    """Sync a folder, after which a rename survives a power cut; not every system supports that."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_DIRECTORY)
         try:
@@ -71,7 +71,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def regular(path: Path, most: int = MOST_BYTES) -> str:
-    """Why a file is not read; nothing if it is a plain file of a usual size. A named pipe would be read for ever."""
+    """Why a file is not read; empty for a regular file of limited size. Reading a named pipe would block."""
     try:
         found = path.stat()
     except OSError as error:
@@ -82,7 +82,7 @@ def regular(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """A file of text, in UTF-8; one of an unusual size is an OSError, and not read."""
+    """The contents of a UTF-8 text file; one that is too large raises OSError without being read."""
     if problem := _too_large(path.stat(), most):
         raise OSError(f"it {problem}")
     return path.read_text(encoding="utf-8")
@@ -93,9 +93,9 @@ def _too_large(found: os.stat_result, most: int) -> str:
 
 
 def strict_json(text: str | bytes) -> Any:
-    """Parsed JSON; a key that stands twice in one object is a ValueError.
+    """Parsed JSON; a duplicate key in an object is a ValueError.
 
-    Python keeps the last value, other readers the first: a file could tell its checker one thing and others another.
+    Python keeps the last value, other readers the first, so a file could tell its checker one thing and others another.
     """
     return json.loads(text, object_pairs_hook=_once)
 
@@ -104,5 +104,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)[:60]!r} stands there twice")
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)[:60]!r} occurs twice")
     return found

@@ -1,4 +1,4 @@
-"""What was looked at, and how it was found."""
+"""Findings of checks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dpformer.errors import DpformerError, out_of_memory
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: right, wrong, or (None) not checked, and why not."""
+    """The result of one check: right, wrong, or (None) not checked, and why not."""
 
     name: str
     ok: bool | None
     detail: str = ""
 
     def __post_init__(self) -> None:
-        if self.ok is not None:  # numpy's False is not Python's, and would pass
+        if self.ok is not None:  # NumPy's False is not `False`, and would pass
             object.__setattr__(self, "ok", bool(self.ok))
 
     def to_dict(self) -> dict[str, Any]:
@@ -26,12 +26,12 @@ class Finding:
 
 
 def run_check(check: Callable[[], Finding]) -> Finding:
-    """A check's finding; what a tampered file makes it trip over is a finding too."""
+    """A check's finding; an error caused by a tampered file is a finding too."""
     try:
         return check()
-    except Exception as error:  # a stranger's file can be wrong in any way
-        if out_of_memory(error):  # which says nothing about the run
-            raise DpformerError(f"there is not enough memory to check {_name(check)}: free some") from None
+    except Exception as error:  # an untrusted file may cause any error
+        if out_of_memory(error):  # says nothing about the run
+            raise DpformerError(f"out of memory while checking {_name(check)}: free some") from None
         return Finding(_name(check), False, " ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 

@@ -1,13 +1,13 @@
-"""Numbers as people write them: 2,981 and 0.00002, not 2.98e+03 and 2e-05. What bounds a loss is rounded up."""
+"""Numbers for readers: 2,981 instead of 2.98e+03. Bounds on privacy losses are rounded up."""
 
 import math
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context
 
-LONG = 12  # digits before or after the point that can still be read
+LONG = 12  # maximum number of digits before or after the point
 
 
 def plain(value: float, digits: int = 4, *, up: bool = False) -> str:
-    """A number with so many digits that count, thousands apart.
+    """A number with this many significant digits and thousands separators.
 
     >>> plain(2980.96), plain(0.00016556, 3), plain(1.0), plain(12345678.9, up=True)
     ('2,981', '0.000166', '1', '12,350,000')
@@ -34,7 +34,7 @@ def small(probability: float, digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    """A share, rounded up, and never shown as certain when it is not.
+    """A share, rounded up, and never shown as certain unless it is.
 
     >>> percent(0.147247), percent(0.01), percent(0.9996646), percent(0.9999999996), percent(1.0)
     ('14.8%', '1%', '99.97%', 'over 99.99999%', '100%')
@@ -49,17 +49,17 @@ def percent(share: float) -> str:
 
 
 def one_in(probability: float) -> str:
-    """A small probability as one case in so many, rounded so that it is not less than it says: '1 in 6,040'."""
+    """A small probability as one case in a number, never understated: '1 in 6,040'."""
     return f"1 in {math.floor(1 / probability + 1e-6):,}"
 
 
 def power_of_e(exponent: float) -> str:
-    """e to this power, rounded up; beyond a billion only its size."""
+    """e to this power, rounded up; beyond a billion only its order of magnitude."""
     if exponent < math.log(1e9):
         return plain(math.exp(exponent), up=True)
     return f"10 to the power {math.ceil(exponent / math.log(10))}"
 
 
 def round_up(epsilon: float) -> str:
-    """ε to three decimals, rounded up: never less than what was spent."""
+    """ε to three decimals, rounded up: never below what was spent."""
     return f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:.3f}".rstrip("0").rstrip(".")

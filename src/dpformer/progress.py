@@ -1,7 +1,7 @@
-"""What is going on and how long it will take: a bar on a terminal, a plain line now and then elsewhere.
+"""Progress and remaining time: a bar on a terminal, occasional plain lines elsewhere.
 
-Whoever works says so, `with stage("ranking", users)` and `advance(n)`; it is shown only inside `shown()`, which the
-command line opens, and only of work that takes longer than a moment. Everything goes to stderr.
+Code that works reports it with `stage("ranking", users)` and `advance(n)`; it is shown only inside `shown()`, which the
+command line opens, and only for work that takes longer than a moment. Everything goes to stderr.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BETWEEN = 10.0  # seconds between plain lines
 
 
 def say(line: str) -> None:
-    """Tells whoever is watching something, in a line of its own on stderr."""
+    """Print a message to the user on a separate line on stderr."""
     from rich.console import Console
 
     _print(Console(stderr=True), line)
@@ -78,7 +78,7 @@ _stage: ContextVar[_Stage | None] = ContextVar("stage", default=None)
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Shows the stages inside."""
+    """Show the stages inside this context."""
     from rich.console import Console
 
     token = _console.set(Console(stderr=True))
@@ -90,7 +90,7 @@ def shown() -> Iterator[None]:
 
 @contextmanager
 def stage(what: str, total: float) -> Iterator[None]:
-    """A piece of work of some size; inside another one it is a part of that, and not shown by itself."""
+    """A piece of work of some size; a nested one counts as part of the outer one and is not shown."""
     if _console.get() is None or _stage.get() is not None:
         yield
         return
@@ -104,20 +104,20 @@ def stage(what: str, total: float) -> Iterator[None]:
 
 
 def advance(amount: float) -> None:
-    """So much more is done."""
+    """Report additional progress."""
     if (found := _stage.get()) is not None:
         found.reach(found.done + amount)
 
 
 def reach(done: float) -> None:
-    """So much is done in all."""
+    """Set absolute progress."""
     if (found := _stage.get()) is not None:
         found.reach(done)
 
 
 @contextmanager
 def watching(what: str, share: Any) -> Iterator[None]:
-    """A stage whose worker says nothing by itself: `share()` is asked for the share that is done, by a thread."""
+    """A stage whose worker does not report progress: a thread polls `share()` for the finished share."""
     if _console.get() is None or _stage.get() is not None:
         yield
         return
@@ -154,12 +154,12 @@ class Phases:
 
     def __str__(self) -> str:
         return "time and memory: " + ", ".join(
-            f"{name} {wall:.1f} s ({work:.1f} s of processor, {peak:.1f} GiB)" for name, wall, work, peak in self.found
+            f"{name} {wall:.1f} s ({work:.1f} s CPU, {peak:.1f} GiB)" for name, wall, work, peak in self.found
         )
 
 
 def peak_memory() -> int:
-    """The most memory this process has held, in bytes; 0 where the system does not say (Windows)."""
+    """The peak memory of this process in bytes; 0 if the system does not say (Windows)."""
     try:
         resource = import_module("resource")
     except ImportError:

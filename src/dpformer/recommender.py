@@ -1,7 +1,7 @@
 """`dp.Recommender` and `dp.LanguageModel`: from a data frame or texts to a private model, in a few lines.
 
-They are the command line as objects: the same choices (`Config`) and the same training (`runs.train`); what is
-saved is a run folder. What is given in memory is written to a private folder for training, and gone with the object.
+They are the command line as objects: the same options (`Config`) and the same training (`runs.train`); the result is
+saved as a run folder. Data given in memory is written to a private folder for training, deleted with the object.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dpformer.serving.rules import RuleBook, Rules, rule_book
 
 @public
 class _Model:
-    """What both have in common: a config, a run once fitted, and a private folder for what came from memory."""
+    """The common base: a config, a run once fitted, and a private folder for data given in memory."""
 
     _always: ClassVar[dict[str, Any]] = {}
 
@@ -51,21 +51,21 @@ class _Model:
     ) -> None:
         """
         Args:
-            epsilon: ε of everything together; None: this run's share of the plan of a ledger (`dpformer ledger plan`).
-            model: auto (by public numbers alone) or another choice of `dpformer train --model`.
-            ledger: counts this fit and further ones, of this and of other models: a `dp.Ledger`, or the file of a
-                budget (`dpformer ledger`), which refuses what is beyond it. Without one a second fit is refused.
-            choices: the other options of `dpformer train`, by name: `delta`, `private_metrics`, `learning_rate`, …
+            epsilon: total ε; None: this run's share of the plan in a ledger (`dpformer ledger plan`).
+            model: auto (chosen from public numbers) or another value of `dpformer train --model`.
+            ledger: counts this fit and further ones, of this and other models: a `dp.Ledger`, or the file of a budget
+                (`dpformer ledger`), which refuses anything beyond it. Without a ledger a second fit is refused.
+            choices: other options of `dpformer train`, by name: `delta`, `private_metrics`, `learning_rate`, …
         """
         shared = epsilon is None and isinstance(ledger, str | Path)
         if not shared and (isinstance(epsilon, bool) or not isinstance(epsilon, int | float | np.number)):
             raise DpformerError(
-                f"epsilon is a {type(epsilon).__name__}; give a number, and the data to fit: "
+                f"epsilon is a {type(epsilon).__name__}; give a number, and pass the data to fit: "
                 f"{type(self).__name__}(epsilon=5).fit(data)"
             )
         given = {} if epsilon is None else {"epsilon": float(epsilon)}
         self._choices = {**self._always, **given, "model": model, **choices}
-        self._config(Path("data"))  # refuses what is no choice, or contradicts another
+        self._config(Path("data"))  # refuses invalid or contradictory options
         self.ledger = ledger
         self.run: Run | None = None
         self._private: tempfile.TemporaryDirectory[str] | None = None
@@ -82,7 +82,8 @@ class _Model:
     def _fit(self, file: Path, out: str | Path | None, source: dict[str, str] | None = None, **more: Any) -> None:
         if self.run is not None and self.ledger is None:
             raise DpformerError(
-                "this model is fitted already; a second fit spends budget again: make a new one for other users, or "
+                "this model is already fitted, and a second fit spends budget again: create a new one for other users, "
+                "or "
                 "pass ledger=dp.Ledger(), or the file of a ledger, which counts both"
             )
         where = Path(out) if out is not None else Path(tempfile.mkdtemp(dir=self._folder())) / "run"
@@ -94,7 +95,7 @@ class _Model:
             self.__dict__.pop(name, None)
 
     def _folder(self) -> Path:
-        """Private, and gone with this object."""
+        """A private folder, deleted with this object."""
         if self._private is None:
             self._private = tempfile.TemporaryDirectory(prefix="dpformer-")
         return Path(self._private.name)
@@ -102,7 +103,7 @@ class _Model:
     @property
     def _fitted(self) -> Run:
         if self.run is None:
-            raise DpformerError("nothing is fitted yet: call fit first, or dp.load a run")
+            raise DpformerError("the model is not fitted yet: call fit first, or dp.load a run")
         return self.run
 
     @property
@@ -118,14 +119,14 @@ class _Model:
     def _measure(
         self, data: Path | None, *, filter_seen: bool = True, reading: Mapping[str, Any] | None = None
     ) -> Facts:
-        from dpformer.report.accuracy import measure  # which reads no file that a stranger's folder names
+        from dpformer.report.accuracy import measure  # which reads no file named by someone else's folder
 
         return ExactFacts(measure(self._fitted, data, filter_seen=filter_seen, reading=reading).to_dict())
 
     def report(
         self, path: str | Path | None = None, *, public: bool = False, catalog: str | Path | None = None
     ) -> Path:
-        """Writes the report, one HTML page; `public` leaves out all that the guarantee does not cover."""
+        """Write the report, one HTML page; `public` omits everything that the guarantee does not cover."""
         from dpformer.report import write_report
 
         return write_report(self._fitted.folder, out=path, public=public, catalog=catalog)
@@ -139,15 +140,16 @@ class _Model:
         deployment: Mapping[str, Any] | None = None,
         ledger: str | Path | None = None,
     ) -> Card:
-        """The model card for the Hugging Face hub, an entry for OpenDP's registry, or a page for an assessment.
+        """The model card for the Hugging Face hub, an entry for OpenDP's registry, or an impact-assessment page.
 
         Args:
-            path: where to write it, if anywhere.
-            opendp: the entry of the registry, YAML, instead of the card.
-            dpia: one page for a data protection officer or a manager instead, with blanks.
-            deployment: what only you can say: name, curator, description, intended_use, …; see docs/guide/cards.md. By
-                default what was given as `Recommender(deployment={…})`.
-            ledger: the ledger file that counts this run, for the budget that is left.
+            path: output file, if any.
+            opendp: write the registry entry (YAML) instead.
+            dpia: write the page for a data protection officer instead, with blanks.
+            deployment: what only you can supply: name, curator, description, intended_use, …; see docs/guide/cards.md.
+                By
+                default the value of `Recommender(deployment={…})`.
+            ledger: the ledger file that counts this run, to state the remaining budget.
         """
         from dpformer.files import write_text
         from dpformer.runs.ledger_file import budget_left
@@ -162,11 +164,11 @@ class _Model:
         return text
 
     def save(self, path: str | Path) -> Path:
-        """Copies the run folder, all of it. Not all may be published: `metrics.jsonl`, `report.html` and `checkpoint/`
-        are as private as the data, `config.toml` names files and columns (docs/privacy/threat-model.md lists all)."""
+        """Copy the entire run folder. Not all of it may be published: `metrics.jsonl`, `report.html` and `checkpoint/`
+        are as private as the data, and `config.toml` names files and columns (see docs/privacy/threat-model.md)."""
         target = Path(path)
         if target.exists():
-            raise DpformerError(f"{target} is already there: choose another folder")
+            raise DpformerError(f"{target} already exists: choose another folder")
         shutil.copytree(self._fitted.folder, target, ignore=shutil.ignore_patterns(".lock"))
         return target
 
@@ -187,20 +189,20 @@ class Recommender(_Model):
     >>> rec.recommend({"ann": ["film-3", "film-9"]}, k=10)  # doctest: +SKIP
     """
 
-    _backend: Any = None  # the library of the frame that was fitted
+    _backend: Any = None  # the library of the fitted data frame
 
     def fit(
         self, data: Any, items: Any = None, *, out: str | Path | None = None, order: str = "time", **columns: str
     ) -> Recommender:
-        """Trains on interactions.
+        """Train on interactions.
 
         Args:
             data: a frame of pandas, Polars, PyArrow or DuckDB with columns user_id, item_id, timestamp; or a path.
-            items: the public catalogue, item_id and title: a frame or a path. Without it the list is
-                released within the budget.
-            out: the run folder to make; by default a private one that goes with this object (see `save`).
-            order: "time", or "file" if rows are in the order of time and there is no column of times.
-            columns: other names: user_column="customer", item_column=…, timestamp_column=…, rating_column=…
+            items: the public catalogue, item_id and title: a frame or a path. Without it the item list is released
+                within the budget.
+            out: the run folder to create; by default a private one, deleted with this object (see `save`).
+            order: "time", or "file" if rows are in order of time and there is no timestamp column.
+            columns: other column names: user_column="customer", item_column=…, timestamp_column=…, rating_column=…
         """
         more: dict[str, Any] = {"order": order, **columns}
         if isinstance(data, str | Path):
@@ -216,7 +218,7 @@ class Recommender(_Model):
         return self
 
     def _log(self, frame: Frame, config: Config) -> Path:
-        """A frame as a file, under the same names of columns."""
+        """A frame as a file with the same column names."""
         path = Path(tempfile.mkdtemp(dir=self._folder())) / "frame.parquet"
         store_frame(frame.series(), path, config.log_columns(), config.reading(), config.filters())
         return path
@@ -254,21 +256,22 @@ class Recommender(_Model):
         Args:
             histories: {user: [items, oldest first]}, or a frame or path of interactions; users may be new.
             k: items per user.
-            filter_seen: leave out items of the history.
-            unknown: what to do about items that the model does not know: leave them out with a warning ("report"), or
-                silently ("ignore"), or refuse them ("error"). If no item at all is known, that is an error too.
-            order: of a frame or file: "time" or "file" (default: as in `fit`).
-            reading: other options by which a frame or file is read, by name: {"user_column": "buyer"}. The default are
-                those of `fit`.
+            filter_seen: exclude items of the history.
+            unknown: how to treat items unknown to the model: ignore them with a warning ("report"), ignore them
+                silently
+                ("ignore"), or refuse them ("error"). If no item at all is known, that is an error too.
+            order: order of a frame or file: "time" or "file" (default: as in `fit`).
+            reading: other reading options of a frame or file, by name: {"user_column": "buyer"}. Defaults are those of
+                `fit`.
             items: recommend only these.
             exclude: never recommend these.
             where: only items with these values in the catalogue: {"category": "Toys"}, a list for any of several
                 values, {"price": {"min": 5, "max": 20}} for numbers.
-            max_per: at most so many of each value among the k: {"brand": 2}.
-            catalog: the file with these columns (default: the catalogue of `fit`).
+            max_per: maximum number of items per value among the k: {"brand": 2}.
+            catalog: catalogue with these columns (default: the catalogue of `fit`).
 
-        Rules come before the choice of the k best items (`serving.rules`). The frame is of the
-        library that `histories` is of.
+        Rules are applied before the choice of the k best items (`serving.rules`). The frame is of the same library as
+        `histories`.
         """
         frame: Frame | None = None
         whole_users = whole_items = False
@@ -309,14 +312,14 @@ class Recommender(_Model):
         return {"user_id": names, **items, "score": top.scores[there].tolist(), "rank": (places + 1).tolist()}
 
     def _items(self, numbers: np.ndarray, whole: bool) -> dict[str, list[Any]]:
-        """Columns of ids, whole numbers where those were given, and titles."""
+        """Columns of ids (integers if integers were given) and titles."""
         release, chosen = self.release, numbers.tolist()
         names = [release.vocabulary[item] for item in chosen]
         ids = {"item_id": [int(name) if whole else str(name) for name in names]}
         return ids if release.titles is None else {**ids, "title": [release.titles[item] for item in chosen]}
 
     def similar(self, item: Any, k: int = 10) -> Any:
-        """The k items most like one: a frame of item_id, (title,) similarity, rank, like that of `recommend`."""
+        """The k items most similar to one: a frame of item_id, (title,) similarity, rank, like that of `recommend`."""
         (number,) = self.release.index([item])
         top = self.ranker.similar(int(number), k)
         return any_frame(
@@ -329,9 +332,9 @@ class Recommender(_Model):
         )
 
     def explain(self, history: Iterable[Any], item: Any) -> Table:
-        """How much each item of a history speaks for an item; for counts with the share of its popularity at last.
+        """The contribution of each item of a history to an item; for counts, the share of its popularity comes last.
 
-        Where a public attribute that both have says more than what followed the item, it is named.
+        If a shared public attribute contributes more than transitions from the item, it is named.
         """
         numbers, wanted = self.release.index(history), self.release.index([item])
         added, popularity = self.ranker.contributions(numbers, wanted)
@@ -359,11 +362,11 @@ class Recommender(_Model):
         order: str | None = None,
         reading: Mapping[str, Any] | None = None,
     ) -> Facts:
-        """Accuracy on held-out items: of what `recommend` with the same `filter_seen` would give.
+        """Accuracy on held-out items, for recommendations with the same `filter_seen`.
 
-        By default what was released with noise within ε, if `private_metrics=True` was chosen. `exact=True` measures
-        without noise, on the training data's held-out items or on those of `test`: the guarantee does not cover it.
-        A frame or file is read as in `fit`, apart from `order` and `reading` (see `recommend`).
+        By default the values released with noise within ε, if `private_metrics=True` was set. `exact=True` measures
+        without noise, on the training data's held-out items or on those of `test`: not covered by the guarantee. A
+        frame or file is read as in `fit`, except for `order` and `reading` (see `recommend`).
         """
         if exact:
             given = {**(reading or {}), **({} if order is None else {"order": order})}
@@ -371,15 +374,17 @@ class Recommender(_Model):
                 test = self._log(Frame(test), self._fitted.config.on_file(None, **given))
             return self._measure(test, filter_seen=filter_seen, reading=given)
         if not filter_seen:
-            raise DpformerError("noisy metrics were released with seen items left out: give exact=True, or leave it")
+            raise DpformerError(
+                "noisy metrics were released with seen items excluded: give exact=True, or omit filter_seen"
+            )
         released = self._fitted.statement.get("metrics")
         if test is not None or released is None:
             raise DpformerError(
-                "there is no budget for noisy metrics of this: choose private_metrics=True before fit, for the "
-                "training data's own held-out items; or exact=True, whose numbers are not covered by the guarantee"
+                "there is no budget for noisy metrics here: set private_metrics=True before fit, for the "
+                "training data's own held-out items; or exact=True, whose numbers the guarantee does not cover"
             )
         facts = Facts(released)
-        facts.title = "Released with noise, covered by ε"
+        facts.title = "Noisy, covered by ε"
         return facts
 
 
@@ -390,12 +395,12 @@ class LanguageModel(_Model):
     _always: ClassVar[dict[str, Any]] = {"task": "lm"}
 
     def __init__(self, epsilon: float = 5.0, model: str = AUTO, *, unit: str = "document", **choices: Any) -> None:
-        """`unit` is what is protected: "document", or "author" for texts by author; of files also "line", "chunk"."""
+        """`unit` is the unit of privacy: "document", or "author" for texts by author; for files also "line" or "chunk"."""
         super().__init__(epsilon, model, unit=unit, **choices)
         self.unit = unit
 
     def fit(self, texts: Any, *, out: str | Path | None = None) -> LanguageModel:
-        """Trains on a list of texts, each one document; on {author: [texts]}; or on a file."""
+        """Train on a list of texts, each one document; on {author: [texts]}; or on a file."""
         if isinstance(texts, str | Path):
             self._fit(Path(texts), out)
             return self
@@ -403,7 +408,7 @@ class LanguageModel(_Model):
         if by_author != (self.unit == "author") or self.unit not in ("author", "document"):
             raise DpformerError(
                 f'unit is {self.unit!r}; a list of texts has unit="document", {{author: [texts]}} has unit="author"; '
-                "lines and chunks are of a file"
+                "lines and chunks need a file"
             )
         rows = (
             [{"author": str(name), "text": text} for name, written in texts.items() for text in written]
@@ -418,7 +423,7 @@ class LanguageModel(_Model):
     def generate(
         self, prompt: str = "\n", length: int = 200, *, temperature: float = 1.0, seed: int | None = None
     ) -> str:
-        """Text after a prompt. It spends no budget, however much is written."""
+        """Text after a prompt. Generating spends no budget, however much is generated."""
         from dpformer.data.text import decoder
         from dpformer.evaluation.language import generate
 
@@ -429,16 +434,16 @@ class LanguageModel(_Model):
         )
 
     def evaluate(self, test: str | Path | None = None, *, exact: bool = False) -> Facts:
-        """The loss on held-out text, or on that of another file; only exact, and not covered by the guarantee."""
+        """The loss on held-out text, or on that of another file; exact only, and not covered by the guarantee."""
         if not exact:
             raise DpformerError(
-                "there are no noisy metrics of text: give exact=True, which the guarantee does not cover"
+                "there are no noisy metrics for text: give exact=True, which the guarantee does not cover"
             )
         return self._measure(None if test is None else Path(test))
 
 
 def load(path: str | Path) -> Recommender | LanguageModel:
-    """Opens a run folder, made by `save` or by `dpformer train`."""
+    """Open a run folder made by `save` or `dpformer train`."""
     run = finished(path)
     made = LanguageModel(unit=run.config.unit or "document") if run.config.task == "lm" else Recommender()
     made.run = run
@@ -446,7 +451,7 @@ def load(path: str | Path) -> Recommender | LanguageModel:
 
 
 def _listed(ids: Any) -> Any:
-    """Ids as a list; a text is left for `Rules` to refuse."""
+    """Ids as a list; a string is left for `Rules` to refuse."""
     return ids if ids is None or isinstance(ids, str | bytes) else list(ids)
 
 

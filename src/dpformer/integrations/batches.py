@@ -1,9 +1,9 @@
-"""Poisson batches of users, collated user by user and cut into parts.
+"""Poisson batches of users, collated user by user and split into parts.
 
-A data collator sees the examples of one user at a time, so that whatever it does, pad, mask, pack or shuffle, it cannot
-mix users; what it draws at random comes from a secret seed of step and user alone. Users are then put together here: a
-part is a dict of tensors with B·k rows, user i in rows i·k … i·k + k − 1. Shorter rows are padded on the right; users
-with fewer rows repeat their last one, which counts nothing.
+A data collator sees the examples of one user at a time, so that padding, masking, packing or shuffling cannot mix
+users; its random numbers come from a secret seed of step and user alone. Users are then combined here: a part is a dict
+of tensors with B·k rows, user i in rows i·k … i·k + k − 1. Shorter rows are padded on the right; users with fewer rows
+repeat their last one, which does not count.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Collate = Callable[[list[Any]], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Part:
-    """Some whole users of a batch: inputs with B·k rows, and which of the k rows of each user are real."""
+    """Some whole users of a batch: inputs with B·k rows, and which of each user's k rows are real."""
 
     inputs: dict[str, Tensor]
     real: Tensor  # (B, k) bool
-    collated: Sequence[Mapping[str, Tensor]] = ()  # the same users, each alone
+    collated: Sequence[Mapping[str, Tensor]] = ()  # the same users, individually
     pad_token: int = 0
-    who: tuple[int, ...] = ()  # the same users, by their numbers
+    who: tuple[int, ...] = ()  # the numbers of the same users
 
     @property
     def users(self) -> int:
@@ -46,12 +46,12 @@ class Part:
         return Part(inputs, self.real.to(device), self.collated, self.pad_token, self.who)
 
     def some(self, users: Sequence[int]) -> Part:
-        """Some of the users, put together anew: what is padded depends on who they are."""
+        """A subset of the users, combined anew: padding depends on who they are."""
         who = [self.who[user] for user in users] if self.who else ()
         return Part.of([self.collated[user] for user in users], self.pad_token, who).to(self.real.device)
 
     def mean(self, values: Tensor, counted: Tensor | None = None) -> Tensor:
-        """(B,): the mean of each user's own values, (B·k,) or (B·k, L); `counted` says which of them count."""
+        """(B,): the mean of each user's own values, (B·k,) or (B·k, L); `counted` selects the values."""
         weight = self.real.reshape(-1, *[1] * (values.ndim - 1)).expand(values.shape)
         if counted is not None:
             weight = weight & counted
@@ -60,10 +60,12 @@ class Part:
 
     @staticmethod
     def of(users: Sequence[Mapping[str, Tensor]], pad_token: int = 0, who: Sequence[int] = ()) -> Part:
-        """Puts users together who were collated alone."""
+        """Combine users who were collated individually."""
         names = set(users[0])
         if any(set(user) != names for user in users):
-            raise DpformerError(f"the collator gives some users other inputs than {sorted(names)}; give all the same")
+            raise DpformerError(
+                f"the collator returns inputs other than {sorted(names)} for some users: return the same for all"
+            )
         rows = [len(next(iter(user.values()))) for user in users]
         most = max(rows)
         even = [_with_mask(user, count, most) for user, count in zip(users, rows, strict=True)]
@@ -73,7 +75,7 @@ class Part:
 
 
 def _with_mask(user: Mapping[str, Tensor], rows: int, most: int) -> dict[str, Tensor]:
-    """As many rows as the others, and an attention mask, which tells padding from tokens."""
+    """As many rows as the others, and an attention mask, which distinguishes padding from tokens."""
     out = dict(user)
     ids = out.get("input_ids")
     if ids is not None and "attention_mask" not in out:
@@ -81,8 +83,8 @@ def _with_mask(user: Mapping[str, Tensor], rows: int, most: int) -> dict[str, Te
     for name, tensor in out.items():
         if not isinstance(tensor, Tensor) or tensor.ndim == 0 or len(tensor) != rows:
             raise DpformerError(
-                f"the collator gives {name!r} as {_shape(tensor)} for a user of {rows} rows; each input must be a "
-                "tensor with one row an example"
+                f"the collator returns {name!r} as {_shape(tensor)} for a user with {rows} rows; each input must be a "
+                "tensor with one row per example"
             )
         out[name] = torch.cat([tensor, tensor[-1:].expand(most - rows, *tensor.shape[1:])])
     return out
@@ -100,7 +102,7 @@ def _stack(name: str, tensors: list[Tensor], pad_token: int) -> Tensor:
         if tensor.ndim > 1 and tensor.shape[1] < longest:
             if tensor.ndim > 2 or (name not in PADDING and not name.endswith("input_ids")):
                 raise DpformerError(
-                    f"the input {name!r} has rows of different lengths, and how to pad it is not known: pad every "
+                    f"the input {name!r} has rows of different lengths, and its padding value is unknown: pad every "
                     "example to one length in the data set"
                 )
             tensor = F.pad(tensor, (0, longest - tensor.shape[1]), value=PADDING.get(name, pad_token))
@@ -109,7 +111,7 @@ def _stack(name: str, tensors: list[Tensor], pad_token: int) -> Tensor:
 
 
 def _needed(inputs: dict[str, Tensor], given: set[str]) -> dict[str, Tensor]:
-    """Without the mask where nothing is padded and the collator gave none."""
+    """Remove the mask if nothing is padded and the collator provided none."""
     mask = inputs.get("attention_mask")
     if "attention_mask" not in given and mask is not None and bool(mask.all()):
         del inputs["attention_mask"]
@@ -132,15 +134,15 @@ class LogicalBatch:
 
 
 class LogicalBatches(torch.utils.data.Dataset[LogicalBatch]):
-    """Step t → the Poisson batch of step t.
+    """Maps step t to its Poisson batch.
 
     Args:
         users: the data.
-        batches: who takes part in which step.
-        collate: examples of *one* user → a dict of tensors, one row an example.
-        rows: of a part at most; a user with more is a part alone.
-        seed: (step, user) → a secret seed for what the collator draws.
-        pad_token: fills `input_ids` on the right.
+        batches: the sampler.
+        collate: maps the examples of *one* user to a dict of tensors, one row per example.
+        rows: maximum number of rows of a part; a user with more is a part alone.
+        seed: maps (step, user) to a secret seed for the collator.
+        pad_token: padding value of `input_ids`.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class LogicalBatches(torch.utils.data.Dataset[LogicalBatch]):
 
     def __getitem__(self, step: int) -> LogicalBatch:
         found = [(self._collated(step, user), user) for user in self.batches.draw(step).tolist()]
-        found.sort(key=lambda one: _size(one[0]), reverse=True)  # users of one size together: little is padded
+        found.sort(key=lambda one: _size(one[0]), reverse=True)  # groups users of similar size, which reduces padding
         parts: list[list[tuple[Mapping[str, Tensor], int]]] = []
         for one in found:
             if parts and (len(parts[-1]) + 1) * _size(parts[-1][0][0])[0] <= self.rows:
@@ -182,7 +184,7 @@ def _size(user: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 class StepsLeft:
-    """The steps that are still to be taken, one a time: a `batch_sampler`. `taken` says how many were."""
+    """The remaining steps, one at a time: a `batch_sampler`. `taken` returns the number of steps taken."""
 
     def __init__(self, steps: int, taken: Callable[[], int]) -> None:
         self.steps, self.taken = steps, taken
@@ -195,16 +197,17 @@ class StepsLeft:
 
 
 def only(batches: list[LogicalBatch]) -> LogicalBatch:
-    """For `collate_fn`: a batch is one already."""
+    """For `collate_fn`: a batch is already one."""
     (batch,) = batches
     return batch
 
 
 @contextmanager
 def drawing_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Inside, torch, numpy and Python draw from a secret seed; outside, as before.
+    """Within the context, torch, NumPy and Python draw from a secret seed; outside, as before.
 
-    With a public seed, such as a trainer sets, whoever is added to a batch would visibly move the masks of all others.
+    With a public seed, such as one set by a trainer, adding a user to a batch would visibly shift the masks of all
+    others.
     """
     devices = [] if device is None or device.type == "cpu" else [device]
     before = random.getstate(), np.random.get_state()

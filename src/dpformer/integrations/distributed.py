@@ -1,18 +1,18 @@
-"""Several processes in a training loop of your own: `DistributedDataParallel`, `fully_shard` (FSDP2) or a plain model.
+"""Several processes in a custom training loop: `DistributedDataParallel`, `fully_shard` (FSDP2) or a plain model.
 
     clipping = DistributedClipping(model)               # the wrapped model
     optimizer = DistributedOptimizer(clipping, torch.optim.Adam(model.parameters()), noise_multiplier=…, …)
-    for batch in dp.PoissonBatches(n, sample_rate=q, steps=T, key=shared_key()):    # the same users everywhere
-        for part in share(batch).split(16):             # each process takes its own; there may be none
+    for batch in dp.PoissonBatches(n, sample_rate=q, steps=T, key=shared_key()):    # the same users in all processes
+        for part in share(batch).split(16):             # the users of this process, possibly none
             with clipping:
                 losses = model(histories[part.users])
             clipping.backward(losses, dp.clip(1.0), part=part)
         optimizer.step(batch)                           # every process, in every step
         optimizer.zero_grad()
 
-Clipped gradients are added up as *sums*, never averaged. Noise is a function of a key that all processes share and of
-the sum it is added to, so there is one noise for all: every copy of a parameter gets the same, every shard its part of
-it. Sums are those of one process, to rounding.
+Clipped gradients are added as *sums*, never averaged. Noise is a function of a key shared by all processes and of the
+sum to which it is added, so all processes add the same noise: every copy of a parameter gets the same, every shard its
+part of it. Sums equal those of a single process, up to rounding.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def share(items: Any) -> Any:
 class DistributedClipping(PhantomClipping):
     """`PhantomClipping` for a model that is wrapped in `DistributedDataParallel`, sharded by `fully_shard`, or plain.
 
-    The wrappers' own exchange of gradients is switched off: they would take means of what autograd leaves, which here
-    is nothing. A sharded model is gathered at the first `with clipping:` of a step and kept whole until the step.
+    The wrappers' own exchange of gradients is switched off: they would average what autograd leaves, which here is
+    nothing. A sharded model is gathered at the first `with clipping:` of a step and kept whole until the step.
     """
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
@@ -82,22 +82,22 @@ class DistributedClipping(PhantomClipping):
         self._quiet(False)
 
     def _quiet(self, quiet: bool) -> None:
-        """DDP neither waits for gradients nor sends buffers around, which would need as many passes everywhere."""
+        """DDP must neither wait for gradients nor broadcast buffers, since numbers of passes differ."""
         if self.wrapper is not None:
             self.wrapper.require_backward_grad_sync = not quiet
             self.wrapper.require_forward_param_sync = not quiet
 
 
 class DistributedOptimizer(PrivateOptimizer):
-    """`PrivateOptimizer` for several processes: a step adds up the clipped sums of all, and adds noise to them once.
+    """`PrivateOptimizer` for several processes: a step sums the clipped sums of all, and adds noise once.
 
-    `step` is for all processes together, in every step, also for those without users. A gradient that one of them has
-    to refuse is refused by all. The noise of a sharded parameter is made where the shard is, its part only.
+    All processes must call `step` in every step, including those without users. A gradient that one of them refuses is
+    refused by all. The noise of a sharded parameter is generated where the shard is, only its part.
 
     Args:
-        clipping: the engine, which knows how the model is distributed.
-        inner: the optimizer to step, of the parameters of the wrapped or sharded model.
-        key: 32 secret bytes, the same everywhere; by default the first process makes them.
+        clipping: the clipping engine, which knows how the model is distributed.
+        inner: the optimizer to step, with the parameters of the wrapped or sharded model.
+        key: 32 secret bytes, the same in all processes; by default created by the first one.
         options: those of `PrivateOptimizer`.
     """
 
@@ -113,29 +113,25 @@ class DistributedOptimizer(PrivateOptimizer):
         super().__init__(inner, key=shared_key() if key is None and seed is None else key, seed=seed, **options)
         self._gathering = clipping.gathering
         if self._gathering is not None and self.noise.correlated:
-            raise ValueError(
-                f"{self.noise.choice}, and correlated noise is not supported for sharded models: leave it out"
-            )
+            raise ValueError(f"{self.noise.choice}, but correlated noise is not supported for sharded models: omit it")
 
     @torch.no_grad()
     def step(self, batch: Batch | None = None) -> None:  # type: ignore[override]
-        """Adds up the sums of all processes, adds the noise, divides, steps the inner optimizer, counts.
+        """Sum over all processes, add the noise, divide, step the inner optimizer, count.
 
         Args:
-            batch: the same in all processes, whose parts of it together are all of its users; None: no claim.
+            batch: the same batch in all processes, whose parts cover all of its users; None: no claim.
         """
         if self._gathering is None:
             self._same_everywhere(self._parameters(), batch)
-            add_up_gradients(
-                self._parameters()
-            )  # which carry the largest bound of all processes, and everybody's users
+            add_up_gradients(self._parameters())  # with the largest bound of all processes, and all users
             super().step(batch)
         else:
             self._step_of_shards(self._gathering, batch)
 
     def _step_of_shards(self, gathering: Gathering, batch: Batch | None) -> None:
         if any(p.is_complex() for p in self._parameters()):
-            raise ValueError("complex parameters are not supported for sharded models: train them in one process")
+            raise ValueError("complex parameters are not supported for sharded models: use one process")
         known = {id(parameter.shard): parameter for parameter in gathering.gather()}
         parameters = [known[id(p)] for p in self._parameters()]
         wholes = [parameter.whole for parameter in parameters]
@@ -172,16 +168,17 @@ class DistributedOptimizer(PrivateOptimizer):
     def _refuse_bound(self, clip_norm: float) -> None:
         if clip_norm > self.clip_norm and not self.assume_clipped:
             raise ValueError(
-                f"gradients were clipped to {clip_norm}, but the noise is for clip_norm={self.clip_norm}: use the same"
+                f"gradients were clipped to {clip_norm}, but the noise is for clip_norm={self.clip_norm}: use the same "
+                f"value"
             )
 
     def _same_everywhere(self, parameters: list[Tensor], batch: Batch | None) -> None:
-        """Refuses processes that have drifted apart: their gradients are not of one model."""
+        """Refuse processes that have diverged: their gradients belong to different models."""
         refused = ""
         try:
             refuse_other(batch)
             self._check_due(batch)
-        except ValueError as error:  # of one is of all: nobody waits in vain
+        except ValueError as error:  # an error in one is raised in all, so that none waits in vain
             refused = str(error)
         drawn = None if batch is None or refused else (batch.origin.identity, batch.step)
         mine = (self._fingerprint(map(real, parameters)), self.steps, drawn, refused)
@@ -193,7 +190,7 @@ class DistributedOptimizer(PrivateOptimizer):
             if other != found[0]:
                 raise DpformerError(
                     f"process {rank} has other weights, another key, another batch or another number of steps than "
-                    "process 0: start all from the same weights, and let every process take every step"
+                    "process 0: start all with the same weights, and take every step in every process"
                 )
 
     @staticmethod

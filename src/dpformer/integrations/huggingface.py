@@ -1,21 +1,21 @@
-"""`PrivateTrainer`: Hugging Face's Trainer, with differential privacy for each user.
+"""`PrivateTrainer`: Hugging Face's Trainer with user-level differential privacy.
 
     trainer = PrivateTrainer(model, args, train_dataset=texts, data_collator=collator, epsilon=8, users="author")
     trainer.train()
-    trainer.save_model("model")     # with privacy.json and a model card
+    trainer.save_model("model")     # includes privacy.json and a model card
 
-What is Trainer's own and what is replaced:
+What is replaced:
 
 | Trainer | here |
 | --- | --- |
-| shuffled batches of examples | Poisson batches of users, each in a batch with the same probability |
-| one loss for the batch, scaled by its tokens | one loss per user, bounded by `clipping` |
-| max_grad_norm | off: it would bound the sum of users, not a user |
-| optimizer.step | adds the noise once, then steps whichever optimizer `args` names |
-| optimizer.pt | holds no keys; they are in a folder beside, and resuming finds them there |
-| loss and grad_norm in logs | left out: exact statistics of the data. `log_loss=True` shows the loss |
+| shuffled batches of examples | Poisson batches of users, each included with the same probability |
+| one loss for the batch, scaled by its tokens | one loss per user, whose gradient is clipped by `clipping` |
+| max_grad_norm | off: it would bound the sum over users instead of each user |
+| optimizer.step | adds the noise once, then steps the optimizer named by `args` |
+| optimizer.pt | contains no keys; they are in a sibling folder, where resuming finds them |
+| loss and grad_norm in logs | omitted, because they are exact statistics of the data; `log_loss=True` shows the loss |
 
-Evaluation, schedules, callbacks, checkpoints and the rest are Trainer's.
+Evaluation, schedules, callbacks, checkpoints and everything else are Trainer's.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ try:
 except ImportError:
     raise MissingExtra("transformers", "hf") from None
 
-REFUSED: dict[str, tuple[Any, str]] = {  # argument → the value it must have, and why
-    "fp16": (False, "its scaling of gradients would change what is bounded; use bf16"),
-    "gradient_checkpointing": (False, "layers would run again where uses are not recorded; make the batch smaller"),
+REFUSED: dict[str, tuple[Any, str]] = {  # argument → required value, and why
+    "fp16": (False, "its scaling of gradients would change what is clipped: use bf16"),
+    "gradient_checkpointing": (False, "layers would run again without recording their uses: reduce the batch"),
     "torch_compile": (False, "uses of parameters cannot be seen in compiled code"),
     "use_liger_kernel": (False, "its fused kernels have no exact rule"),
     "neftune_noise_alpha": (None, "its noise depends on the longest text in the batch, which mixes users"),
-    "auto_find_batch_size": (False, "the batch size decides the noise, and must be known before; set it"),
-    "deepspeed": (None, "it moves gradients between processes before they are bounded"),
+    "auto_find_batch_size": (False, "the batch size determines the noise, so it must be set in advance"),
+    "deepspeed": (None, "it exchanges gradients between processes before they are clipped"),
 }
 
 
@@ -60,18 +60,18 @@ class PrivateTrainer(Trainer):
 
     Args:
         model: any model of transformers, or of peft.
-        args: as without privacy. The expected number of users in a step is per_device_train_batch_size times
+        args: as without privacy. The expected number of users per step is per_device_train_batch_size times
             gradient_accumulation_steps; at most the former, in examples, are computed at once.
         epsilon: ε of the whole run.
-        delta: δ of it; a tenth of 1 / number of users by default.
-        train_dataset: one user an item, which is one example or a list of them; or, with `users`, one example an item.
-        users: whose example each item is: the name of a column, or a sequence of ids.
-        unit: what one user is, in the words of the statement: user, author, document.
-        clipping: how a user is bounded: `dp.normalize(C)`, the default with C = 1, or `dp.clip(C)`.
-        keys: the folder for the keys of the run; by default beside `args.output_dir`, with the ending `.keys`.
-        log_loss: shows the exact training loss in logs, which then are as private as the data.
-        seed: for tests only: marks the run as not private. `args.seed` has nothing to do with it.
-        others: whatever Trainer takes. `compute_loss_func` must return one loss per row.
+        delta: δ of the whole run; by default 1 / (10 · number of users).
+        train_dataset: one user per item, which is one example or a list; or, with `users`, one example per item.
+        users: the user of each example: the name of a column, or a sequence of ids.
+        unit: the unit of privacy in the statement: user, author, document.
+        clipping: the clip function: `dp.normalize(C)`, the default with C = 1, or `dp.clip(C)`.
+        keys: the folder for the keys of the run; by default `args.output_dir` with the suffix `.keys`.
+        log_loss: show the exact training loss in logs, which makes them as private as the data.
+        seed: for tests only: marks the run as not private. It is unrelated to `args.seed`.
+        others: other arguments of Trainer. `compute_loss_func` must return one loss per row.
     """
 
     def __init__(
@@ -91,9 +91,7 @@ class PrivateTrainer(Trainer):
         **others: Any,
     ) -> None:
         if others.get("model_init") is not None:
-            raise DpformerError(
-                "model_init makes a new model for every trial, each with a budget of its own; give model"
-            )
+            raise DpformerError("model_init creates a new model for every trial, each with its own budget: give model")
         self.log_loss = log_loss
         people = Users(train_dataset, users)
         batch_size = args.train_batch_size * args.gradient_accumulation_steps
@@ -119,12 +117,12 @@ class PrivateTrainer(Trainer):
 
     @property
     def ledger(self) -> Ledger:
-        """What was done so far, for `ledger.epsilon(delta)`."""
+        """Everything done so far, for `ledger.epsilon(delta)`."""
         return self.session.ledger
 
     @property
     def statement(self) -> dict[str, Any]:
-        """What is promised about the model as it is now."""
+        """The statement about the current model."""
         return self.session.statement()
 
     # Batches of users.
@@ -156,10 +154,10 @@ class PrivateTrainer(Trainer):
         )
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
-        return None  # a number of tokens over all users must not scale the loss of one
+        return None  # the number of tokens over all users must not scale the loss of one user
 
     def floating_point_ops(self, inputs: Any) -> int:
-        return 0  # of how many tokens the batch is, is private
+        return 0  # the number of tokens in a batch is private
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         return None
@@ -167,7 +165,7 @@ class PrivateTrainer(Trainer):
     # The step.
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Adds the clipped sums of all parts of a batch to `p.grad`."""
+        """Add the clipped sums of all parts of a batch to `p.grad`."""
         model.train()
         total = torch.zeros((), device=self.args.device)
         for part in self.session.due(inputs):
@@ -180,7 +178,7 @@ class PrivateTrainer(Trainer):
             return self.user_losses(model, part)
 
     def user_losses(self, model: nn.Module, part: Part) -> Tensor:
-        """(B,): one loss per user. To be overridden where the model's own kind of loss is not known."""
+        """(B,): one loss per user. Override it if the model's kind of loss is not supported."""
         if self.compute_loss_func is None:
             return user_losses(model, part, self.args.label_smoothing_factor)
         inputs = dict(part.inputs)
@@ -188,8 +186,8 @@ class PrivateTrainer(Trainer):
         losses = self.compute_loss_func(model(**inputs), labels, num_items_in_batch=None)
         if losses.shape != (part.real.numel(),):
             raise DpformerError(
-                f"compute_loss_func gives a tensor of shape {tuple(losses.shape)} for {part.real.numel()} rows; it "
-                "must give one loss per row, made from that row alone: reduction='none', then a mean over positions"
+                f"compute_loss_func returns a tensor of shape {tuple(losses.shape)} for {part.real.numel()} rows; it "
+                "must return one loss per row, from that row alone: reduction='none', then a mean over positions"
             )
         return part.mean(losses)
 
@@ -204,18 +202,18 @@ class PrivateTrainer(Trainer):
         return None
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
-        return None  # of the sum before the noise: an exact statistic of the data
+        return None  # the norm before noise is an exact statistic of the data
 
     def train(self, resume_from_checkpoint: Any = None, *given: Any, **named: Any) -> Any:
         if self.session.taken and not resume_from_checkpoint:
             raise DpformerError(
-                f"this trainer has taken {self.session.taken} steps of its budget; resume from a checkpoint, or make "
-                "another trainer, whose ε comes on top"
+                f"this trainer has taken {self.session.taken} steps of its budget; resume from a checkpoint, or create "
+                "another trainer, whose ε is additional"
             )
         return super().train(resume_from_checkpoint, *given, **named)
 
     def hyperparameter_search(self, *given: Any, **named: Any) -> Any:
-        raise DpformerError("each trial spends a budget of its own, which nobody would add up; see dpformer tune")
+        raise DpformerError("each trial spends its own budget, and no ledger would add them up: see dpformer tune")
 
     # What is shown and saved.
 
@@ -234,13 +232,13 @@ class PrivateTrainer(Trainer):
         self.session.know_weights()
 
     def create_model_card(self, *given: Any, **named: Any) -> None:
-        """Writes our card; Trainer's would show the training losses."""
+        """Write our card; Trainer's would show training losses."""
         if self.session.taken:
             write_card(Path(str(self.args.output_dir)), self.statement, library=_library(self.session.model))
 
 
 class _SavesStatement:
-    """`model.save_pretrained`, and beside the model its statement and card."""
+    """`model.save_pretrained`, which also writes statement and card."""
 
     def __init__(self, save: Callable[..., Any], session: PrivateSession) -> None:
         self.save, self.session = save, session
@@ -255,7 +253,7 @@ class _SavesStatement:
 
 
 class _StepsOfEpoch:
-    """The steps of an epoch, one a time."""
+    """The steps of an epoch, one at a time."""
 
     def __init__(self, data: LogicalBatches, each: int) -> None:
         self.data, self.each, self.epoch = data, each, 0
@@ -277,13 +275,13 @@ class _Loader(torch.utils.data.DataLoader[LogicalBatch]):
 
 
 def _arguments(args: TrainingArguments) -> TrainingArguments:
-    """A copy in which a batch of Trainer's is a step of ours, and nothing touches the gradients."""
+    """A copy in which a batch of Trainer's is one step of ours, and nothing else touches the gradients."""
     for name, (allowed, why) in REFUSED.items():
         if getattr(args, name, allowed) not in (allowed, None):
             raise DpformerError(f"{name}={getattr(args, name)!r} cannot be private here: {why}")
     if args.max_grad_norm not in (0, 1.0, None):
         raise DpformerError(
-            f"max_grad_norm={args.max_grad_norm} would bound the sum of all users; a user is bounded by "
+            f"max_grad_norm={args.max_grad_norm} would bound the sum of all users; bound each user with "
             f"clipping=dp.clip({args.max_grad_norm})"
         )
     args = copy.copy(args)
@@ -294,9 +292,10 @@ def _arguments(args: TrainingArguments) -> TrainingArguments:
 def _refuse_several(trainer: Trainer) -> None:
     if trainer.args.world_size > 1 or trainer.args.n_gpu > 1 or trainer.is_fsdp_enabled:
         raise DpformerError(
-            f"PrivateTrainer runs on one device, and there are {max(trainer.args.world_size, trainer.args.n_gpu)}: "
-            "Trainer would add up gradients before they are bounded. For several see docs/guide/several-machines.md; "
-            "for one of several GPUs set CUDA_VISIBLE_DEVICES=0"
+            f"PrivateTrainer runs on one device, but there are {max(trainer.args.world_size, trainer.args.n_gpu)}: "
+            "Trainer would add gradients before they are clipped. For several processes see "
+            "docs/guide/several-machines.md; "
+            "to select one of several GPUs, set CUDA_VISIBLE_DEVICES=0"
         )
 
 
@@ -306,7 +305,7 @@ def _library(model: nn.Module) -> str:
 
 def _description(users: str | Sequence[Any] | None, args: TrainingArguments) -> str:
     whose = (
-        "Each item of the data set is taken for one user with all that is theirs"
+        "Each item of the data set is treated as one user with all of that user's data"
         if users is None
         else f"All examples with the same {users if isinstance(users, str) else 'user id'} are one user"
     )

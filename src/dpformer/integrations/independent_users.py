@@ -1,7 +1,7 @@
-"""`dp.check` for the adapters: the losses of the users of a part, computed alone, in halves and together.
+"""`dp.check` for the adapters: the losses of the users of a part, computed individually, in halves and together.
 
-It is on in every adapter: at the first part that has two users or more, and then at random, once in 128 parts, so that
-mixing which begins later is found. Mixing inside a user's own examples is no mixing.
+It is on in every adapter: at the first part with two users or more, and later at random, once in 128 parts, so that
+mixing that starts later is found. Mixing of a user's own examples is allowed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class UsersCheck:
     """Called with every part, before its forward pass is recorded.
 
     Args:
-        model: what must be left as it is.
+        model: the model, which must remain unchanged.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.looked = model, False
 
     def __call__(self, losses_of: LossesOf, part: Part) -> None:
-        """Raises `UnsupportedUse` if the loss or gradient of a user depends on who else is there."""
+        """Raise `UnsupportedUse` if the loss or gradient of a user depends on other users."""
         if part.users < 2:
             return
         check = Check(partial(_losses, self.model, losses_of, part))
@@ -41,5 +41,5 @@ class UsersCheck:
 
 
 def _losses(model: nn.Module, losses_of: LossesOf, part: Part, users: Sequence[int]) -> Tensor:
-    """The model is named so that the check sees whether it is changed."""
+    """The model is passed so that the check sees whether it changes."""
     return losses_of(part.some(users))

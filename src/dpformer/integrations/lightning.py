@@ -1,4 +1,4 @@
-"""Lightning: a LightningModule with differential privacy for each user, by automatic optimisation.
+"""Lightning: a LightningModule with user-level differential privacy, by automatic optimisation.
 
     class Model(Private, L.LightningModule):
         def user_losses(self, part):            # instead of training_step: one loss per user
@@ -8,9 +8,9 @@
 
     model = Model()
     model.make_private(users, collate=collate, epsilon=8, batch_size=32, steps=1000, keys="keys")
-    L.Trainer(max_steps=1000).fit(model)        # the batches of users come from the module
+    L.Trainer(max_steps=1000).fit(model)        # the module provides the batches of users
 
-An "epoch" of Lightning's is the whole run. Checkpoints resume exactly; they hold the statement and no key.
+Lightning's "epoch" is the entire run. Checkpoints resume exactly; they contain the statement but no key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpformer.integrations.vault import VaultOptimizer
 
 
 class Private:
-    """To be inherited before LightningModule, of `lightning` or of `pytorch_lightning`."""
+    """A mixin to be inherited before LightningModule, of `lightning` or `pytorch_lightning`."""
 
     session: PrivateSession | None = None
 
@@ -45,16 +45,16 @@ class Private:
         rows: int = 8,
         **named: Any,
     ) -> None:
-        """Gives the module its data and its budget.
+        """Give the module its data and budget.
 
         Args:
-            users: a data set, one user an item; or, with `by`, one example an item.
+            users: a data set with one user per item; or, with `by`, one example per item.
             by: the column of user ids.
-            collate: the examples of *one* user → a dict of tensors, one row an example.
-            batch_size: expected users in a step.
-            steps: how many there will be at most.
+            collate: maps the examples of *one* user to a dict of tensors, one row per example.
+            batch_size: expected number of users per step.
+            steps: maximum number of steps.
             keys: a folder for the keys of the run, away from what is uploaded.
-            rows: examples that are computed at once, at most.
+            rows: maximum number of examples computed at once.
             named: `epsilon`, `delta`, `clipping`, `unit`, `seed` of `PrivateSession`.
         """
         people = users if isinstance(users, Users) else Users(users, by)
@@ -69,7 +69,7 @@ class Private:
         self._collate, self._rows = collate, rows
 
     def user_losses(self, part: Part) -> Tensor:
-        """(B,): one loss per user, from `part.inputs`; `part.mean` averages over what is a user's own."""
+        """(B,): one loss per user, from `part.inputs`; `part.mean` averages over each user's own values."""
         raise NotImplementedError
 
     def private(self, inner: torch.optim.Optimizer) -> VaultOptimizer:
@@ -78,10 +78,10 @@ class Private:
 
     def _made(self) -> PrivateSession:
         if self.session is None:
-            raise DpformerError("the module has no data and no budget yet: call make_private(users, …) before fit")
+            raise DpformerError("the module has no data and budget yet: call make_private(users, …) before fit")
         return self.session
 
-    # What Lightning calls.
+    # Hooks called by Lightning.
 
     def train_dataloader(self) -> Any:
         session = self._made()
@@ -95,21 +95,21 @@ class Private:
     def on_fit_start(self) -> None:
         steps, trainer = self._made().steps, self.trainer  # type: ignore[attr-defined]
         if not 0 < trainer.max_steps <= steps:
-            raise DpformerError(f"max_steps={trainer.max_steps}, and the budget is for {steps}: give max_steps={steps}")
+            raise DpformerError(f"max_steps={trainer.max_steps}, but the budget is for {steps}: give max_steps={steps}")
         if trainer.world_size > 1:
             raise DpformerError(
-                f"there are {trainer.world_size} processes, and Lightning would average gradients before they are "
-                "bounded: use devices=1, or see docs/guide/several-machines.md"
+                f"there are {trainer.world_size} processes, but Lightning would average gradients before they are "
+                "clipped: use devices=1, or see docs/guide/several-machines.md"
             )
         if not self.automatic_optimization:  # type: ignore[attr-defined]
-            raise DpformerError("automatic_optimization is off; steps are taken here: leave it on")
+            raise DpformerError("automatic_optimization is off, but this adapter takes the steps: leave it on")
         if trainer.accumulate_grad_batches != 1 or trainer.gradient_clip_val:
             raise DpformerError(
-                "accumulate_grad_batches and gradient_clip_val would change sums of users that are bounded already; a "
-                "user is bounded by clipping=dp.clip(C), and rows says how many examples are computed at once"
+                "accumulate_grad_batches and gradient_clip_val would change sums of clipped gradients; bound each "
+                "user with clipping=dp.clip(C), and limit memory with rows"
             )
         if str(trainer.precision).startswith("16"):
-            raise DpformerError(f"precision={trainer.precision!r} scales gradients; use bf16-mixed or 32-true")
+            raise DpformerError(f"precision={trainer.precision!r} scales gradients: use bf16-mixed or 32-true")
         if [type(one) for one in trainer.optimizers] != [VaultOptimizer]:
             raise DpformerError("configure_optimizers must return one optimizer, self.private(torch.optim.…)")
 
@@ -119,7 +119,7 @@ class Private:
         return LogicalBatch(batch.step, [part.to(device) for part in batch])
 
     def training_step(self, batch: LogicalBatch, batch_idx: int) -> Tensor:
-        """Adds the clipped sums of all parts of a batch to `p.grad`."""
+        """Add the clipped sums of all parts of a batch to `p.grad`."""
         session = self._made()
         for part in session.due(batch):
             session.add(self.user_losses, part, self.device)  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ class Private:
         """Done in `training_step`, part by part."""
 
     def optimizer_zero_grad(self, *given: Any, **named: Any) -> None:
-        """Lightning would do it between the backward pass, which is done by then, and the step."""
+        """Lightning would do this between the backward pass, which is already done, and the step."""
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None, **named: Any

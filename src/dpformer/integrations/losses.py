@@ -1,7 +1,7 @@
 """One loss per user from the outputs of a Hugging Face model.
 
-The models' own `.loss`, and Trainer's label smoothing, average over all tokens of the batch: then nobody's loss is
-their own. Here the loss of a user is the mean over that user's own labelled positions, in all of its examples:
+The models' own `.loss`, and Trainer's label smoothing, average over all tokens of the batch, so that each user's loss
+depends on the others. Here the loss of a user is the mean over that user's own labelled positions, in all examples:
 
     ℓ_u = Σ_{labelled positions of u} CE / number of labelled positions of u
 """
@@ -22,32 +22,32 @@ PER_TOKEN = ("ForCausalLM", "ForMaskedLM", "ForTokenClassification")
 
 
 def kind_of(model: nn.Module) -> str:
-    """The kind of loss, as transformers names it."""
+    """The kind of loss, by its name in transformers."""
     from torch.distributed.fsdp import FSDPModule
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     inner: Any = model
-    if hasattr(inner, "get_base_model"):  # of peft
+    if hasattr(inner, "get_base_model"):  # peft
         inner = inner.get_base_model()
-    kinds = [kind for kind in type(inner).__mro__ if not issubclass(kind, FSDPModule)]  # fully_shard puts one in front
+    kinds = [kind for kind in type(inner).__mro__ if not issubclass(kind, FSDPModule)]  # fully_shard prepends a class
     name = kinds[0].__name__
     return "ForCausalLM" if name in CAUSAL.values() else str(getattr(inner, "loss_type", None) or name)
 
 
 def user_losses(model: nn.Module, part: Part, smoothing: float = 0.0) -> Tensor:
-    """(B,): the loss of each user, on its own examples. To be called while uses are recorded.
+    """(B,): the loss of each user, on its own examples. Call it while uses are recorded.
 
     Args:
         model: a Hugging Face model with a head for language modelling, token or sequence classification.
-        part: its inputs have `labels`.
-        smoothing: of labels, over the classes of each position.
+        part: a part whose inputs have `labels`.
+        smoothing: label smoothing, over the classes of each position.
     """
     inputs = dict(part.inputs)
     labels = inputs.pop("labels", None)
     kind, config = kind_of(model), getattr(model, "config", None)
     if labels is None:
         raise DpformerError(
-            f"the collator gives {', '.join(sorted(inputs))} and no labels; for a language model use "
+            f"the collator returns {', '.join(sorted(inputs))} but no labels; for a language model use "
             "DataCollatorForLanguageModeling(tokenizer, mlm=False)"
         )
     logits = model(**inputs).logits
@@ -55,7 +55,7 @@ def user_losses(model: nn.Module, part: Part, smoothing: float = 0.0) -> Tensor:
         return part.mean(*_of_sequences(logits, labels, config, smoothing))
     if kind not in PER_TOKEN or getattr(config, "is_encoder_decoder", False):
         raise DpformerError(
-            f"how {kind} computes one loss per user is not known: give compute_loss_func(outputs, labels, "
+            f"the per-user loss of {kind} is not supported: give compute_loss_func(outputs, labels, "
             "num_items_in_batch), which returns one loss per row"
         )
     if kind == "ForCausalLM":
@@ -64,7 +64,7 @@ def user_losses(model: nn.Module, part: Part, smoothing: float = 0.0) -> Tensor:
 
 
 def _of_tokens(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Losses (rows, L), and which count."""
+    """Losses (rows, L), and a mask of those that count."""
     losses = F.cross_entropy(
         logits.flatten(0, 1).float() if logits.dtype != torch.float64 else logits.flatten(0, 1),
         labels.flatten(),
@@ -76,7 +76,7 @@ def _of_tokens(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor
 
 
 def _of_sequences(logits: Tensor, labels: Tensor, config: Any, smoothing: float) -> tuple[Tensor, Tensor | None]:
-    """Losses (rows,), by the model's `problem_type`, which is guessed as transformers does."""
+    """Losses (rows,), by the model's `problem_type`, which is inferred as in transformers."""
     kind = getattr(config, "problem_type", None)
     if kind is None:
         whole = labels.dtype in (torch.int64, torch.int32)

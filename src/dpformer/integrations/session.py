@@ -1,6 +1,6 @@
-"""One private run inside somebody else's trainer: budget, sampler, clipping, noise, ledger and statement together.
+"""One private run inside another library's trainer: budget, sampler, clipping, noise, ledger and statement together.
 
-Made once from public numbers, so that what is sampled, clipped, added and accounted for cannot disagree:
+Created once from public numbers, so that sampling, clipping, noise and accounting cannot disagree:
 
     q = expected batch size / users,     σ = calibrate(ε, δ, q, steps),     C = clip norm
 """
@@ -33,31 +33,34 @@ from dpformer.statement import sp800_226
 from dpformer.statement.build import statement
 
 NOT_COVERED = (
-    "Training losses, gradient norms and batch sizes are exact statistics of the data: keep them as private as it.",
-    "Metrics on evaluation data, and what is chosen by them, are not covered for the people in that data.",
-    "Whoever has the keys of the run, which are in a folder of their own, can take the noise off. Delete them when the "
-    "run need not be resumed any more.",
+    "Training losses, gradient norms and batch sizes are exact statistics of the data: keep them as private as the "
+    "data.",
+    "Metrics on evaluation data, and choices based on them, are not covered for the people in that data.",
+    "The keys of the run, which are in a separate folder, allow removing the noise. Delete them when the run no longer "
+    "needs to be resumed.",
     "The base model and the tokenizer are assumed public: what was learnt from other data before is not covered.",
-    "Each further run on the same users spends further budget, and so does choosing between runs by their results.",
-    "What the time or memory of the computation gives away, and access to the machine while it runs.",
+    "Each further run on the same users spends further budget, as does choosing between runs by their results.",
+    "Information leaked by the time or memory of the computation, and access to the machine while it runs.",
 )
-PRE_PROCESSING = "before the data came here: not known here, and not covered unless it took each user's data by itself"
+PRE_PROCESSING = (
+    "before the data was passed in: unknown, and not covered unless it processed each user's data separately"
+)
 
 
 class PrivateSession:
     """The private parts of a run, for an adapter to plug into its trainer.
 
     Args:
-        model: what is trained.
+        model: the model to train.
         users: the data.
         epsilon: ε of the whole run.
-        delta: δ of it; a tenth of 1 / users by default.
-        batch_size: the expected number of users in a step.
-        steps: how many there will be at most; if fewer are taken, less is spent.
-        clipping: how users are bounded: `normalize(C)` or `clip(C)`.
-        unit: what one user is, in the words of the statement: user, author, document.
+        delta: δ of the whole run; by default 1 / (10 · users).
+        batch_size: the expected number of users per step.
+        steps: maximum number of steps; if fewer are taken, less is spent.
+        clipping: the clip function: `normalize(C)` or `clip(C)`.
+        unit: the unit of privacy in the statement: user, author, document.
         keys: the folder for the keys of the run.
-        data: sentences on the data for the statement; nothing counted.
+        data: sentences on the data for the statement, without counts.
         seed: for tests only: marks the run as not private.
     """
 
@@ -78,7 +81,7 @@ class PrivateSession:
     ) -> None:
         if batch_size > len(users):
             raise DpformerError(
-                f"the expected batch is {batch_size} users, and there are {len(users)}: make the batch smaller"
+                f"the expected batch is {batch_size} users, but there are {len(users)}: reduce the batch"
             )
         self.model, self.users, self.epsilon_target, self.steps = model, users, epsilon, steps
         self.delta = 1 / (10 * len(users)) if delta is None else delta
@@ -90,21 +93,19 @@ class PrivateSession:
         self.batches = PoissonBatches(len(users), self.sample_rate, steps, seed=seed)
         self._masks: dict[str, Any] = SecureRandom("masks", seed=seed).state_dict()
         self.optimizer: VaultOptimizer | None = None
-        self._place = (0, 0)  # step, and parts of it so far
-        self._batch: Batch | None = None  # of the step that is being taken
+        self._place = (0, 0)  # step, and number of its parts so far
+        self._batch: Batch | None = None  # the batch of the current step
         self.know_weights()
 
     def make_optimizer(self, inner: torch.optim.Optimizer, facts: str = "") -> VaultOptimizer:
-        """The optimizer that adds the noise, around any other. `facts` are what a resumed run must agree on."""
+        """The optimizer that adds the noise, wrapping any other. A resumed run must agree on `facts`."""
         if isinstance(inner, VaultOptimizer):
             return inner
         trained = {id(parameter) for parameter in self.model.parameters()}
         if any(id(p) not in trained for group in inner.param_groups for p in group["params"]):
-            raise DpformerError(
-                "the optimizer has parameters that are not the model's; make it from model.parameters()"
-            )
+            raise DpformerError("the optimizer has parameters outside the model: create it from model.parameters()")
         data = self.users.digest()
-        self.context = f"{self.clip!r} {facts} {data}"  # noise is of these and no others
+        self.context = f"{self.clip!r} {facts} {data}"  # identifies the noise
         self.optimizer = VaultOptimizer(
             inner,
             batches=self.batches,
@@ -122,16 +123,18 @@ class PrivateSession:
         return self.optimizer
 
     def logical_batches(self, collate: Collate, rows: int, pad_token: int = 0) -> LogicalBatches:
-        """Step → the users of that step, collated one by one."""
+        """Maps a step to its users, collated individually."""
         return LogicalBatches(self.users, self.batches, collate, rows, partial(self._seed, "collator"), pad_token)
 
     def add(self, losses_of: LossesOf, part: Part, device: torch.device | None = None) -> Tensor:
-        """Adds the clipped sum of a part's users to `p.grad`; returns their losses, which are private.
+        """Add the clipped sum of a part's users to `p.grad`; returns their losses, which are private.
 
-        Before, `dp.check` looks whether losses depend on other users, at the first part and at random later.
+        Before that, `dp.check` tests whether losses depend on other users, at the first part and at random later.
         """
         if self._batch is None or self._batch.step != self.taken:
-            raise DpformerError("no batch is due: parts are of the batch that the data loader gave for this step")
+            raise DpformerError(
+                "no batch is due: parts must belong to the batch that the data loader yielded for this step"
+            )
         users = self._batch.part(torch.tensor(part.who, dtype=torch.int64))
         self._check(losses_of, part)
         with self._recording(device):
@@ -152,10 +155,11 @@ class PrivateSession:
     def due(self, batch: LogicalBatch) -> LogicalBatch:
         """The batch, if its step is the next one."""
         if not isinstance(batch, LogicalBatch):
-            raise DpformerError("the data loader gives no batches of users: do not replace it")
+            raise DpformerError("the data loader yields no batches of users: do not replace it")
         if batch.step != self.taken:
             raise DpformerError(
-                f"the batch of step {batch.step + 1} came where step {self.taken + 1} was due; each batch is one step, "
+                f"got the batch of step {batch.step + 1} instead of that of step {self.taken + 1}; each batch is one "
+                f"step, "
                 "in order: do not change the data loader, and step once after each batch"
             )
         if self._batch is None or self._batch.step != batch.step:
@@ -163,11 +167,11 @@ class PrivateSession:
         return batch
 
     def _due(self) -> Batch:
-        """The batch of the step; refused where a trainer takes a step of which nothing came here."""
+        """The batch of the step; refused if a trainer takes a step without calling this session."""
         if self._batch is None or self._batch.step != self.taken:
             raise DpformerError(
-                f"step {self.taken + 1} is to be taken, and its batch of users never came here: a training step that "
-                "does not call ours trains on noise alone; do not override it, or call super()"
+                f"step {self.taken + 1} is due, but its batch of users was never passed in: a training step that "
+                "does not call ours trains on pure noise; do not override it, or call super()"
             )
         return self._batch
 
@@ -176,30 +180,30 @@ class PrivateSession:
         self.know_weights()
 
     def _seed(self, purpose: str, step: int, stream: int) -> int:
-        """A secret seed; looked up when it is used, since resuming replaces the secret."""
+        """A secret seed; looked up when used, since resuming replaces the secret."""
         random = SecureRandom("masks", key=bytes.fromhex(self._masks["key"])).within(purpose)
         return int(random.words(1, step=step, stream=stream)[0] >> np.uint64(1))
 
     def know_weights(self) -> None:
-        """The weights as they are now came from private steps."""
+        """Record that the current weights came from private steps."""
         self._versions = [parameter._version for parameter in self.model.parameters()]
 
     def check_weights(self) -> None:
-        """Raises if something else than a private step has changed the weights since."""
+        """Raise if anything but a private step has changed the weights since."""
         if self._versions != [parameter._version for parameter in self.model.parameters()]:
             raise DpformerError(
-                "the weights were changed after the last private step, so what protects them is not known: save "
-                "before, or train with the private optimizer alone"
+                "the weights were changed after the last private step, so their privacy is unknown: save "
+                "before that, or train with the private optimizer only"
             )
 
     @property
     def taken(self) -> int:
-        """Steps so far."""
+        """The number of steps so far."""
         return 0 if self.optimizer is None else self.optimizer.steps
 
     @property
     def ledger(self) -> Ledger:
-        """What was done so far."""
+        """Everything done so far."""
         return Ledger([] if self.optimizer is None else self.optimizer.events())
 
     def epsilon(self) -> float:
@@ -207,7 +211,7 @@ class PrivateSession:
         return self.ledger.epsilon(self.delta) if self.taken else 0.0
 
     def statement(self) -> dict[str, Any]:
-        """What is promised about the model as it is now, for privacy.json."""
+        """The statement about the current model, for privacy.json."""
         facts = statement(
             self.ledger,
             delta=self.delta,

@@ -1,10 +1,10 @@
 """FSDP2 (`fully_shard`): whole parameters while users are computed, shards of everything else.
 
 Parameters, optimizer state and released gradients of a sharded model live in shards, rows of each parameter on each
-process. A user's gradient is over whole parameters, and so is its norm. So for the time of a step they are gathered
-(one all-gather), every process computes the clipped sum of its own users on them, and sums go back to the shards by one
-reduce-scatter: a *sum*, where FSDP's own would take a mean of what autograd left. Its hooks rest meanwhile. A process
-needs the same two collectives in a step whether it has many micro-batches or none.
+process. A user's gradient covers whole parameters, and so does its norm. So for each step they are gathered (one
+all-gather), every process computes the clipped sum of its own users on them, and sums are returned to the shards by one
+reduce-scatter: a *sum*, where FSDP would average what autograd left. Its hooks are disabled meanwhile. A process
+needs the same two collectives per step whether it has many micro-batches or none.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dpformer.clipping.errors import UnsupportedUse
 
 @dataclass(frozen=True)
 class Sharded:
-    """A trainable parameter as the optimizer knows it, and as the model computes with it while gathered."""
+    """A trainable parameter as the optimizer knows it, and as the model uses it while gathered."""
 
     shard: DTensor
     whole: Tensor
 
     @property
     def start(self) -> int:
-        """The place of the shard's first number in the whole parameter: rows are cut as by `torch.chunk`."""
+        """The index of the shard's first number in the whole parameter: rows are split as by `torch.chunk`."""
         mesh, (rows, *rest) = self.shard.device_mesh, self.shard.shape
         each = -(-rows // mesh.size())
         return min(mesh.get_local_rank() * each, rows) * torch.Size(rest).numel()
@@ -52,18 +52,18 @@ class Sharded:
 
 
 class Gathering:
-    """Gathers the parameters of a sharded model, once a step, and lets them go again."""
+    """Gathers the parameters of a sharded model, once per step, and frees them again."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._gathered: list[Sharded] | None = None
-        self._resting: list[tuple[dict[int, Any], int, Any]] = []  # hooks of FSDP, and where they belong
+        self._resting: list[tuple[dict[int, Any], int, Any]] = []  # hooks of FSDP, and their positions
         refuse_other_shards(model)
         for module in self._modules():
             refuse_other_policies(module)
 
     def gather(self) -> list[Sharded]:
-        """Every trainable parameter, whole. The first call in a step is a collective: all processes must make it."""
+        """Every trainable parameter, whole. The first call in a step is a collective that all processes must make."""
         if self._gathered is None:
             shards = dict(self.model.named_parameters())
             for module in self._modules():
@@ -78,7 +78,7 @@ class Gathering:
         return self._gathered
 
     def let_go(self) -> None:
-        """Frees the whole parameters and their gradients; FSDP is itself again."""
+        """Free the whole parameters and their gradients, and restore FSDP."""
         for parameter in self._gathered or []:
             parameter.whole.grad = None
         self._gathered = None
@@ -89,7 +89,7 @@ class Gathering:
             module.reshard()
 
     def _rest(self, module: FSDPModule) -> None:
-        """FSDP's hooks would gather, cast and reduce in each pass: while all is gathered, they do nothing."""
+        """Disable FSDP's hooks, which would gather, cast and reduce in each pass, while parameters are gathered."""
         for hooks in _hooks(module):
             for number, hook in hooks.items():
                 if _is_of_fsdp(hook, module):
@@ -117,7 +117,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def refuse_other_shards(model: nn.Module) -> None:
-    """Only shards of rows over all processes are known here."""
+    """Refuse layouts other than shards of rows over all processes."""
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             if parameter.requires_grad:
@@ -132,11 +132,11 @@ def refuse_other_shards(model: nn.Module) -> None:
 
 
 def refuse_other_policies(module: FSDPModule) -> None:
-    """What FSDP's hooks do besides gathering is not done here."""
+    """Refuse policies that FSDP's hooks apply besides gathering."""
     policy = module._get_fsdp_state()._mp_policy
     if policy.param_dtype is not None or policy.output_dtype is not None:
         raise UnsupportedUse(
             f"fully_shard was given {policy}, which casts parameters or outputs; use torch.autocast in the loop instead"
         )
     if not all(any(_is_of_fsdp(hook, module) for hook in hooks.values()) for hooks in _hooks(module)):
-        raise UnsupportedUse("modules were sharded as a list, fully_shard([a, b]); shard each by a call of its own")
+        raise UnsupportedUse("modules were sharded as a list, fully_shard([a, b]): shard each with a separate call")

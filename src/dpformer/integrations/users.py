@@ -1,4 +1,4 @@
-"""A data set as users: for each, the list of its examples. What one user is, is what the guarantee protects."""
+"""A data set as users: for each, the list of its examples. A user here is the unit that the guarantee protects."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Users:
     """One list of examples per user, from any map-style data set.
 
     Args:
-        dataset: anything with `len` and `[i]`: one user an item, which is one example or a list of them; or, with
-            `by`, one example an item.
-        by: whose example each item is: the name of a column, or as many ids as there are items. All examples with one
+        dataset: anything with `len` and `[i]`: one user per item, which is one example or a list of them; or, with
+            `by`, one example per item.
+        by: the user of each example: the name of a column, or as many ids as there are items. All examples with one
             id are one user.
     """
 
@@ -31,7 +31,7 @@ class Users:
         self.dataset = dataset
         self._places = None if by is None else _places(_ids(dataset, by))
         if len(self) < 2:
-            raise DpformerError(f"the training data has {len(self)} users; give at least 2")
+            raise DpformerError(f"the training data has {len(self)} users, but at least 2 are needed")
 
     def __len__(self) -> int:
         return len(self.dataset) if self._places is None else len(self._places)
@@ -44,7 +44,7 @@ class Users:
         return list(item) if isinstance(item, list | tuple) else [item]
 
     def digest(self) -> str:
-        """SHA-256 of all examples. Made from the data without noise: it stays with the keys."""
+        """SHA-256 of all examples. Computed from the data without noise: it stays with the keys."""
         digest = hashlib.sha256(b"dpformer users 1\n")
         for user in range(len(self)):
             for example in self[user]:
@@ -56,28 +56,28 @@ class Users:
 def _ids(dataset: Any, by: str | Sequence[Any]) -> list[Any]:
     if not isinstance(by, str):
         ids = list(by)
-    elif hasattr(dataset, "column_names"):  # of the datasets package: a column at once
+    elif hasattr(dataset, "column_names"):  # datasets package: a whole column at once
         if by not in dataset.column_names:
             raise DpformerError(f"the training data has no column {by!r}, only {', '.join(dataset.column_names)}")
         ids = list(dataset[by])
     else:
         ids = [_id_of(dataset[place], by, place) for place in range(len(dataset))]
     if len(ids) != len(dataset):
-        raise DpformerError(f"there are {len(ids)} user ids for {len(dataset)} examples; give one each")
+        raise DpformerError(f"there are {len(ids)} user ids for {len(dataset)} examples: give one per example")
     for place, name in enumerate(ids):
         if name is None:
-            raise DpformerError(f"example {place} has no user id; whose it is has to be known")
+            raise DpformerError(f"example {place} has no user id, but every example needs one")
     return ids
 
 
 def _id_of(example: Any, by: str, place: int) -> Any:
     if not isinstance(example, Mapping) or by not in example:
-        raise DpformerError(f"example {place} has no {by!r}; whose it is has to be known")
+        raise DpformerError(f"example {place} has no {by!r}, but every example needs one")
     return example[by]
 
 
 def _places(ids: Sequence[Any]) -> list[list[int]]:
-    """The examples of each user; users in the order in which they first appear."""
+    """The examples of each user; users in order of first appearance."""
     found: dict[Any, list[int]] = {}
     for place, name in enumerate(ids):
         found.setdefault(name.item() if isinstance(name, torch.Tensor | np.generic) else name, []).append(place)
@@ -85,7 +85,7 @@ def _places(ids: Sequence[Any]) -> list[list[int]]:
 
 
 def _feed(digest: Any, value: Any) -> None:
-    """Anything an example is made of, unmistakably: kinds and lengths are part of it."""
+    """Hash any value of an example unambiguously: types and lengths are included."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):

@@ -1,10 +1,9 @@
-"""The keys of a run, in a file of their own, and an optimizer whose state holds none.
+"""The keys of a run in a separate file, and an optimizer whose state contains none.
 
-Trainers write the optimizer's state into checkpoints, and checkpoints get uploaded. Whoever has the keys of sampling
-and noise can take the noise off, so they are in no checkpoint: each run keeps them in one file, readable by its owner
-only, in a folder beside. A checkpoint names the run; loading one looks its keys up. Without the file it cannot be gone
-on with: steps that were taken after the checkpoint would be taken again with other noise, and nobody would have
-accounted for them.
+Trainers write the optimizer's state into checkpoints, and checkpoints get uploaded. The keys of sampling and noise
+allow removing the noise, so they are in no checkpoint: each run keeps them in one file, readable by its owner only, in
+a separate folder. A checkpoint names the run; loading one looks its keys up. Without that file it cannot be resumed:
+steps taken after the checkpoint would be repeated with other noise, without being accounted for.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Vault:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise DpformerError(f"{self.folder} cannot be made for the keys of the run: {error.strerror}") from None
+            raise DpformerError(f"{self.folder} cannot be created for the keys of the run: {error.strerror}") from None
         before = os.umask(0o077)
         try:
             write_text(self.path(run), json.dumps({"format": FORMAT, "run": run, **secrets}))
@@ -47,10 +46,10 @@ class Vault:
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             if facts.pop("format") != FORMAT or facts.pop("run") != run:
-                raise ValueError("it is of another run or version")
+                raise ValueError("it belongs to another run or version")
         except FileNotFoundError:
             raise DpformerError(
-                f"the keys of this run are not at {path}; without them it cannot be resumed: bring the file back"
+                f"the keys of this run are not at {path}; without them it cannot be resumed: restore the file"
             ) from None
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise DpformerError(f"{path} does not hold the keys of this run: {error}") from None
@@ -58,20 +57,20 @@ class Vault:
 
     def path(self, run: str) -> Path:
         if not run.isalnum():
-            raise DpformerError(f"{run!r} is no name of a run")
+            raise DpformerError(f"{run!r} is not the name of a run")
         return self.folder / f"{run}.json"
 
 
 class VaultOptimizer(PrivateOptimizer):
-    """A `PrivateOptimizer` whose `state_dict` holds no key: it names the run, whose keys are in a vault.
+    """A `PrivateOptimizer` whose `state_dict` contains no key: it names the run, whose keys are in a vault.
 
     Args:
         inner: the optimizer to step.
-        batches: the sampler that goes with it; its key is kept and restored too.
-        vault: where the keys are.
+        batches: its sampler, whose key is stored and restored too.
+        vault: the vault with the keys.
         run: the name of this run.
-        data: a digest of the data; going on with other data is refused.
-        masks: the secret of dropout and collators, to keep; loading a state replaces what is in it.
+        data: a digest of the data; resuming with other data is refused.
+        masks: the secret of dropout and collators, which loading a state replaces.
         named: the arguments of `PrivateOptimizer`.
     """
 
@@ -94,7 +93,7 @@ class VaultOptimizer(PrivateOptimizer):
         self.after_step: Callable[[], None] = lambda: None
 
     def step(self, batch: Batch | None = None) -> None:  # type: ignore[override]
-        """The step on the batch that was due, for trainers that know of no batch."""
+        """Step on the batch that is due, for trainers that do not pass batches."""
         refuse_other(batch)
         super().step(self.due() if batch is None else batch)
         self.after_step()
@@ -106,20 +105,20 @@ class VaultOptimizer(PrivateOptimizer):
         return {**state, "run": self.run, "batches": self._facts()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the other left off, with the keys of its run."""
+        """Resume where the other left off, with the keys of its run."""
         state = dict(state)
         run, facts = state.pop("run", None), state.pop("batches", None)
         if not isinstance(run, str) or facts is None:
-            raise DpformerError("this is no state of a private run: it does not name the run whose keys it needs")
+            raise DpformerError("this is not the state of a private run: it does not name the run whose keys it needs")
         for name, value in self._facts().items():
             if facts.get(name) != value:
                 raise DpformerError(
-                    f"{name} was {facts.get(name)} in the run to resume, now it is {value}: resume with the same data "
+                    f"{name} was {facts.get(name)} in the run to resume, but is {value} now: resume with the same data "
                     "and the same arguments"
                 )
         secrets = self.vault.read(run)
         if secrets["data"] != self.data:
-            raise DpformerError("the training data is not that of the run to resume; bring it back as it was")
+            raise DpformerError("the training data is not that of the run to resume: restore the original data")
         super().load_state_dict({**state, "random": secrets["noise"]})
         position = {"step": self.steps, "taken": self.steps, "random": secrets["sampling"]}
         self.batches.load_state_dict({**self.batches.state_dict(), **position})

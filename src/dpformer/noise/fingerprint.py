@@ -1,4 +1,4 @@
-r"""A keyed fingerprint of tensors, computed where they are: noise is addressed by the sum to which it is added.
+r"""A keyed fingerprint of tensors, computed on their device: noise is addressed by the sum to which it is added.
 
 Rows of 4096 words of 32 bits are hashed with NH (Black et al. 1999, UMAC), twice, under keys of the run's secret,
 

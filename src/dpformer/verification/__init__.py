@@ -1,1 +1,1 @@
-"""What a stranger can check: `verify.verify` a run folder, `audit` the mechanism; `standalone.py` needs no dpformer."""
+"""Independent checks: `verify.verify` a run folder, `audit` the mechanism. Nothing here trusts the run folder."""

@@ -1,8 +1,8 @@
-"""The claims of a statement, one by one: checked, contradicted, or not checked and what would check them.
+"""The claims of a statement, one by one: checked, contradicted, or not checked and how they could be.
 
-`verify` makes many small checks. What a reader wants to know is which *sentence* of the statement they support. Each
-check is made under the claim that it supports, and a claim counts as checked only if all its checks were made and held.
-A replay repeats the whole run, so it settles every claim about how the released numbers came about.
+`verify` makes many small checks. A reader wants to know which *sentence* of the statement they support. Each check is
+listed under the claim that it supports, and a claim counts as checked only if all its checks were made and passed.
+A replay repeats the entire run, so it settles every claim about how the released numbers were computed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BY_DATA = "verify --data LOG"
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that the statement makes, and what was looked at for it."""
+    """One claim of the statement, and its findings."""
 
     name: str
     sentence: str
     findings: tuple[Finding, ...]
-    would_check: str  # what it takes, if it was not checked
+    would_check: str  # how it could be checked, if it was not
 
     @property
     def ok(self) -> bool | None:
@@ -40,7 +40,7 @@ class Claim:
 
     @property
     def how(self) -> str:
-        """What checked it, what contradicts it, or what would check it."""
+        """What checked it, what contradicts it, or how it could be checked."""
         if self.ok is None:
             return f"not checked: {self.would_check}"
         kind = "checked by" if self.ok else "contradicted by"
@@ -52,7 +52,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found: the claims of the statement, what has to be assumed, and every single check."""
+    """The findings of `verify`: claims of the statement, assumptions, and every single check."""
 
     headline: str
     findings: tuple[Finding, ...]
@@ -66,7 +66,7 @@ class Verification:
 
     @property
     def verified(self) -> bool:
-        """Whether the run was repeated, and everything released came out again."""
+        """Whether the run was repeated and everything released was reproduced."""
         return self.passed and any(finding.name == REPLAY and finding.ok for finding in self.findings)
 
     @property
@@ -76,16 +76,16 @@ class Verification:
 
     @property
     def verdict(self) -> str:
-        """One sentence, which never sounds like more than was checked."""
+        """A one-sentence verdict, which never claims more than was checked."""
         if not self.passed:
             return "Verification failed: the run does not match its privacy statement."
         left = [claim.name for claim in self.claims if claim.ok is None]
         open_claims = f" Not checked: {'; '.join(left)}." if left else ""
         if not self.claims:
-            return "The run claims no privacy; nothing that was checked contradicts it."
+            return "The run claims no privacy; no check contradicts it."
         if not self.verified:
-            return f"Nothing contradicts the statement, but that the model is private is NOT VERIFIED.{open_claims}"
-        return f"Replayed: config, data and key give exactly what was released.{open_claims} The rest is assumed."
+            return f"Nothing contradicts the statement, but the model's privacy is NOT VERIFIED.{open_claims}"
+        return f"Replayed: config, data and key reproduce the release exactly.{open_claims} The rest is assumed."
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -106,9 +106,9 @@ class Drafted:
 
     name: str
     sentence: str
-    needs: str  # what would check it
-    replayed: bool = False  # a replay that came out the same settles it
-    alone: bool = False  # and nothing else does
+    needs: str  # how it could be checked
+    replayed: bool = False  # a replay with the same result settles it
+    alone: bool = False  # only a replay settles it
 
     def with_findings(self, findings: Sequence[Finding], replay: Finding) -> Claim:
         if self.alone:
@@ -119,15 +119,15 @@ class Drafted:
 
 
 def claims(facts: Mapping[str, Any], found: Mapping[str, Sequence[Finding]]) -> tuple[Claim, ...]:
-    """The claims of a statement, each with what was found for it.
+    """The claims of a statement, each with its findings.
 
     Args:
         facts: the statement.
-        found: findings by the name of the claim that they support; the replay's, if there was one, under `REPLAY`.
+        found: findings by the name of the supported claim; the replay's, if any, under `REPLAY`.
     """
     if not facts["private"]:
         return ()
-    not_made = Finding(REPLAY, None, "not asked for")
+    not_made = Finding(REPLAY, None, "not requested")
     replay = next((finding for finding in found.get(REPLAY, ()) if finding.name == REPLAY), not_made)
     drafted = [*_of_the_folder(facts), *_of_the_queries(facts), _of_the_model(facts), *_of_whoever_made_it()]
     return tuple(one.with_findings(found.get(one.name, ()), replay) for one in drafted)
@@ -139,26 +139,27 @@ def _of_the_folder(facts: Mapping[str, Any]) -> list[Drafted]:
         Drafted(
             STATEMENT,
             f"ε = {facts['epsilon']:.6g} at δ = {facts['delta']:.3g} follows from the ledger, the ledger is what "
-            "config.toml asks for, and every sentence of the statement follows from them",
-            "a sound statement",
+            "config.toml requires, and every sentence of the statement follows from them",
+            "a consistent statement",
         ),
         Drafted(
             FILES,
-            "the published files are those of the statement and hold nothing that it does not name",
+            "the published files are those of the statement and contain nothing that it does not name",
             "verify --catalog FILE",
             replayed=True,
         ),
-        Drafted(DATA, f"it is about this data, of {facts['users']:,} {unit.plural}", BY_DATA, replayed=True),
+        Drafted(DATA, f"it is about this data, with {facts['users']:,} {unit.plural}", BY_DATA, replayed=True),
     ]
 
 
 def _of_the_queries(facts: Mapping[str, Any]) -> list[Drafted]:
-    """That the noise is there; whether it is the noise of the key, only a replay can tell."""
+    """Claims that the noise is present; whether it is the key's noise, only a replay can tell."""
     unit = unit_of(facts["unit"]).name
     return [
         Drafted(
             size_of_noise(event["label"]),
-            f"{event['label']}: noise of deviation {event['noise_multiplier']:.4g} was added where one {unit} adds at "
+            f"{event['label']}: noise of standard deviation {event['noise_multiplier']:.4g} was added where one {unit} "
+            f"contributes at "
             "most 1",
             BY_DATA,
             replayed=True,
@@ -170,7 +171,7 @@ def _of_the_queries(facts: Mapping[str, Any]) -> list[Drafted]:
 
 def _of_the_model(facts: Mapping[str, Any]) -> Drafted:
     if not facts["steps"]:
-        return Drafted(MODEL, "the model is made of the released numbers and of nothing else", BY_DATA, replayed=True)
+        return Drafted(MODEL, "the model follows from the released numbers and nothing else", BY_DATA, replayed=True)
     unit = unit_of(facts["unit"])
     return Drafted(
         MODEL,
@@ -186,12 +187,12 @@ def _of_whoever_made_it() -> list[Drafted]:
     return [
         Drafted(
             RANDOMNESS,
-            "sampling and noise are those of one secret key, to which the statement commits",
+            "sampling and noise come from one secret key, to which the statement commits",
             BY_REPLAY,
             alone=True,
         ),
         Drafted(SECRETS, "no key was left behind in the folder", "the whole run folder"),
-        Drafted(PUBLISHER, "whoever has a certain key published it", "verify --key PUBLIC"),
+        Drafted(PUBLISHER, "the owner of a certain key published it", "verify --key PUBLIC"),
     ]
 
 
@@ -201,17 +202,20 @@ def size_of_noise(label: str) -> str:
 
 
 def assumptions(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the statement rests on and no check of a run folder can show."""
+    """What the statement rests on and a check of a run folder cannot show."""
     if not facts["private"]:
         return ()
     unit = unit_of(facts["unit"])
     given = f", and {facts['given']}" if "given" in facts else ""
     found = [
-        f"One id is one {unit.name}: whoever has several is protected id by id.",
-        f"The number of {unit.plural}{given} may be known to everybody, and so may catalogue and config.",
-        "The key was drawn at random by the operating system, and no run was made again until its outcome pleased.",
-        "The dpformer that is installed does what its documentation says; `dpformer audit` attacks it.",
+        f"One id is one {unit.name}: someone with several ids is protected id by id.",
+        f"The number of {unit.plural}{given} are public, as are catalogue and config.",
+        "The key was drawn at random by the operating system, and no run was repeated until its outcome was "
+        "favourable.",
+        "The installed dpformer does what its documentation says; `dpformer audit` tests it by attacks.",
     ]
     if "budget" not in facts:
-        found.append(f"Nothing else was released of these {unit.plural}, and no choice was made by results on them.")
+        found.append(
+            f"Nothing else was released about these {unit.plural}, and no choice was based on results on them."
+        )
     return tuple(found)

@@ -1,7 +1,7 @@
-"""With the data at hand: users, vocabulary, and whether what was released with noise has the noise of the ledger.
+"""Checks with the data: users, vocabulary, and whether noisy releases have the noise recorded in the ledger.
 
-`releases.safetensors` holds the noisy numbers as they came out of the queries, before anything was made of them. Each
-query counts the exact numbers again, and the difference must be noise of the stated deviation (`Query.checks`).
+`releases.safetensors` holds the noisy query results, before anything was computed from them. Each query computes the
+exact numbers again, and the difference must be noise of the stated standard deviation (`Query.checks`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dpformer.verification.released_file import ReleasedFile
 
 
 class DataCheck:
-    """What was released, against the data. Without `dataset` most of it is not checked, and says so."""
+    """The releases compared with the data. Without `dataset` most checks are reported as not made."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class DataCheck:
         )
 
     def checks(self) -> Iterator[tuple[str, Callable[[], Finding]]]:
-        """Each check under the claim that it supports."""
+        """Each check with the claim that it supports."""
         yield DATA, self.facts_on_the_data
         yield FILES if self.config.kind.trains else MODEL, self.releases
         for query in all_queries():
@@ -74,26 +74,26 @@ class DataCheck:
             same = released == [item for item in known if item in among]
         else:
             same = released == known
-        return Finding(name, same, "users and items are those of the data" if same else "the items are not of the data")
+        return Finding(name, same, "users and items match the data" if same else "the items are not those of the data")
 
     def releases(self) -> Finding:
-        """The model is made of the noisy numbers in releases.safetensors, and these are what queries release."""
+        """The model must follow from the noisy numbers in releases.safetensors, which must be valid query results."""
         name = "releases"
         if not self._due:
             return Finding(name, not self.folder.releases.exists(), "none besides training")
         if "releases" not in self.facts["hashes"]:
             return Finding(name, False, "the statement has no hash of releases.safetensors")
         if self._arrays is None:
-            return Finding(name, None, "not compared: releases.safetensors is not here")
+            return Finding(name, None, "not compared: releases.safetensors is missing")
         if sha256_of(self.folder.releases) != self.facts["hashes"]["releases"]:
-            return Finding(name, False, "releases.safetensors is not the file of the statement")
+            return Finding(name, False, "releases.safetensors does not match the statement")
         if wrong := self._wrong_arrays(self._arrays):
             return Finding(name, False, wrong)
         return Finding(name, *self._made_of(self._arrays))
 
     @property
     def _due(self) -> bool:
-        """Whether the run asked anything before training."""
+        """Whether the run asked any query before training."""
         return self.config.private and any(not query.after_training for query in asked_queries(self.config))
 
     @cached_property
@@ -101,7 +101,7 @@ class DataCheck:
         return None if regular(self.folder.releases, 2**40) else load_releases(self.folder.releases)
 
     def _wrong_arrays(self, arrays: Arrays) -> str:
-        """Every array is one that a query of this run releases, and as it releases it."""
+        """Every array must be a valid result of a query of this run."""
         due: set[str] = set()
         for query in asked_queries(self.config):
             if query.after_training:
@@ -110,17 +110,17 @@ class DataCheck:
                 return wrong
             due |= query.arrays(query.restore(arrays, self.config, self.seen.plan()), self.config).keys()
         odd = sorted(arrays.keys() ^ due)
-        return f"{odd[0]} is not what this run releases, or is missing" if odd else ""
+        return f"{odd[0]} is unexpected or missing" if odd else ""
 
     def _made_of(self, arrays: Arrays) -> tuple[bool | None, str]:
-        """The model is made of what was released."""
+        """Whether the model follows from the releases."""
         popular = (query for query in asked_queries(self.config) if isinstance(query, PopularityQuery))
         query = next(popular, None)
         if query is None:
-            return True, "as this run releases them"
+            return True, "consistent with the config"
         value = query.restore(arrays, self.config, self.seen.plan())
         if not np.array_equal(value.frequencies.p, np.asarray(self.file.release.frequencies)):
-            return False, "the frequencies of the model do not follow from what was released"
+            return False, "the frequencies of the model do not follow from the releases"
         return self.config.kind.follows(value, self.file.release, self.file.attributes())
 
     def _ranks(self) -> Any:

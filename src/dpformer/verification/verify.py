@@ -1,12 +1,12 @@
-"""`verify`: whether a run folder holds together: statement, ledger, config, data, and what the released file contains.
+"""`verify`: whether statement, ledger, config, data and the contents of the released file of a run agree.
 
-The statement is made a second time, from its ledger and the config, and compared word by word; the ledger is compared
-with what the config asks for, calibrated again; the model file is the one whose hash is stated, and everything in it
-has to be explained by the statement. With the data at hand, what was released with noise is compared with exact
-numbers, and the noise has to be there. What could not be looked at is said to be *not checked*.
+The statement is rebuilt from its ledger and the config, and compared word by word; the ledger is compared with what the
+config requires, recalibrated; the model file must have the stated hash, and the statement must account for everything
+in it. With the data, noisy releases are compared with exact numbers, and the noise must be present. Whatever could not
+be checked is reported as *not checked*.
 
-Who rewrites config, statement and model consistently can claim anything, unless the statement is signed
-(`dpformer.statement.signature`), or the data is at hand.
+Someone who rewrites config, statement and model consistently can claim anything, unless the statement is signed
+(`dpformer.statement.signature`), or the data is available.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def verify(
     key: Path | None = None,
     replay: Replay | None = None,
 ) -> Verification:
-    """Checks a run; nothing in the folder is changed, and no file outside it is read.
+    """Check a run; nothing in the folder is changed, and no file outside it is read.
 
     Args:
         run: the run folder.
-        dataset: the data of the run prepared again, with all its items: what was released is compared with it.
+        dataset: the data of the run, prepared again with all its items, to compare the releases with.
         catalog: the public catalogue of the run, to compare titles.
-        key: the public key (PEM, Ed25519) of whoever should have signed the statement.
-        replay: repeats the run, which takes as long as the run took.
+        key: the public key (PEM, Ed25519) of the expected signer.
+        replay: repeats the run, which takes as long as the run did.
     """
     folder = RunFolder.open(run)
     problem = regular(folder.config)
@@ -100,7 +100,7 @@ def verify(
         TypeError,
         ValueError,
         AttributeError,
-    ) as error:  # whatever the checks have said about such a statement
+    ) as error:  # regardless of the results of the checks so far
         findings += (Finding("claims", False, " ".join(f"{type(error).__name__}: {error}".split())[:300]),)
         said = ()
     return Verification(headline, findings, said, assumptions(facts) if said else ())
@@ -128,7 +128,7 @@ class _Checker:
         self.data = DataCheck(folder, config, facts, plan, lambda: self.said.events(), self.file, dataset)
 
     def checks(self) -> Iterator[tuple[str, Callable[[], Finding]]]:
-        """Each check under the claim that it supports."""
+        """Each check with the claim that it supports."""
         for check in self.said.checks():
             yield STATEMENT, check
         for check in self.file.checks():
@@ -150,9 +150,9 @@ class _Checker:
         return make_plan(self.config, self.facts["users"])
 
     def _steps_taken(self) -> Finding:
-        """metrics.jsonl has a line a step: no more may have been taken than are accounted for."""
+        """metrics.jsonl has one line per step: no more steps may have been taken than are accounted for."""
         if problem := regular(self.folder.metrics, MOST_METRICS):
-            return Finding("steps taken", None, f"not counted: {problem}, and it is not for publishing")
+            return Finding("steps taken", None, f"not counted: {problem}; it is private")
         claimed = self.facts["steps"] or 0
         taken, limit = 0, MOST_STEPS if self.facts["epsilon"] is None else claimed
         with self.folder.metrics.open(encoding="utf-8") as lines:
@@ -162,7 +162,9 @@ class _Checker:
                     continue
                 taken += 1
                 if record["step"] != taken and self.facts["epsilon"] is not None:
-                    return Finding("steps taken", False, f"line {taken:,} of a step is of step {short(record['step'])}")
+                    return Finding(
+                        "steps taken", False, f"line {taken:,} of the steps is for step {short(record['step'])}"
+                    )
                 if taken > limit:
                     return Finding("steps taken", False, f"more than the {limit:,} that are accounted for")
         if self.facts["epsilon"] is None:
@@ -172,51 +174,53 @@ class _Checker:
     def _other_files(self) -> Finding:
         unknown = self.folder.unknown()
         if unknown:
-            return Finding("other files", None, f"{short(unknown[0])} is no file of a run: nothing is said about it")
+            return Finding("other files", None, f"{short(unknown[0])} does not belong to a run and was not checked")
         return Finding("other files", True, "none")
 
     def _secrets(self) -> Finding:
         if self.folder.checkpoint.exists():
-            return Finding("secrets", False, "checkpoint/ still holds the keys of a run that is done: delete it")
+            return Finding("secrets", False, "checkpoint/ still holds the keys of the finished run: delete it")
         stray = sorted(path.name for path in self.folder.stray_secrets())
         if stray:
-            return Finding("secrets", False, f"checkpoint/ holds {short(stray[0])}, which no finished run leaves there")
+            return Finding(
+                "secrets",
+                False,
+                f"checkpoint/ holds {short(stray[0])}, which should not be there after a run has finished",
+            )
         private = [path for path in (self.folder.private, self.folder.metrics) if path.exists()]
         readable = [path.name for path in private if stat.S_IMODE(path.stat().st_mode) & 0o077]
         if readable:
             return Finding("secrets", False, f"others can read {', '.join(readable)}, not covered by the guarantee")
-        return Finding("secrets", True, "no keys left; what is not covered is readable by its owner alone")
+        return Finding("secrets", True, "no keys left; files not covered are readable by their owner alone")
 
     def _data_hash(self) -> Finding:
-        """The hash in the statement is of the data in checkpoint/data.json under its salt, and of the data given."""
+        """The stated hash must match the data in checkpoint/data.json under its salt, and the data given."""
         if problem := regular(self.folder.data):
-            return Finding("hash of the data", None, f"not compared: {problem}, and it holds the salt")
+            return Finding("hash of the data", None, f"not compared: {problem}; it holds the salt")
         secret = self.folder.read_json(self.folder.data)
         salted = hmac.new(bytes.fromhex(secret["salt"]), secret["hash"].encode(), hashlib.sha256).hexdigest()
         if not hmac.compare_digest(salted, str(self.facts["hashes"].get(DATA_HASH))):
-            return Finding("hash of the data", False, "the statement is of other data than checkpoint/data.json")
+            return Finding("hash of the data", False, "the statement is about other data than checkpoint/data.json")
         if self.dataset is None:
             return Finding("hash of the data", None, "as in checkpoint/; not compared: the data was not read")
         agrees = hmac.compare_digest(self.dataset.hash, secret["hash"])
-        return Finding(
-            "hash of the data", agrees, "data and split are the same" if agrees else "the data is another now"
-        )
+        return Finding("hash of the data", agrees, "data and split are the same" if agrees else "the data has changed")
 
     def _signature(self) -> Finding:
-        """Only with a key can a signature be checked: who it is of, the folder itself cannot tell."""
+        """A signature can only be checked with a key: the folder cannot tell whose it is."""
         if self.key is None:
             signed = self.folder.signature.exists()
-            said = "there is one: give --key to check it" if signed else "none; anybody could have written this folder"
+            said = "present: give --key to check it" if signed else "none: anyone could have written this folder"
             return Finding("signature", None, said)
         wrong = check_signature(self.folder, self.key)
-        return Finding("signature", not wrong, wrong or "of the owner of the key, under every published file")
+        return Finding("signature", not wrong, wrong or "made by the owner of the key, over every published file")
 
 
 def _verify_unfinished(folder: RunFolder) -> Verification:
-    """The checkpoint of an unfinished run: its plan is that of the config, and every step is counted."""
+    """The checkpoint of an unfinished run: its plan must match the config, and every step must be counted."""
     headline = "unfinished: nothing has been released"
     if folder.model.exists():
-        return Verification("", (Finding("statement", False, "there is a model, and no statement about it"),))
+        return Verification("", (Finding("statement", False, "there is a model without a statement"),))
     if not folder.checkpoint.exists():
         return Verification(headline, (Finding("checkpoint", None, "none: no step was taken"),))
     if problem := regular(folder.checkpoint, 2**40):

@@ -106,7 +106,7 @@ def a_resumed_run_repeats_a_batch(patch: pytest.MonkeyPatch) -> None:
         (clip_times_eleven_tenths, "contribution of one user, in clip norms"),
         (twice_the_sample_rate, "inclusion: rate"),
         (the_same_noise_in_every_step, "noise: any two steps, before and after a restart"),
-        (vectors_without_noise, "noise: deviation in each parameter"),
+        (vectors_without_noise, "noise: standard deviation in each parameter"),
         (a_step_too_few_in_the_ledger, "ledger: the event of these steps"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_list_of_items_without_a_threshold_is_accused(label: str, monkeypatch:
     honest = asked(label, failure=1e-5)
     assert honest == set()
     monkeypatch.setattr(items, "threshold_for", lambda delta, noise, *given: 0.0)
-    assert "list: items of one user alone" in asked(label, failure=1e-5)
+    assert "list: items of a single user" in asked(label, failure=1e-5)
 
 
 @pytest.mark.parametrize("label", ["metrics", "items", "frequencies", "transition counts"])

@@ -1,4 +1,4 @@
-"""Audit: what training gives away about made-up users, beside what is claimed. Names are imported on first use."""
+"""Audit: what training reveals about synthetic users, compared with the claim. Names are imported on first use."""
 
 from typing import TYPE_CHECKING
 

@@ -1,17 +1,16 @@
-"""From how often canaries were told apart to a lower bound on ε, with confidence.
+"""A lower bound on ε, with confidence, from how often canaries were distinguished.
 
-Each canary takes part or not by the toss of a coin, and is then guessed: "it took part" if L_j > 0. Clopper–Pearson
-bounds the rate p of wrong guesses from above. What is released with a share s of the claimed noise allows no test to be
-better than
+Each canary takes part or not by a coin flip, and is then guessed: "it took part" if L_j > 0. Clopper–Pearson bounds the
+rate p of wrong guesses from above. With a share s of the claimed noise, no test can do better than
 
     2p ≥ 1 − TV(s),      TV the total variation distance between releases with one user and without: δ at ε = 0,
 
-so where 2p is less, s is more noise than there can be. The largest s that is left gives the lower bound: ε of the same
-events with that noise. TV is from the privacy loss distribution (rounded up, which errs on the cautious side).
+so if 2p is smaller, s is more noise than is possible. The largest remaining s gives the lower bound: ε of the same
+events with that noise. TV is computed from the privacy loss distribution (rounded up, which is conservative).
 
-**What that assumes**: guesses of different canaries are wrong independently of one another. They are if each has its
-own coordinates and noise there is independent, which the checks look at; and a bound for *this kind* of mechanism is
-what it is. Without these assumptions many canaries in one run tell less, by a term in δ: `any_mechanism`.
+**Assumptions**: guesses of different canaries are wrong independently of one another. They are if each has its own
+coordinates with independent noise, which the checks test; and the bound applies to *this kind* of mechanism. Without
+these assumptions, many canaries in one run show less, by a term in δ: `any_mechanism`.
 
 If the pipeline is as private as claimed, either bound exceeds the claim with a probability of at most 1 − confidence.
 """
@@ -30,16 +29,16 @@ from dpformer.accounting.arguments import whole
 from dpformer.accounting.events import Event, PoissonGaussian
 
 LEAST_CANARIES = 100
-RANGE = 16.0  # the noise that is left is looked for within this factor of the claim
-GUESSED = 0.05  # of the canaries, for the bound that assumes nothing: those about whom the attacker is surest
-PRECISION = 5e-4  # of the noise that is left, relative; rounded up
+RANGE = 16.0  # the remaining noise is searched within this factor of the claim
+GUESSED = 0.05  # share of canaries guessed for the assumption-free bound: those with the most extreme scores
+PRECISION = 5e-4  # relative precision of the remaining noise, rounded up
 
 
 E = TypeVar("E", bound=Event)
 
 
 def check_size(canaries: int, confidence: float) -> None:
-    """Refuses an audit that could show nothing."""
+    """Refuse an audit that could show nothing."""
     if whole("canaries", canaries, 1) < LEAST_CANARIES:
         raise ValueError(f"canaries is {canaries}; fewer than {LEAST_CANARIES} show nothing")
     if not 0.5 <= confidence < 1:
@@ -48,7 +47,7 @@ def check_size(canaries: int, confidence: float) -> None:
 
 @dataclass(frozen=True)
 class Guesses:
-    """How canaries were guessed, and what the rate of errors is at most, with confidence."""
+    """Number of wrong guesses of canaries, and an upper bound on their rate, with confidence."""
 
     false_positives: int
     non_members: int
@@ -62,7 +61,7 @@ class Guesses:
 
 
 def guess(scores: np.ndarray, member: np.ndarray, confidence: float) -> Guesses:
-    """Guesses all canaries by the sign of their scores."""
+    """Guess all canaries by the sign of their scores."""
     false_positives, false_negatives = int((scores[~member] > 0).sum()), int((scores[member] <= 0).sum())
     bound = clopper_pearson(false_positives + false_negatives, len(member), 1 - confidence)
     return Guesses(false_positives, int((~member).sum()), false_negatives, int(member.sum()), bound)
@@ -76,7 +75,7 @@ def clopper_pearson(errors: int, trials: int, allowed: float) -> float:
 
 
 def noise_left(error: float, claimed: Sequence[PoissonGaussian]) -> float:
-    """The largest share of the claimed noise with which an error rate this low is possible; inf if it says nothing."""
+    """The largest share of the claimed noise for which an error rate this low is possible; inf if uninformative."""
 
     def possible(log_share: float) -> bool:
         return 1 - 2 * error <= total_variation(scaled(claimed, math.exp(log_share)))
@@ -99,13 +98,13 @@ def noise_left(error: float, claimed: Sequence[PoissonGaussian]) -> float:
 
 
 def scaled(events: Sequence[E], share: float) -> list[E]:
-    """The events with another noise, by a factor."""
+    """The events with their noise scaled by a factor."""
     return [replace(event, noise_multiplier=share * event.noise_multiplier) for event in events]
 
 
 def total_variation(events: Sequence[PoissonGaussian]) -> float:
-    """The total variation distance between everything that is released with one user and without: δ at ε = 0, never
-    below the truth."""
+    """The total variation distance between the releases with and without one user: δ at ε = 0, never
+    underestimated."""
     import dp_accounting
 
     composition = compose(events)
@@ -117,19 +116,19 @@ def total_variation(events: Sequence[PoissonGaussian]) -> float:
 
 
 def epsilon_at(share: float, events: Sequence[Event], delta: float) -> float:
-    """ε of the events with another noise, by a factor."""
+    """ε of the events with their noise scaled by a factor."""
     return 0.0 if math.isinf(share) else epsilon_of(scaled(events, share), delta)
 
 
 def any_mechanism(scores: np.ndarray, member: np.ndarray, delta: float, confidence: float) -> float:
-    """The ε that *any* (ε, δ)-private mechanism has at least, from one run with many canaries (Steinke et al. 2023).
+    """A lower bound on ε of *any* (ε, δ)-private mechanism, from one run with many canaries (Steinke et al. 2023).
 
-    Canaries may then depend on one another. The `GUESSED` share with the largest |score| is guessed, and v of these r
-    guesses are right. Under (ε, δ)-DP that is as likely as
+    Canaries may depend on one another. The `GUESSED` share with the largest |score| is guessed, and v of these r
+    guesses are right. Under (ε, δ)-DP that has probability at most
 
         P[B ≥ v] + 2·m·δ·max_i (P[v − i ≤ B < v] / i),     B ~ Binomial(r, e^ε/(1 + e^ε))
 
-    at most (their Theorem 5.2), m the number of canaries. The term in m·δ is what dependence may cost.
+    (their Theorem 5.2), m the number of canaries. The term in m·δ is the price of dependence.
     """
     count = max(1, int(GUESSED * len(scores)))
     guessed = np.argsort(-np.abs(scores), kind="stable")[:count]
@@ -145,7 +144,7 @@ def any_mechanism(scores: np.ndarray, member: np.ndarray, delta: float, confiden
 
 
 def chance_of_so_many(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """A bound on the probability of so many right guesses under (ε, δ)-DP."""
+    """A bound on the probability of this many right guesses under (ε, δ)-DP."""
     from scipy import stats
 
     p = 1 / (1 + math.exp(-epsilon))

@@ -1,13 +1,13 @@
-"""Canaries: made-up users whose whole gradient is one coordinate, so that each can be looked for on its own.
+"""Canaries: synthetic users whose entire gradient is one coordinate, so that each can be observed separately.
 
-Canary j owns one coordinate of one parameter. Parameters have every usual shape: a table, as of a shared embedding and
-a softmax; a vector, as of a bias; kernels of convolutions; a scalar; and one that no loss uses. Table and vector are
+Canary j owns one coordinate of one parameter. Parameters have all usual shapes: a table, like a shared embedding and
+softmax; a vector, like a bias; kernels of convolutions; a scalar; and one that no loss uses. Table and vector are
 used twice, and the loss is linear in the canary's coordinate, for the table
 
     loss_j = s/2 · (E[row_j] · e_col + (e_col Eᵀ)_row_j),     so ∂loss_j/∂E = s·e_(row_j, col_j), of norm s ≫ C,
 
-half of the gradient from each use: norms that forget what two uses have in common (the tied cross term) are too small
-by √2, and the canary is then released √2 too large. Clipped, a canary adds C to its own coordinate and nothing else.
+half of the gradient from each use: norms that omit the cross term of tied uses are too small by √2, and the canary's
+contribution is then √2 too large. Clipped, a canary adds C to its own coordinate and nothing else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from dpformer.data import Dataset
 from dpformer.models import Batch
 
-WIDTH = 64  # columns of the table, as of an embedding
-SPARE = 16  # rows of the table that no canary owns: noise and nothing else
-LOUD = 1000.0  # s in units of C: clipping has to bring it down to C
-# Parameters besides the table, each of 64 numbers or fewer, of which canaries own the first ones.
+WIDTH = 64  # columns of the table, like an embedding's
+SPARE = 16  # rows of the table without canaries: pure noise
+LOUD = 1000.0  # s in units of C: clipping must reduce it to C
+# Parameters besides the table, each with at most 64 entries, the first of which belong to canaries.
 SMALL: dict[str, tuple[tuple[int, ...], int]] = {
     "scalar": ((), 0),
     "unused": ((16,), 0),
@@ -38,7 +38,7 @@ IN_SMALL = sum(owned for _, owned in SMALL.values())
 
 
 class CanaryModel(nn.Module):
-    """The model that `count` canaries are trained into, zero at the start."""
+    """The model trained on `count` canaries, initially zero."""
 
     max_length = 2  # a history is the two digits of a canary's number
 
@@ -55,9 +55,9 @@ class CanaryModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """(B,) losses."""
-        # The users on whom the engine checks itself are nobody's canaries: any place will do for them.
+        # The synthetic users of the engine's self-check are not canaries: their coordinate is arbitrary.
         canary = (batch.items[:, 0] * WIDTH + batch.targets[:, 0]) % self.count
-        values = 0 * self.scalar * canary.to(self.table)  # used, and owned by nobody
+        values = 0 * self.scalar * canary.to(self.table)  # used, but owned by no canary
         first = 0
         for name, (_, owned) in SMALL.items():
             if owned:
@@ -66,7 +66,7 @@ class CanaryModel(nn.Module):
                 first += owned
         return self.weight * (values + (canary >= first) * self._in_table((canary - first).clamp(min=0)))
 
-    # Value at a place (B,) of a flattened parameter, by the functions that use such parameters.
+    # Value at an index (B,) of a flattened parameter, by the functions that use such parameters.
 
     def _in_table(self, place: Tensor) -> Tensor:
         rows, columns = place // WIDTH, place % WIDTH
@@ -88,16 +88,16 @@ class CanaryModel(nn.Module):
         seen = F.one_hot(place % 16, 16).to(self.table).view(-1, 4, 2, 2)
         return F.conv2d(seen, self.kernel_2d)[:, :, 0, 0].gather(1, (place // 16)[:, None])[:, 0]
 
-    # Where canaries are among all numbers, parameter after parameter.
+    # Positions of canaries in all parameters, concatenated.
 
     def slices(self) -> dict[str, slice]:
-        """Each parameter's place in all parameters, flattened one behind the other."""
+        """Each parameter's slice of all parameters, flattened and concatenated."""
         ends = np.cumsum([parameter.numel() for parameter in self.parameters()]).tolist()
         starts = [0, *ends[:-1]]
         return {name: slice(*ends) for (name, _), *ends in zip(self.named_parameters(), starts, ends, strict=True)}
 
     def coordinates(self) -> np.ndarray:
-        """(count,) the place of each canary's coordinate."""
+        """(count,) the index of each canary's coordinate."""
         slices = self.slices()
         owned = [np.arange(slices[name].start, slices[name].start + number) for name, (_, number) in SMALL.items()]
         table = np.arange(slices["table"].start, slices["table"].stop)
@@ -105,6 +105,6 @@ class CanaryModel(nn.Module):
 
 
 def canary_data(members: Sequence[int] | np.ndarray, count: int) -> Dataset:
-    """The data set of those canaries that take part: user u is canary `members[u]`, out of `count`."""
-    items = max(math.ceil(count / WIDTH), WIDTH)  # a history holds two digits
+    """The data set of the canaries that take part: user u is canary `members[u]`, out of `count`."""
+    items = max(math.ceil(count / WIDTH), WIDTH)  # a history has two digits
     return Dataset.from_histories([divmod(int(j), WIDTH) for j in members], items, max_length=2)

@@ -1,9 +1,9 @@
-"""Checks of the two sources of chance that the guarantee rests on, noise and inclusion, and of one user's share.
+"""Checks of the randomness that the guarantee rests on (noise and sampling), and of one user's contribution.
 
-A score averages over all steps and coordinates; some faults hide from it. Noise that is used twice passes every test of
+A score averages over all steps and coordinates, which hides some faults. Noise that is used twice passes every test of
 one release and cancels in the difference of two. Batches of fixed size have the right rate. Each check has an exact or
-nearly exact distribution when all is well, and fails below a p-value of `ALARM`, so that a correct build is accused by
-any of them about once in 50,000 audits.
+nearly exact distribution if all is well, and fails below a p-value of `ALARM`, so that a correct build fails any of
+them about once in 50,000 audits.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dpformer.verification.audit.bound import Guesses, total_variation
 from dpformer.verification.audit.observation import Contribution, Observation
 
 ALARM = 1e-6
-MOST = 2048  # steps, or coordinates, or users of which all pairs are looked at
-SAMPLES = 100_000  # for the shape of the distribution: beyond, the public grid of the noise would show
+MOST = 2048  # maximum number of steps, coordinates or users for which all pairs are tested
+SAMPLES = 100_000  # for the shape of the distribution: more would reveal the public grid of the noise
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of what was measured with what is claimed."""
+    """One comparison of a measurement with the claim."""
 
     name: str
     measured: str
     expected: str
     p_value: float
-    of: str = ""  # which of several mechanisms
+    of: str = ""  # the mechanism, if there are several
 
     @property
     def passed(self) -> bool:
@@ -54,33 +54,33 @@ def checks(seen: Observation) -> list[Check]:
 
 
 def noise_checks(seen: Observation) -> Iterator[Check]:
-    """The noise x, (T, K): standard normal, all independent, and never used twice."""
+    """The noise x, (T, K): standard normal, independent, and never reused."""
     x = seen.noise
     yield from distribution_checks(x, seen.mechanism.noise_multiplier)
     parts = {name: x[:, columns] for name, columns in seen.columns.items()}
     found = [
         (name, math.sqrt(_squares(part) / part.size), _chi2(_squares(part), part.size)) for name, part in parts.items()
     ]
-    yield _worst("noise: deviation in each parameter", found)
+    yield _worst("noise: standard deviation in each parameter", found)
     yield _largest("noise: any two steps, before and after a restart", _some_steps(x, seen.restart))
     yield _largest("noise: any two coordinates", x[:, :MOST].T)
-    # Training was resumed from one checkpoint twice, once with other data: the same noise would cancel.
+    # Training was resumed from one checkpoint twice, once with other data: reused noise would cancel.
     yield _largest("noise: resumed with other data", np.stack([x[seen.restart], seen.other_data]))
     if seen.runs is not None:
         yield another_run(*seen.runs)
 
 
 def another_run(noise: np.ndarray, other: np.ndarray) -> Check:
-    """(K,) noise of two runs: the same would cancel."""
+    """(K,) noise of two runs: reused noise would cancel."""
     return _largest("noise: of another run", np.stack([noise, other]))
 
 
 def distribution_checks(x: np.ndarray, sigma: float) -> Iterator[Check]:
-    """Noise (T, K) over its claimed deviation: standard normal, and neighbours independent."""
+    """Noise (T, K) over its claimed standard deviation: standard normal, and neighbours independent."""
     n, steps, width = x.size, *x.shape
     squares = _squares(x)
     deviation = sigma * math.sqrt(squares / n)
-    yield Check("noise: deviation", f"{deviation:.5g}", f"{sigma:.5g}", _chi2(squares, n))
+    yield Check("noise: standard deviation", f"{deviation:.5g}", f"{sigma:.5g}", _chi2(squares, n))
     mean = float(x.mean(dtype=np.float64))
     yield Check("noise: mean", f"{sigma * mean:.2g}", "0", _normal(mean * math.sqrt(n)))
     yield _normality(x.ravel()[:: max(1, n // SAMPLES)], deviation / sigma)
@@ -93,13 +93,13 @@ def distribution_checks(x: np.ndarray, sigma: float) -> Iterator[Check]:
 
 
 def spread_check(name: str, x: np.ndarray) -> Check:
-    """Whether numbers have the spread of standard normal ones (χ²): the noise of a release over what is claimed."""
+    """Whether numbers have the spread of standard normal ones (χ²): the noise of a release over the claim."""
     squares, n = _squares(x), len(x)
     return Check(name, f"{math.sqrt(squares / n):.4g}", "1", _chi2(squares, n))
 
 
 def inclusion_checks(seen: Observation) -> Iterator[Check]:
-    """Inclusion a, (T, n): true with probability q, all independent."""
+    """Inclusion a, (T, n): true with probability q, independently."""
     from scipy import stats
 
     a, q = seen.inclusion, seen.mechanism.event.sample_rate
@@ -111,7 +111,7 @@ def inclusion_checks(seen: Observation) -> Iterator[Check]:
         "inclusion: two processes with one key agree", "yes" if seen.same_batches else "no", "yes",
         float(seen.same_batches),
     )  # fmt: skip
-    yield Check("inclusion: nobody twice in a step", "yes" if seen.once else "no", "yes", float(seen.once))
+    yield Check("inclusion: no user twice in a step", "yes" if seen.once else "no", "yes", float(seen.once))
     if (groups := seen.mechanism.noise.groups) > 1:
         name = f"inclusion: at most once in {groups} steps"
         yield Check(name, "yes" if seen.in_turn else "no", "yes", float(seen.in_turn))
@@ -127,23 +127,23 @@ def inclusion_checks(seen: Observation) -> Iterator[Check]:
 
 
 def contribution_checks(seen: Contribution, deviation: float, of: str = "one user") -> Iterator[Check]:
-    """What users add where they are looked for: the clip norm, each of them, as all canaries are louder.
+    """The contributions of users at their coordinates: the clip norm for each, since all canaries exceed it.
 
     Args:
-        seen: their own coordinates, in clip norms.
-        deviation: of the noise there.
-        of: whose.
+        seen: values at their own coordinates, in clip norms.
+        deviation: standard deviation of the noise there.
+        of: name of the users.
     """
     mean, error = seen.total / max(seen.count, 1), deviation / math.sqrt(max(seen.count, 1))
     p = _normal((mean - 1) / error) if seen.count else 1.0
     yield Check(f"contribution of {of}, in clip norms", f"{mean:.4f} ± {error:.4f}", "1", p)
-    squares, count = seen.squares / deviation**2, max(seen.count, 1)  # users who add 2 and 0 have the right mean
+    squares, count = seen.squares / deviation**2, max(seen.count, 1)  # users who contribute 2 and 0 have the right mean
     p = _chi2(squares, count) if seen.count else 1.0
-    yield Check(f"contribution: {of} like another", f"{squares / count:.4g}", "1", p)
+    yield Check(f"contribution: spread for {of}", f"{squares / count:.4g}", "1", p)
 
 
 def in_each_parameter(seen: dict[str, Contribution], deviation: float) -> Check:
-    """A user adds as much in a bias, or in a kernel, as in a table."""
+    """A user contributes as much to a bias or a kernel as to a table."""
     found = [
         (name, one.total / one.count, _normal((one.total / one.count - 1) * math.sqrt(one.count) / deviation))
         for name, one in seen.items()
@@ -153,16 +153,16 @@ def in_each_parameter(seen: dict[str, Contribution], deviation: float) -> Check:
 
 
 def counted(seen: Observation) -> Check:
-    """What training says it did, for the ledger, is what was claimed and what was done."""
+    """The event that training reports for the ledger must match the claim and what was done."""
     claimed = seen.mechanism.claimed
-    # The rate is that of batches of so many users among so many, which rounds.
+    # The rate is that of whole numbers of users, hence rounded.
     same = len(seen.ledger) == 1 and _nearly(seen.ledger[0], claimed)
     measured = "; ".join(f"{event.repeats} steps, noise {event.noise_multiplier:.5g}" for event in seen.ledger)
     return Check("ledger: the event of these steps", measured, "as claimed" if same else repr(claimed), float(same))
 
 
 def _nearly(event: Event, claimed: PoissonGaussian) -> bool:
-    """The same, but for the last digit of the rate."""
+    """Equal up to the last digit of the rate."""
     if not isinstance(event, PoissonGaussian):
         return False
     rates = math.isclose(event.sample_rate, claimed.sample_rate, rel_tol=1e-12)
@@ -170,15 +170,15 @@ def _nearly(event: Event, claimed: PoissonGaussian) -> bool:
 
 
 def alone_check(released: int, users: int, chance: float) -> Check:
-    """Users whose items nobody else has: their items are released with at most this probability each."""
+    """Users with unique items: each of their items is released with at most this probability."""
     from scipy import stats
 
     p = float(stats.binom.sf(released - 1, users, chance)) if released else 1.0
-    return Check("list: items of one user alone", f"{released} of {users}", f"at most {users * chance:.2g}", p)
+    return Check("list: items of a single user", f"{released} of {users}", f"at most {users * chance:.2g}", p)
 
 
 def told_apart(guesses: Guesses, claimed: Sequence[PoissonGaussian]) -> Check:
-    """How many canaries were guessed wrong, and how likely so few are if the claim is true."""
+    """The number of canaries guessed wrong, and the probability of so few if the claim is true."""
     from scipy import stats
 
     canaries = guesses.members + guesses.non_members
@@ -191,14 +191,14 @@ def told_apart(guesses: Guesses, claimed: Sequence[PoissonGaussian]) -> Check:
 
 
 def _normality(x: np.ndarray, deviation: float) -> Check:
-    """Kolmogorov–Smirnov, and the fourth moment for the tails; whatever the deviation is."""
+    """Kolmogorov–Smirnov, and the fourth moment for the tails; independent of the standard deviation."""
     from scipy import stats
 
     if not deviation:
         return Check("noise: normal distribution", "none", "0", 0.0)
     x = x / deviation
     distance, p = stats.kstest(x, "norm")
-    fourth = (float(np.mean(x.astype(np.float64) ** 4)) - 3) / math.sqrt(24 / len(x))  # deviation was divided out
+    fourth = (float(np.mean(x.astype(np.float64) ** 4)) - 3) / math.sqrt(24 / len(x))  # standardised
     return Check(
         "noise: normal distribution", f"distance {distance:.2g}", "0", min(1.0, 2 * min(float(p), _normal(fourth)))
     )
@@ -209,12 +209,12 @@ def _correlation(name: str, z: float, terms: int) -> Check:
 
 
 def _dispersion(name: str, counts: np.ndarray, trials: int, q: float) -> Check:
-    """Whether counts vary as independent trials do: less is a batch of fixed size, more is users who go together."""
+    """Whether counts vary like independent trials: less means fixed-size batches, more means dependent users."""
     from scipy import stats
 
     variance = trials * q * (1 - q)
     seen = float(np.square(counts - trials * q).sum() / variance)
-    # Mean and variance of this sum of squares are known exactly; a gamma distribution has both.
+    # Mean and variance of this sum of squares are known exactly; it is compared with a gamma distribution.
     spread = len(counts) * (2 + (1 - 6 * q * (1 - q)) / variance)
     shape, scale = len(counts) ** 2 / spread, spread / len(counts)
     p = 2 * min(stats.gamma.cdf(seen, shape, scale=scale), stats.gamma.sf(seen, shape, scale=scale))
@@ -238,7 +238,7 @@ def _largest(name: str, rows: np.ndarray) -> Check:
 
 
 def _overlap(name: str, rows: np.ndarray, q: float) -> Check:
-    """Of any two rows, how often both are true: binomial at q²."""
+    """For any two rows, how often both are true: binomial at q²."""
     from scipy import stats
 
     count, n = rows.shape
@@ -252,13 +252,13 @@ def _overlap(name: str, rows: np.ndarray, q: float) -> Check:
 
 
 def _worst(name: str, found: list[tuple[str, float, float]]) -> Check:
-    """Of several comparisons with 1, (of what, measured, p-value): the worst, with a p-value for all of them."""
+    """The worst of several comparisons with 1, (of what, measured, p-value), with a p-value for all of them."""
     of, measured, p = min(found, key=lambda one: one[2], default=("none", 1.0, 1.0))
     return Check(name, f"{measured:.4g} ({of})", "1", min(1.0, len(found) * p))
 
 
 def _some_steps(x: np.ndarray, restart: int) -> np.ndarray:
-    """All steps; of very many the first ones, and those around the restart."""
+    """All steps; of very many, the first ones and those around the restart."""
     if len(x) <= MOST:
         return x
     return np.concatenate([x[: MOST // 2], x[max(MOST // 2, restart - MOST // 4) : restart + MOST // 4]])

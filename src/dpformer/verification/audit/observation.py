@@ -1,4 +1,4 @@
-"""What is audited and what was seen of it: the claim, and what training on canaries gave away."""
+"""The claim under audit and the observations: what training on canaries revealed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpformer.noise.mechanisms import INDEPENDENT, Noise
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What is claimed of training, and so what is audited."""
+    """The claim about training, which is audited."""
 
     noise_multiplier: float
     sample_rate: float
@@ -24,12 +24,12 @@ class Mechanism:
 
     @property
     def event(self) -> PoissonGaussian:
-        """What it costs, as steps with independent noise: a round of all groups is one."""
+        """Its cost, as steps with independent noise: a round of all groups counts as one."""
         return PoissonGaussian(self.noise_multiplier, self.claimed.rate, self.claimed.compositions)
 
     @property
     def claimed(self) -> PoissonGaussian:
-        """The same as a ledger has it."""
+        """The same as an event of the ledger."""
         return self.noise.event(self.noise_multiplier, self.sample_rate, self.steps)
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Mechanism:
 
 @dataclass
 class Contribution:
-    """What was seen at the coordinates of users who took part, o = 1 + σ·N(0, 1) if all is well."""
+    """The observations at the coordinates of users who took part, o = 1 + σ·N(0, 1) if all is well."""
 
     total: float = 0.0  # Σ o
     squares: float = 0.0  # Σ (o − 1)²
@@ -56,19 +56,19 @@ class Contribution:
 
 @dataclass
 class Observation:
-    """What came out of one run on canaries."""
+    """The results of one run on canaries."""
 
     mechanism: Mechanism
     member: np.ndarray  # (canaries,) bool
     scores: np.ndarray  # (canaries,) L_j
-    noise: np.ndarray  # (T, some) float32: w_tj where nobody takes part, in deviations of the claimed noise
-    columns: dict[str, np.ndarray]  # of that noise: those of each parameter
-    inclusion: np.ndarray  # (T, some) bool: which members' histories were asked for in which step; with groups, round
-    once: bool  # nobody was twice in one step
-    in_turn: bool  # nobody was twice in a round of all groups, wherever it begins
-    contributions: dict[str, Contribution]  # of members in the steps in which they took part, by parameter
-    ledger: tuple[Event, ...]  # what training says it did
+    noise: np.ndarray  # (T, some) float32: w_tj where no canary takes part, over the claimed noise
+    columns: dict[str, np.ndarray]  # columns of that noise by parameter
+    inclusion: np.ndarray  # (T, some) bool: which members' histories were read in which step (groups: round)
+    once: bool  # no user was in a step twice
+    in_turn: bool  # no user was in a round of all groups twice, wherever it begins
+    contributions: dict[str, Contribution]  # of members in their own steps, by parameter
+    ledger: tuple[Event, ...]  # the events reported by training
     same_batches: bool  # a second process with the same key draws the same batches
-    other_data: np.ndarray  # (some,): the first noise after the restart, had one user been another
-    runs: np.ndarray | None  # (2, some): the noise of two runs on the same sum, of nobody; None with a seed
+    other_data: np.ndarray  # (some,): the first noise after the restart, if one user had been different
+    runs: np.ndarray | None  # (2, some): the noise of two runs on the same empty sum; None with a seed
     restart: int  # the step before which training was stopped and resumed

@@ -1,18 +1,18 @@
-"""What an attacker sees: training itself, run on canaries, and every noisy sum that it hands to the optimizer.
+"""The attacker's view: training itself, run on canaries, and every noisy sum that it passes to the optimizer.
 
-Nothing is simulated. The `Trainer` of `dpformer train` draws the users, cuts micro-batches, clips, sums, adds noise and
-steps Adam; it is stopped half-way, saved to a checkpoint and resumed by a new one. Only the model and the data are made
-up (canaries.py). What is watched is `p.grad` as Adam receives it: all that training ever learns about the users.
+Nothing is simulated. The `Trainer` of `dpformer train` draws users, makes micro-batches, clips, sums, adds noise and
+steps Adam; it is stopped half-way, saved to a checkpoint and resumed by a new one. Only the model and the data are
+synthetic (canaries.py). What is observed is `p.grad` as Adam receives it: everything training learns about the users.
 
     o_tj = (noisy sum at canary j's coordinate in step t) / C
     L_j = Σ_t log(1 − q + q·exp((2·o_tj − 1) / (2σ²)))      the likelihood ratio of "j takes part" to "j does not"
 
-with σ not as claimed but as seen at spare coordinates, since an attacker would look: less noise than claimed is then
-used to the full. Spare coordinates are nobody's, so this costs the statistics nothing.
+with σ as observed at spare coordinates rather than as claimed, as an attacker would: too little noise is then exploited
+fully. Spare coordinates belong to no canary, so this does not bias the statistics.
 
-Noise that is correlated over b steps (privacy/mechanisms) is first made independent again, w = C·o. What canary j adds
-in step t is then spread over w_t … w_{t+b−1}, and collected from there: Σ_k c_k·w_{t+k} takes the place of o_t, and the
-ratio that of a round: each of the g ≥ b groups has one step in it, and q is g·q. The attacker knows everybody's group.
+Noise that is correlated over b steps (noise/mechanisms) is first decorrelated, w = C·o. The contribution of canary j in
+step t is then spread over w_t … w_{t+b−1}, and collected from there: Σ_k c_k·w_{t+k} replaces o_t, and the ratio is
+that of a round: each of the g ≥ b groups has one step in it, and q becomes g·q. The attacker knows all groups.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from dpformer.verification.audit.observation import Contribution, Mechanism, Obs
 if TYPE_CHECKING:
     from dpformer.training.distributed import Team
 
-LEARNING_RATE = 5e-3  # any: what is watched is what the optimizer is handed
-KEEP = 2**23  # numbers of noise kept for the checks, and of inclusion
+LEARNING_RATE = 5e-3  # arbitrary: the input of the optimizer is observed
+KEEP = 2**23  # number of noise values, and of inclusions, kept for the checks
 Watch = Callable[[range], Iterable[int]]
 
 
 class Watched:
-    """Users whose histories are asked for by whoever sums a step: what they are asked for is who is in it."""
+    """A data set that records which users' histories are read, which shows who is in a step."""
 
     def __init__(self, users: Dataset) -> None:
         self.users = users
@@ -62,7 +62,7 @@ class Watched:
         return self.users.histories(wanted)
 
     def taken(self) -> np.ndarray:
-        """(batch,) who was asked for since the last time."""
+        """(batch,) the users read since the last call."""
         taken, self.asked = np.array(self.asked, dtype=np.int64), []
         return taken
 
@@ -75,9 +75,9 @@ def observe(
     watch: Watch = iter,
     team: Team | None = None,
 ) -> Observation:
-    """Trains on the canaries of whom `member` (canaries, bool) take part, and records what is released about all.
+    """Train on the canaries for which `member` (canaries, bool) is true, and record what is released about all.
 
-    With a `team` of processes this one leads; the others are to call `team.follow()`.
+    With a `team` of processes this one leads; the others call `team.follow()`.
     """
     return _Observer(mechanism, member, seed, team).run(watch)
 
@@ -91,9 +91,9 @@ class _Observer:
         self.slices, self.coordinates = model.slices(), model.coordinates()
         free = np.ones(sum(parameter.numel() for parameter in model.parameters()), dtype=bool)
         free[self.coordinates] = False
-        self.spares = np.flatnonzero(free)  # nobody's, whoever takes part
+        self.spares = np.flatnonzero(free)  # coordinates without canaries
         free[self.coordinates[~member]] = True
-        self.empty = np.flatnonzero(free)[: max(2, KEEP // mechanism.steps)]  # with noise alone in them
+        self.empty = np.flatnonzero(free)[: max(2, KEEP // mechanism.steps)]  # coordinates with pure noise
         self.of_canary = {
             name: (self.coordinates >= part.start) & (self.coordinates < part.stop)
             for name, part in self.slices.items()
@@ -106,8 +106,8 @@ class _Observer:
         self.contributions = {name: Contribution() for name, owned in self.of_canary.items() if owned.any()}
         self.coefficients = mechanism.noise.coefficients()
         bands = len(self.coefficients)
-        self.past: deque[np.ndarray] = deque(maxlen=bands - 1)  # o, the latest first
-        self.recent: deque[np.ndarray] = deque(maxlen=bands)  # w, the earliest first
+        self.past: deque[np.ndarray] = deque(maxlen=bands - 1)  # o, latest first
+        self.recent: deque[np.ndarray] = deque(maxlen=bands)  # w, earliest first
         self.batches: deque[np.ndarray] = deque(maxlen=bands)  # their users
 
     def run(self, watch: Watch) -> Observation:
@@ -122,7 +122,9 @@ class _Observer:
                 other_data = self._noise_with_another_user(saved)
                 same = self._same_batches(trainer)
             self._look(step, *self._advance(trainer), groups)
-        for step in range(m.steps, m.steps + len(self.coefficients) - 1):  # the end cuts off what the last steps added
+        for step in range(
+            m.steps, m.steps + len(self.coefficients) - 1
+        ):  # completes the contributions of the last steps
             self._collect(step, np.zeros_like(self.recent[0]), np.zeros(0, dtype=np.int64), groups)
         assert same is not None and other_data is not None
         return Observation(
@@ -142,7 +144,7 @@ class _Observer:
             restart=restart,
         )
 
-    # One trainer after the other.
+    # Successive trainers.
 
     def _plan(self, users: int) -> Plan:
         m = self.mechanism
@@ -162,7 +164,7 @@ class _Observer:
 
     def _trainer(self, data: Dataset) -> Trainer:
         plan = self._plan(data.num_users)
-        # Several micro-batches for every process of a team.
+        # Several micro-batches per process of a team.
         tokens = 1024 if self.team is None else max(1, int(plan.expected_batch_size) // (3 * self.team.size))
         model = CanaryModel(len(self.member), plan.clip_norm)
         adam = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
@@ -181,7 +183,7 @@ class _Observer:
         return trainer
 
     def _restarted(self, trainer: Trainer) -> tuple[Trainer, dict[str, Any]]:
-        """Another trainer that goes on from a checkpoint on disk, as after a crash."""
+        """A new trainer that resumes from a checkpoint on disk, as after a crash."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "state.safetensors"
             save_checkpoint(path, {"trainer": trainer.state()}, config="audit", data="canaries")
@@ -191,8 +193,10 @@ class _Observer:
         return self._joined(fresh), saved
 
     def _noise_with_another_user(self, saved: dict[str, Any]) -> np.ndarray:
-        """The noise that the same checkpoint gives on other data. Equal noise would cancel in the difference."""
-        changed = np.append(self.members[1:], self.members[1])  # as many users: the sampler's state names the number
+        """The noise of the same checkpoint on other data. Equal noise would cancel in the difference."""
+        changed = np.append(
+            self.members[1:], self.members[1]
+        )  # the same number of users, which the sampler's state contains
         neighbour = self._trainer(canary_data(changed, len(self.member)))
         neighbour.restore(saved)
         return self._kept(self._advance(neighbour)[0])
@@ -232,10 +236,10 @@ class _Observer:
         (released,) = seen
         return released
 
-    # What is kept of a step.
+    # Recording of a step.
 
     def _groups(self, trainer: Trainer) -> np.ndarray:
-        """(canaries,) the group of each; those that never take part have one by chance."""
+        """(canaries,) the group of each canary; random for those that never take part."""
         chance = np.random.default_rng(None if self.seed is None else [self.seed, 1])
         groups = chance.integers(0, self.mechanism.noise.groups, len(self.member))
         if self.mechanism.noise.groups > 1:
@@ -251,7 +255,7 @@ class _Observer:
         self.past.appendleft(released)
 
     def _collect(self, step: int, whitened: np.ndarray, batch: np.ndarray, groups: np.ndarray) -> None:
-        """Records the step whose last trace this one holds."""
+        """Record the step whose contributions this one completes."""
         self.recent.append(whitened)
         self.batches.append(batch)
         if len(self.recent) == len(self.coefficients):
@@ -283,12 +287,12 @@ class _Observer:
         return (self._whitened(released)[self.empty] / self.mechanism.noise_multiplier).astype(np.float32)
 
     def _columns(self) -> dict[str, np.ndarray]:
-        """Which of the kept numbers are of which parameter."""
+        """Which of the kept values belong to which parameter."""
         ends = {name: np.searchsorted(self.empty, [part.start, part.stop]) for name, part in self.slices.items()}
         return {name: np.arange(*end) for name, end in ends.items() if end[1] > end[0]}
 
     def _rounds(self) -> np.ndarray:
-        """(⌊T / groups⌋, some): who took part in which round."""
+        """(⌊T / groups⌋, some): participation by round."""
         groups = self.mechanism.noise.groups
         steps = np.stack(self.inclusion[: self.mechanism.steps // groups * groups])
         return np.logical_or.reduce(steps.reshape(-1, groups, steps.shape[1]), axis=1)

@@ -1,4 +1,4 @@
-"""`audit_query`: canaries through a query itself, a lower bound on ε beside what the query claims, checks."""
+"""`audit_query`: canaries through a query itself, a lower bound on ε compared with its claim, and checks."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def audit_query(
     confidence: float = 0.95,
     seed: int | None = None,
 ) -> Audit:
-    """Asks a query of canaries and compares what that gives away with one Gaussian event of `noise_multiplier`.
+    """Run a query on canaries and compare what it reveals with one Gaussian event of `noise_multiplier`.
 
     Args:
         query: a query of a run.
-        noise_multiplier: as claimed.
-        delta: δ at which ε is stated.
-        failure: the part of δ that the query may fail with outright, such as the threshold of a released list.
-        canaries: how many at least; half of them, by the toss of coins, take part.
-        confidence: of the lower bound.
-        seed: to repeat an audit.
+        noise_multiplier: the claimed noise multiplier.
+        delta: δ of the stated ε.
+        failure: the query's outright failure probability, such as that of the threshold of a released list.
+        canaries: minimum number; half of them, by coin flips, take part.
+        confidence: confidence level of the lower bound.
+        seed: random seed, to repeat an audit.
     """
     began = time.monotonic()
     check_size(canaries, confidence)
@@ -50,7 +50,7 @@ def audit_query(
 
 
 def query_part(query: Query, event: Gaussian, member: np.ndarray, seed: int | None) -> Part:
-    """A query asked of those canaries that take part."""
+    """A query run on the canaries that take part."""
     sigma, seen = event.noise_multiplier, query.canaries(event, member, seed)
     checks = [
         *(spread_check(name, numbers) for name, numbers in seen.others.items()),

@@ -1,4 +1,4 @@
-"""The result of an audit: the claim, the lower bound beside it, and every check; as a table, as JSON, as a picture."""
+"""The result of an audit: the claim, the lower bound and every check; as a table, JSON or a plot."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from dpformer.verification.audit.bound import Guesses, any_mechanism, epsilon_at
 from dpformer.verification.audit.checks import Check, told_apart
 from dpformer.verification.audit.observation import Mechanism
 
-ASSUMES = "different canaries are guessed wrong independently of one another, as where noise is independent"
+ASSUMES = "different canaries are guessed wrong independently of one another, as with independent noise"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One mechanism of what is audited, run on canaries."""
+    """One audited mechanism, run on canaries."""
 
     of: str  # training, or the label of a query
-    event: Event  # what it claims, as a ledger has it
+    event: Event  # its claim, as an event of the ledger
     mechanism: Mechanism
     scores: np.ndarray  # (canaries,) log-likelihood ratios of "takes part" to "does not"
     checks: tuple[Check, ...]
@@ -34,47 +34,47 @@ class Part:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was claimed of some mechanisms together, and what canaries showed. The same canaries go through all."""
+    """The joint claim about some mechanisms, and the observations. The same canaries go through all of them."""
 
     parts: tuple[Part, ...]
     delta: float
     epsilon_claimed: float  # of all parts together, at delta
-    epsilon_lower: float  # with `confidence`, of this kind of mechanism (`bound`)
-    epsilon_lower_any: float  # with `confidence`, whatever the mechanism (Steinke et al. 2023)
+    epsilon_lower: float  # with `confidence`, for this kind of mechanism (`bound`)
+    epsilon_lower_any: float  # with `confidence`, for any mechanism (Steinke et al. 2023)
     noise_left: float  # the largest share of the claimed noise that is consistent with the guesses
     confidence: float
     guesses: Guesses
     checks: tuple[Check, ...]
     seconds: float
-    scores: np.ndarray  # (canaries,) of all parts together
+    scores: np.ndarray  # (canaries,) scores of all parts together
     member: np.ndarray  # (canaries,) bool
 
     @property
     def of(self) -> str:
-        """What was audited."""
+        """Names of the audited mechanisms."""
         return ", ".join(part.of for part in self.parts)
 
     @property
     def mechanism(self) -> Mechanism:
-        """Of the first part; most audits have one."""
+        """The mechanism of the first part; most audits have one."""
         return self.parts[0].mechanism
 
     @property
     def passed(self) -> bool:
-        """Whether nothing speaks against the claim, beyond chance."""
+        """Whether nothing contradicts the claim, beyond chance."""
         return all(check.passed for check in self.checks)
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """A one-sentence verdict."""
         failed = [check.name for check in self.checks if not check.passed]
         if failed:
-            return f"FLAGGED: the pipeline does not do what is claimed ({'; '.join(failed)})."
+            return f"FLAGGED: the pipeline does not match its claim ({'; '.join(failed)})."
         seen = f"ε of {self.of} is at least {self.epsilon_lower:.3g} with {self.confidence:.0%} confidence"
         if self.epsilon_lower > self.epsilon_claimed:
-            chance = f"a correct build shows this in {1 - self.confidence:.0%} of audits: repeat it"
+            chance = f"this happens to a correct build in {1 - self.confidence:.0%} of audits: repeat it"
             return f"{seen}, just above the claim of {self.epsilon_claimed:.3g}; {chance}."
-        return f"Nothing speaks against the claim: {seen}, and claimed is {self.epsilon_claimed:.3g}."
+        return f"Consistent with the claim: {seen}, and the claim is {self.epsilon_claimed:.3g}."
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON, without the scores."""
@@ -96,10 +96,10 @@ class Audit:
         }
 
     def plot(self, path: str | Path) -> None:
-        """Scores of canaries that took part and of those that did not, and the two ε; SVG or PNG by the name."""
+        """Plot the scores of members and non-members, and the claimed and shown ε; SVG or PNG by suffix."""
         path = Path(path)
         if path.suffix not in (".svg", ".png"):
-            raise DpformerError(f"{path.name} is no picture that can be drawn: give a name ending in .svg or .png")
+            raise DpformerError(f"{path.name}: unsupported image format; use .svg or .png")
         try:
             from matplotlib.figure import Figure
         except ImportError:
@@ -108,12 +108,12 @@ class Audit:
         left, right = figure.subplots(1, 2, width_ratios=[2, 1])
         low, high = np.quantile(self.scores, [0.001, 0.999])
         bins = np.linspace(low, high, 60)
-        left.hist(self.scores[~self.member], bins, alpha=0.6, color="#4c72b0", label="did not take part")
-        left.hist(self.scores[self.member], bins, alpha=0.6, color="#dd8452", label="took part")
+        left.hist(self.scores[~self.member], bins, alpha=0.6, color="#4c72b0", label="non-members")
+        left.hist(self.scores[self.member], bins, alpha=0.6, color="#dd8452", label="members")
         left.axvline(0, color="black", linewidth=1, linestyle="--")
-        left.set(xlabel="log-likelihood ratio of a canary", ylabel="canaries", title="What an attacker can tell")
+        left.set(xlabel="log-likelihood ratio of a canary", ylabel="canaries", title="What an attacker can distinguish")
         left.legend(frameon=False)
-        names = ["shown of any\nmechanism", f"shown at\n{self.confidence:.0%}", "claimed"]
+        names = ["bound, any\nmechanism", f"shown at\n{self.confidence:.0%}", "claimed"]
         values = [self.epsilon_lower_any, self.epsilon_lower, self.epsilon_claimed]
         colours = ["#4c72b0", "#4c72b0", "#55a868" if self.passed else "#c44e52"]
         right.bar_label(right.bar(names, values, color=colours), fmt="%.2f")
@@ -125,7 +125,7 @@ class Audit:
 
 
 def conclude(parts: Sequence[Part], member: np.ndarray, delta: float, confidence: float, began: float) -> Audit:
-    """What all parts together show of the same canaries: their log-likelihood ratios add up."""
+    """Combine all parts for the same canaries: their log-likelihood ratios add up."""
     scores = np.sum([part.scores for part in parts], axis=0)
     claimed = [part.mechanism.event for part in parts]
     guesses = guess(scores, member, confidence)

@@ -1,4 +1,4 @@
-"""`audit_run`: every mechanism in the ledger of a run, on the same canaries, so that the bound is on all of them."""
+"""`audit_run`: every mechanism in the ledger of a run on the same canaries, so that the bound covers all of them."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def audit_run(
     watch: Watch = iter,
     team: Team | None = None,
 ) -> Audit:
-    """Audits all events of a ledger together.
+    """Audit all events of a ledger together.
 
     Args:
-        events: of the ledger; one for which there is no audit is refused, since the rest alone would say too little.
-        facts: of the statement: `delta`, `clip_norm` and `clipping`.
+        events: events of the ledger; refused if one of them has no audit, since the bound would be incomplete.
+        facts: facts of the statement: `delta`, `clip_norm` and `clipping`.
         canaries, confidence, seed, watch, team: as for `audit`.
     """
     began = time.monotonic()
     check_size(canaries, confidence)
     if unknown := [event.label for event in events if not _auditable(event)]:
         raise ValueError(
-            f"there is no audit of {unknown[0] or 'an event without a label'}: the rest would say too little"
+            f"there is no audit of {unknown[0] or 'an event without a label'}, so the bound would be incomplete"
         )
     if not events:
-        raise ValueError("the ledger holds no event: there is no claim to audit")
+        raise ValueError("the ledger holds no event, so there is no claim to audit")
     member = np.random.default_rng(seed).random(_enough_for(events, canaries)) < 0.5
     parts = [_part(event, facts, member, seed, watch, team) for event in events]
     return conclude(parts, member, delta_of(facts["delta"]), confidence, began)
@@ -58,7 +58,7 @@ def _auditable(event: Event) -> bool:
 
 
 def _enough_for(events: Sequence[Event], wanted: int) -> int:
-    """How many canaries there are: as many as suit the query that takes no other number."""
+    """The number of canaries: one that suits the query with restrictions on it."""
     queries = [query for event in events if (query := query_of(event.label)) is not None]
     return max([wanted, *(query.canary_count(wanted) for query in queries)])
 

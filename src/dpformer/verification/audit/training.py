@@ -38,25 +38,25 @@ def audit(
     watch: Watch = iter,
     team: Team | None = None,
 ) -> Audit:
-    """Runs training on canaries and compares what it gives away with what is claimed.
+    """Train on canaries and compare what is revealed with the claim.
 
     >>> result = audit(noise_multiplier=3.2929, sample_rate=1024 / 6040, steps=590, delta=1 / 6040)  # doctest: +SKIP
     >>> result.verdict  # doctest: +SKIP
-    'Nothing speaks against the claim: ε of training is at least 4.7 with 95% confidence, and claimed is 5.'
+    'Consistent with the claim: ε of training is at least 4.7 with 95% confidence, and the claim is 5.'
 
     Args:
-        noise_multiplier: σ, as claimed.
-        sample_rate: q, as claimed.
-        steps: T, as claimed.
-        delta: δ at which ε is stated.
+        noise_multiplier: the claimed σ.
+        sample_rate: the claimed q.
+        steps: the claimed T.
+        delta: δ of the stated ε.
         clip_norm: C.
         clipping: "normalize" or "clip".
-        noise: how the noise of steps is correlated, as claimed.
-        canaries: how many; half of them, by the toss of coins, take part. 10⁴ show about 93% of ε, 10⁵ about 98%.
-        confidence: of the lower bound.
-        seed: to repeat an audit.
-        watch: gets the range of steps and gives them back one by one, for progress bars.
-        team: several processes, of which this one leads; see `observe`.
+        noise: the claimed correlation of the noise.
+        canaries: their number; half of them, by coin flips, take part. 10⁴ show about 93% of ε, 10⁵ about 98%.
+        confidence: confidence level of the lower bound.
+        seed: random seed, to repeat an audit.
+        watch: receives the range of steps and yields them one by one, for progress bars.
+        team: several processes led by this one; see `observe`.
     """
     began = time.monotonic()
     mechanism = mechanism_of(noise_multiplier, sample_rate, steps, clip_norm, clipping, noise)
@@ -68,7 +68,7 @@ def audit(
 def training_part(
     mechanism: Mechanism, member: np.ndarray, seed: int | None, watch: Watch = iter, team: Team | None = None
 ) -> Part:
-    """Training on those canaries that take part."""
+    """Training on the canaries that take part."""
     with torch.random.fork_rng(devices=[]):
         seen = observe(mechanism, member, seed=seed, watch=watch, team=team)
     return Part(TRAINING, mechanism.claimed, mechanism, seen.scores, tuple(checks(seen)))
@@ -77,7 +77,7 @@ def training_part(
 def mechanism_of(
     noise_multiplier: float, sample_rate: float, steps: int, clip_norm: float, clipping: str, noise: Noise
 ) -> Mechanism:
-    """What is claimed, or a ValueError on what nobody could claim."""
+    """The claim, or a ValueError if it is impossible."""
     if clipping not in ("normalize", "clip"):
         raise ValueError(f"clipping is {clipping!r}; it must be normalize or clip")
     sample_rate = sample_rate_of(sample_rate)
