@@ -134,7 +134,7 @@ def test_the_order_of_times_is_exact(times: list[Any], tmp_path: Path) -> None:
 
 def test_bounds_on_times_that_are_only_ordered_are_refused(tmp_path: Path) -> None:
     frame = {"user_id": ["a", "a"], "item_id": ["y", "z"], "time": [0.1, 0.1 + 1e-12]}
-    with pytest.raises(DpformerError, match="finer than"):
+    with pytest.raises(DpformerError, match="more precise than"):
         store_frame(frame, tmp_path / "frame.parquet", Columns(), Reading(), Filters(since="0"))
 
 

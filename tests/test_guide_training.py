@@ -52,7 +52,7 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert noise in printed(*command) and f"noise in the sum {noise}" in TEXT
     printed(*budget)
     printed(*counted, "--assume-items-public", "--out", "runs/counted")
-    assert "more like" in printed(*spent)
+    assert "more runs like" in printed(*spent)
     assert again == ["train", "--resume", "runs/log-transformer-epsilon-5"]
     assert "is finished" in printed(*again) or Path(again[-1], "model.safetensors").exists()
 

@@ -395,7 +395,7 @@ class LanguageModel(_Model):
     _always: ClassVar[dict[str, Any]] = {"task": "lm"}
 
     def __init__(self, epsilon: float = 5.0, model: str = AUTO, *, unit: str = "document", **choices: Any) -> None:
-        """`unit` is the unit of privacy: "document", or "author" for texts by author; for files also "line" or "chunk"."""
+        """`unit` is the unit of privacy: "document", or "author" for texts by author; files also "line" or "chunk"."""
         super().__init__(epsilon, model, unit=unit, **choices)
         self.unit = unit
 

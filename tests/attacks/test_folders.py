@@ -94,7 +94,7 @@ def test_files_that_a_stranger_names_are_not_read(own: Path, tmp_path: Path) -> 
 def test_ones_own_run_finds_its_data_and_a_strangers_takes_what_is_named(own: Path, made: Path) -> None:
     printed("evaluate", own, "--samples", "1")
     strange(own)
-    assert "name its data" in refused("evaluate", own)
+    assert "give its data" in refused("evaluate", own)
     printed("evaluate", own, made.parent / "log.csv", "--samples", "1")
     found = json.loads(printed("verify", own, "--json", "--data", made.parent / "log.csv"))
     assert found["not_checked"] == ["signature"]
@@ -189,7 +189,7 @@ def test_too_little_address_space_is_one_sentence(own: Path) -> None:
 
 
 def test_names_that_cannot_be_made_are_one_sentence(tmp_path: Path) -> None:
-    assert "cannot be made: File name too long" in refused("train", "--out", tmp_path / ("x" * 300))
+    assert "cannot be created: File name too long" in refused("train", "--out", tmp_path / ("x" * 300))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16", "complex64", "int32", "uint8", "bool"])
@@ -213,7 +213,7 @@ def test_a_model_of_other_types_is_refused_when_it_is_opened(own: Path, dtype: s
                 continue
             header = {"dpformer": json.dumps({**about, "sha256": _digest(about, changed)})}
             save_file(changed, path, header)
-            with pytest.raises(DpformerError, match="is not a whole model"):
+            with pytest.raises(DpformerError, match="is not an intact dpformer model"):
                 load_release(path)
 
 

@@ -73,10 +73,10 @@ def test_items_assumed_public_are_in_the_headline(tmp_path: Path) -> None:
     _, with_user = logs(tmp_path)
     done = train(counts(with_user, assume_items_public=True), tmp_path / "run")
     assert f"{SECRET}-0" in done.release.vocabulary
-    assert done.statement["headline"].endswith("or nothing in its place, given the list of items.")
+    assert done.statement["headline"].endswith("one user's entire history, given the item list.")
     assert any("the ε above does not cover that" in sentence for sentence in done.statement["words"])
     facts = json.loads((done.folder / "privacy.json").read_text())
-    facts["headline"] = facts["headline"].replace(", given the list of items", "")
+    facts["headline"] = facts["headline"].replace(", given the item list", "")
     (done.folder / "privacy.json").write_text(json.dumps(facts))
     assert "statement" in wrong(verify(done.folder))
 
@@ -84,7 +84,7 @@ def test_items_assumed_public_are_in_the_headline(tmp_path: Path) -> None:
 def test_delta_is_a_tenth_of_one_user_and_n_is_public(tmp_path: Path) -> None:
     without, _ = logs(tmp_path)
     done = train(counts(without), tmp_path / "run")
-    assert done.statement["delta"] == 1 / 6000 and "how many users there are is public" in done.statement["adjacency"]
+    assert done.statement["delta"] == 1 / 6000 and "the number of users stays public" in done.statement["adjacency"]
 
 
 # Resume.
@@ -126,7 +126,7 @@ def test_a_model_whose_keys_are_gone_is_never_made_again(
             train(config, tmp_path / "run")
     for secret in ("state.safetensors", "keys.json"):
         (tmp_path / "run" / "checkpoint" / secret).unlink(missing_ok=True)
-    assert "no statement about it" in verify(tmp_path / "run").findings[0].detail
+    assert "a model without a statement" in verify(tmp_path / "run").findings[0].detail
     with pytest.raises(DpformerError, match="would release another model of the same data"):
         resume(tmp_path / "run")
 
@@ -135,7 +135,7 @@ def test_a_statement_whose_model_is_gone_is_not_made_true_again(tmp_path: Path) 
     without, _ = logs(tmp_path)
     done = train(counts(without), tmp_path / "run")
     (done.folder / "model.safetensors").unlink()
-    with pytest.raises(DpformerError, match="its model is gone"):
+    with pytest.raises(DpformerError, match="a statement but no model"):
         resume(done.folder)
 
 
@@ -204,7 +204,7 @@ def test_too_little_noise_in_any_round_is_found(number: int) -> None:
         quiet = replace(one, cells=passed, noisy=noisy[passed])
     rounds = tuple(quiet if other.number == number else other for other in raw.rounds)
     found = wrong_with_rounds(replace(raw, rounds=rounds), sums, places, 1.5)
-    assert found == f"round {number + 1} has not the noise that the ledger says"
+    assert found == f"round {number + 1} does not have the noise in the ledger"
 
 
 def test_rounds_with_their_noise_are_not_accused() -> None:

@@ -106,7 +106,7 @@ def test_what_is_private_is_not_signed_nor_needed(signed: tuple[RunFolder, Path,
         shutil.copy(folder.path / name, published)
     assert check_signature(RunFolder(published), public) == ""
     said = refused("sign", folder.path, "--key", private, "--also", "metrics.jsonl")
-    assert "not to be published" in said
+    assert "must not be published" in said
     assert "cannot be signed" in refused("sign", folder.path, "--key", private, "--also", "../owner.pem")
     (folder.path / "report.html").write_text("<p>public</p>")
     assert "report.html" in sign(folder, private_key(private), ["report.html"])
@@ -124,7 +124,7 @@ def test_openssl_and_sha256sum_agree(signed: tuple[RunFolder, Path, Path]) -> No
 
 def test_wrong_keys_are_bad_input(signed: tuple[RunFolder, Path, Path], tmp_path: Path) -> None:
     folder, private, public = signed
-    assert "is no public key" in refused("verify", folder.path, "--key", private)
-    assert "is no private key" in refused("train", "--sign", public, "--out", tmp_path / "new")
-    assert "is no private key" in refused("sign", folder.path, "--key", public)
+    assert "is not a public key" in refused("verify", folder.path, "--key", private)
+    assert "is not an unencrypted private key" in refused("train", "--sign", public, "--out", tmp_path / "new")
+    assert "is not an unencrypted private key" in refused("sign", folder.path, "--key", public)
     assert invoke("sign", tmp_path / "none", "--key", private).exit_code != 0

@@ -36,8 +36,8 @@ def test_all_tell_the_same_story(told: tuple[str, Path], tmp_path: Path) -> None
     headline, sentence = facts["headline"], LISTS[name][1]
     assert facts["delta"] == 1 / 6000 and facts["private"] and facts["epsilon"] <= 8
     assert f"ε = {round_up(facts['epsilon'])}, δ = {plain(facts['delta'], 3, up=True)}" in headline
-    assert "one user's entire history or nothing in its place" in headline
-    assert headline.endswith(", given the list of items.") is (name == "given") is ("given" in facts)
+    assert "under adding or removing one user's entire history" in headline
+    assert headline.endswith(", given the item list.") is (name == "given") is ("given" in facts)
     assert [said for said in facts["data"] if sentence in said], facts["data"]
 
     places = {
@@ -53,7 +53,7 @@ def test_all_tell_the_same_story(told: tuple[str, Path], tmp_path: Path) -> None
     for place in ("card", "report", "public report"):
         assert any(said in places[place] for said in facts["data"] if sentence in said), f"{place} on the list of items"
         assert all(said in places[place] for said in facts["words"]), place
-        given = "that an item is in the model says that somebody has it" in places[place]
+        given = "that an item is in the model reveals that someone has it" in places[place]
         assert given is (name == "given"), place
     for place in ("report", "public report"):
         assert facts["adjacency"] in places[place], place

@@ -30,8 +30,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_table_and_a_verdict() -> None:
     result = run(*SMALL)
     assert result.exit_code == 0, result.output
-    assert re.search(r"ε claimed for training: (5\.000|4\.99\d)", result.output)
-    assert "noise: deviation" in result.output and "Nothing speaks against the claim" in result.output
+    assert re.search(r"claimed ε for training: (5\.000|4\.99\d)", result.output)
+    assert "noise: standard deviation" in result.output and "Consistent with the claim" in result.output
 
 
 def test_the_settings_of_a_run(done: Path, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_fault_is_flagged_and_the_exit_code_says_so(monkeypatch: pytest.Monkey
     result = run(*SMALL, "--json")
     assert result.exit_code == 1
     facts = json.loads(result.stdout)
-    assert not facts["passed"] and "noise: deviation" in facts["verdict"]
+    assert not facts["passed"] and "noise: standard deviation" in facts["verdict"]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_a_fault_is_flagged_and_the_exit_code_says_so(monkeypatch: pytest.Monkey
         (["--users", "10", "--batch", "20"], "batch is 20; it must be above 0 and at most the number of users, 10"),
         (["--epochs", "-1"], "epochs is -1; it must be above 0"),
         (["--canaries", "3"], "canaries is 3; fewer than 100 show nothing"),
-        (["--plot", "x.txt"], "ending in .svg or .png"),
-        (["nowhere", "--users", "9"], "--users contradicts RUN"),
+        (["--plot", "x.txt"], "use .svg or .png"),
+        (["nowhere", "--users", "9"], "--users and RUN exclude each other"),
         (["nowhere"], "nowhere is not a run folder"),
     ],
 )
@@ -75,4 +75,4 @@ def test_a_run_without_noise_has_no_claim(tmp_path: Path) -> None:
     config = tiny_config(write_log(tmp_path / "log.csv"), epsilon=float("inf"), epochs=1)
     folder = train(config, tmp_path / "run").folder
     error = run(str(folder)).exception
-    assert isinstance(error, DpformerError) and "trained without noise: there is no claim to audit" in str(error)
+    assert isinstance(error, DpformerError) and "trained without noise, so there is no claim to audit" in str(error)

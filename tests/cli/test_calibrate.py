@@ -39,7 +39,7 @@ def test_epsilon_of_noise() -> None:
     (row,) = json.loads(run(*arguments, "--json"))["rows"]
     assert row["epsilon"] == pytest.approx(1.8282, abs=4e-4) and row["epsilon_rdp"] == pytest.approx(2.1014, abs=2e-4)
     table = unwrapped(run(*arguments, "--noise-multiplier", "0"))
-    assert "1.828" in table and "∞" in table and "One user's data or nothing" in table
+    assert "1.828" in table and "∞" in table and "Adding or removing one user's entire history" in table
 
 
 def test_noise_that_is_correlated() -> None:

@@ -59,7 +59,7 @@ def test_int8_says_what_it_costs(run: Path, tmp_path: Path) -> None:
     loss = facts["int8_loss"]
     assert loss["loss"] == pytest.approx(loss["ndcg"] - loss["ndcg_int8"]) and loss["users"] > 0
     assert loss["covered"] is False
-    assert "int8 takes NDCG@10 from" in printed("export", run, tmp_path / "m.onnx", "--int8")
+    assert "int8 changes NDCG@10 from" in printed("export", run, tmp_path / "m.onnx", "--int8")
     alone = printed("export", run / "model.safetensors", tmp_path / "m.onnx", "--int8")
     assert "could not be measured" in alone and (tmp_path / "m.onnx").exists()
 
@@ -74,5 +74,5 @@ def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "cannot be written" in refused("export", run, out)
     spoiled = copied(run, tmp_path)
     (spoiled / "model.safetensors").write_bytes(b"PK\x03\x04")
-    assert "not a whole model" in refused("export", spoiled, out / "m.onnx")
+    assert "not an intact dpformer model" in refused("export", spoiled, out / "m.onnx")
     assert not list(out.iterdir())

@@ -90,7 +90,7 @@ def test_bare_lists_are_numbered_by_line(run: Path, tmp_path: Path) -> None:
 def test_unknown_items_of_a_file_are_skipped_and_counted(run: Path, tmp_path: Path) -> None:
     (tmp_path / "lists.jsonl").write_text('["i1", "unknown"]\n["i1"]\n')
     done = invoke("recommend", run, "--histories", tmp_path / "lists.jsonl", "--json")
-    assert done.exit_code == 0 and "1 of 3 interactions are left out" in done.stderr
+    assert done.exit_code == 0 and "1 of 3 interactions were ignored" in done.stderr
     assert "does not know 1 item" in refused(
         "recommend", run, "--histories", tmp_path / "lists.jsonl", "--unknown", "error"
     )
@@ -103,7 +103,7 @@ def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "'x', 'y'" in refused("recommend", run, "--history", "i1,x,y", "--unknown", "error")
     assert "'x', 'y'" in invoke("recommend", run, "--history", "i1,x,y").stderr
     assert "knows none of the 2 items" in refused("recommend", run, "--history", "x,y")
-    assert "--order is for --histories" in refused("recommend", run, "--history", "i1", "--order", "file")
+    assert "--order needs --histories" in refused("recommend", run, "--history", "i1", "--order", "file")
     assert "give one of" in refused("recommend", run)
     assert "give one of" in refused("recommend", run, "--histories", tmp_path / "a", "--history", "i1")
     assert "does not exist" in refused("recommend", run, "--histories", tmp_path / "nowhere.csv")
@@ -113,7 +113,7 @@ def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
     for content, says in (
         ('{"history": 3}\n', 'line 1 has no list of items under "history"'),
         ('["i1"]\n{"history"\n', "line 2 is not JSON"),
-        ('["i1", {"a": 1}]\n', "not an item id"),
+        ('["i1", {"a": 1}]\n', "an invalid item id"),
         ("", "has no rows"),
     ):
         bad.write_text(content)

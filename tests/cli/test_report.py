@@ -18,7 +18,7 @@ def test_it_writes_the_page_and_says_where(run: Path, tmp_path: Path) -> None:
     path = Path(printed("report", folder).strip())
     assert path == folder / "report.html" and "Privacy Facts" in path.read_text()
     public = Path(printed("report", folder, "--public", "--out", tmp_path / "p.html", "--history", "i1,i2").strip())
-    assert "Training loss" not in public.read_text() and "given by whoever" in public.read_text()
+    assert "Training loss" not in public.read_text() and "given by the author" in public.read_text()
     assert "Floating point" in public.read_text() and "Title 2" in public.read_text()
     (tmp_path / "titles.csv").write_text("item_id,title\ni1,Another title of one\n")
     named = printed("report", folder, "--public", "--catalog", tmp_path / "titles.csv", "--history", "i1,i2").strip()

@@ -57,7 +57,7 @@ def test_without_choices_it_is_one_release_of_whole_histories(log: Path, tmp_pat
     run = tmp_path / "run"
     result = invoke("train", log, "--out", run, PUBLIC)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("User-level differential privacy with ε = ")
+    assert result.stdout.startswith("User-level differential privacy: ε = ")
     config, facts = Config.make(run / "config.toml"), json.loads((run / "privacy.json").read_text())
     assert (config.model, config.max_length, config.recipe) == ("counts", None, "default")
     assert facts["steps"] is None and [event["label"] for event in facts["events"]] == ["transition counts"]
@@ -93,11 +93,11 @@ def test_a_config_file_and_flags_on_top(log: Path, tmp_path: Path) -> None:
         (["--model", "bert"], "model is 'bert'"),
         (["--batch-size", 100], "batch_size is 100 and there are 60 users"),
         (["--user-column", "who"], "who"),
-        (["--items", 5], "--items is for --dry-run"),
+        (["--items", 5], "--items needs --dry-run"),
         (["--config", "none.toml"], "none.toml cannot be read"),
         (["--catalog", "none.csv"], "none.csv"),
         (["--dry-run"], "give --users N"),
-        (["--resume", "x", "--epochs", "3"], "give no other options beside it"),
+        (["--resume", "x", "--epochs", "3"], "give no other options"),
     ],
 )
 def test_bad_choices(log: Path, tmp_path: Path, arguments: list[Any], sentence: str) -> None:
@@ -118,7 +118,7 @@ def test_bad_data(tmp_path: Path, content: bytes) -> None:
 
 def test_a_folder_in_the_way(log: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    assert "is already there: go on with --resume" in refused("train", log, *SMALL, "--out", tmp_path / "run")
+    assert "already exists: resume it with --resume" in refused("train", log, *SMALL, "--out", tmp_path / "run")
     assert "is not a run folder" in refused("train", "--resume", tmp_path / "run")
     assert "is not a run folder" in refused("train", "--resume", tmp_path / "nowhere")
 
@@ -169,7 +169,10 @@ def test_ctrl_c_saves_and_resume_ends_in_the_same_model(log: Path, tmp_path: Pat
     (tmp_path / "leave").touch()
     broken = running.ended()
     assert broken.returncode == 130, broken.stderr
-    assert "all saved; go on with: dpformer train --resume" in broken.stderr and "Traceback" not in broken.stderr
+    assert (
+        "everything is saved; resume with: dpformer train --resume" in broken.stderr
+        and "Traceback" not in broken.stderr
+    )
     assert command("train", "--resume", tmp_path / "broken").returncode == 0
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
     assert models[0] == models[1]

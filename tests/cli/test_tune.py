@@ -211,7 +211,7 @@ def test_a_search_that_fails_stays_in_the_ledger(
         raise DpformerError("training has diverged")
 
     search: Any = {"mean_runs": 3, "trial": trial, "ledger": path}
-    with pytest.raises(DpformerError, match="cannot be made"):
+    with pytest.raises(DpformerError, match="cannot be created"):
         tune(config.replace(delta=1e-3), {"dim": [8]}, tmp_path / "file" / "run", **search)
     assert ledger_file.read(path).runs == ()
     with pytest.raises(DpformerError, match="diverged"):
@@ -225,7 +225,7 @@ def test_without_a_ledger_runs_on_the_same_data_are_named(
     force_runs(monkeypatch, 1)
     train(config, tmp_path / "earlier")
     tune(config, {"dim": [8]}, tmp_path / "run", mean_runs=3, trial=lambda each, out: float(bool(train(each, out))))
-    assert f"note: {tmp_path / 'earlier'} saw the same data" in capsys.readouterr().err
+    assert f"note: {tmp_path / 'earlier'} used the same data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_comes_back_the_same_and_memory_mapped(dataset: Dataset, tmp_path: Path)
     assert (back.max_length, back.validation, back.hash) == (3, True, dataset.hash)
     assert back.batch(np.array([2, 0]))[0].tolist() == dataset.batch(np.array([2, 0]))[0].tolist()
     assert (tmp_path / "a" / "data").stat().st_mode & 0o077 == 0, "private data: the owner's only"
-    with pytest.raises(DpformerError, match="already there"):
+    with pytest.raises(DpformerError, match="already exists"):
         save(dataset, tmp_path / "a" / "data")
 
 
@@ -68,7 +68,7 @@ def test_damage_is_found(dataset: Dataset, tmp_path: Path, name: str, damage: st
         path.write_bytes(
             {"cut": whole[:-3], "empty": b"", "bent": whole[:-3] + bytes(b ^ 1 for b in whole[-3:])}[damage]
         )
-    with pytest.raises(DpformerError, match="not whole prepared data"):
+    with pytest.raises(DpformerError, match="not intact prepared data"):
         load(tmp_path / "data")
 
 

@@ -250,7 +250,7 @@ def test_windows_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         read(path, reading=Reading(order="file"), filters=Filters(since="2024-01-31"))
     lines = tmp_path / "log.txt"
     lines.write_text("a x y\nb y x\n")
-    with pytest.raises(DpformerError, match="needs columns with names"):
+    with pytest.raises(DpformerError, match="needs named columns"):
         read(lines, reading=Reading(columns="user,items"), filters=Filters(where="x = 1"))
     frame = from_frame({"user_id": ["a"], "item_id": ["x"], "ts": [1]}, Columns())
     with pytest.raises(DpformerError, match="--where is for files"):

@@ -31,8 +31,8 @@ def test_a_usual_log_has_no_hints(tmp_path: Path) -> None:
         ([f"Anonymous,i{n},{n + 10**9}" for n in range(9)], "\"who <> 'Anonymous'\""),
         ([f"u1,none,{n + 10**9}" for n in range(9)], "item 'none' has 9 interactions"),
         ([f"bot,i{n},{n + 10**9}" for n in range(10_001)], "user 'bot' has 10,001 interactions, where the median is 4"),
-        (["u1,i1,1700000000000"], "some seem to be seconds and others milliseconds"),
-        ([f"u1,i{n % 5},{n + 10**9}" for n in range(90)], "of the interactions are with an item that the user had met"),
+        (["u1,i1,1700000000000"], "some seem to be seconds, others milliseconds"),
+        ([f"u1,i{n % 5},{n + 10**9}" for n in range(90)], "of the interactions repeat an item of the user's history"),
     ],
 )
 def test_what_is_odd_is_said(rows: list[str], says: str, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_train_says_it_on_the_terminal_and_publishes_nothing_of_it(tmp_path: Pat
     number = (
         json.loads((tmp_path / "run" / "privacy.json").read_text())["data"][0].split("vocabulary of ")[1].split()[0]
     )
-    assert f"items: {number} are common enough" in said and NOT_PRIVATE in said and "--catalog" in said
+    assert f"items: {number} are frequent enough" in said and NOT_PRIVATE in said and "--catalog" in said
     assert "user 'null' has" in done.stderr
     for file in ("privacy.json", "config.toml"):
         text = (tmp_path / "run" / file).read_text()

@@ -99,7 +99,7 @@ def test_split_and_access_against_a_naive_twin(histories: list, max_length: int,
 def test_what_is_held_out_is_never_trained_on() -> None:
     dataset = Dataset.from_histories([[0, 1, 2], [3, 4], [5]], 9, validation=True)
     assert [train.tolist() for train in dataset.histories(range(3))] == [[0], [3, 4], [5]]
-    with pytest.raises(ValueError, match="nothing held out"):
+    with pytest.raises(ValueError, match="no held-out item"):
         dataset.test_history(1)
     with pytest.raises(ValueError, match="validation=True"):
         Dataset.from_histories([[0, 1, 2]], 9).held_out("validation")
@@ -139,7 +139,7 @@ def test_items_not_in_the_catalogue(tmp_path) -> None:
     assert sequences(dataset) == {"0": ["12", "3"], "1": ["3", "7"]}
     facts = dataset.description["vocabulary"]
     assert (facts["interactions_dropped"], facts["last_items_dropped"]) == (1, 1)
-    assert "Interactions with other items, if any, were left out" in " ".join(data_statement(dataset.description))
+    assert "Interactions with other items, if any, were dropped" in " ".join(data_statement(dataset.description))
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_other_data_or_none_is_refused(tmp_path: Path) -> None:
     store = Store.of(load(tmp_path / "data"), dataset.vocabulary)
     assert store is not None
     (tmp_path / "data").rename(tmp_path / "before")
-    with pytest.raises(DpformerError, match="is not whole prepared data"):
+    with pytest.raises(DpformerError, match="is not intact prepared data"):
         store.open()
     save(Dataset.from_histories([[0, 1, 2], [2, 0]], 3), tmp_path / "data")
     with pytest.raises(DpformerError, match="holds other data than that of process 0"):

@@ -85,7 +85,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
     for cut, says in (("0", "is before --until 0"), ("9", "comes after --until 9")):
         with pytest.raises(DpformerError, match=says):
             prepare(path, split_at=cut)
-    with pytest.raises(DpformerError, match="split_at is for files"):
+    with pytest.raises(DpformerError, match="split_at applies to files"):
         prepare(from_frame({"user": [1], "item": [1], "ts": [1]}, Columns()), split_at="1")
     dates = tmp_path / "dates.csv"
     dates.write_text("user_id,item_id,date\n" + "".join(f"{u},i{n},2024-01-0{n}\n" for u in "ab" for n in range(1, 5)))

@@ -73,15 +73,15 @@ def test_the_headline_is_what_recommend_delivers(tmp_path: Path, share: float, t
             assert facts["metrics"]["model"]["masked"]["hit@10"]["value"] > found
             assert found <= 1 - facts["repeats"]
     text = printed("evaluate", run, "--samples", 10)
-    assert f"{facts['repeats']:.1%} of the held-out items are in the history" in text and "as papers do" in text
-    assert ("rows of the log are doubled" in " ".join(text.split())) == (times == 2)
+    assert f"{facts['repeats']:.1%} of the held-out items are in the history" in text and "as in papers" in text
+    assert ("duplicate rows" in " ".join(text.split())) == (times == 2)
     again = dp.load(run).evaluate(exact=True, filter_seen=False)
     assert again["headline_policy"] == "unmasked"
 
 
 def test_private_metrics_have_one_policy(tmp_path: Path) -> None:
     run = fitted(write(tmp_path / "log.csv", repeat_logs(0)), tmp_path / "run")
-    assert "leave --allow-seen out" in refused("evaluate", run, "--private-metrics", "--allow-seen")
+    assert "omit --allow-seen" in refused("evaluate", run, "--private-metrics", "--allow-seen")
 
 
 def any_scores(histories: list[np.ndarray]) -> torch.Tensor:

@@ -64,8 +64,8 @@ def stopped(config: Config, home: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         crash_after(patch, 5)
         with pytest.raises(Crash):
-            train(config, home / "stopped")
-    return home / "stopped"
+            train(config, home / "interrupted")
+    return home / "interrupted"
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_two_processes_that_start_at_once(config: Config, tmp_path: Path, whole:
                 train(config, tmp_path / "run")
                 code = 0
             except DpformerError as error:
-                code = 2 if "is already there" in str(error) else 3
+                code = 2 if "already exists" in str(error) else 3
             finally:
                 os._exit(code)
         pids.append(pid)
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_is_a_pickle_runs_nothing(run: Path, tmp_path: Path) -
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
     torch.save({"model": Bomb()}, run / "checkpoint" / "state.safetensors")
-    with pytest.raises(DpformerError, match="is not a whole checkpoint"):
+    with pytest.raises(DpformerError, match="is not an intact dpformer checkpoint"):
         resume(run)
     torch.save({"model": Bomb()}, tmp_path / "model.safetensors")
     with pytest.raises(DpformerError, match="is not an intact dpformer model"):

@@ -202,7 +202,7 @@ def refused_models() -> None:
         DistributedClipping(inside)
     pair = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
     fully_shard([pair[0], pair[1]])
-    with pytest.raises(dp.UnsupportedUse, match="shard each by a call of its own"):
+    with pytest.raises(dp.UnsupportedUse, match="shard each with a separate call"):
         DistributedClipping(fully_shard(pair))
     clipping = DistributedClipping(fully_shard(nn.Linear(4, 2)))
     with pytest.raises(ValueError, match="correlated noise is not supported for sharded models"):

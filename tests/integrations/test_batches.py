@@ -160,9 +160,9 @@ def test_packing_into_one_row_stays_within_a_user() -> None:
 
 
 def test_inputs_that_cannot_be_put_together() -> None:
-    with pytest.raises(DpformerError, match="how to pad it is not known"):
+    with pytest.raises(DpformerError, match="its padding value is unknown"):
         Part.of([{"pixels": torch.zeros(1, 3)}, {"pixels": torch.zeros(1, 4)}])
-    with pytest.raises(DpformerError, match="one row an example"):
+    with pytest.raises(DpformerError, match="one row per example"):
         Part.of([{"input_ids": torch.zeros(2, 3, dtype=torch.long), "weight": torch.zeros(())}])
-    with pytest.raises(DpformerError, match="other inputs"):
+    with pytest.raises(DpformerError, match="inputs other than"):
         Part.of([{"input_ids": torch.zeros(1, 3)}, {"labels": torch.zeros(1, 3)}])

@@ -155,7 +155,7 @@ def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         (["--task", "lm", "--unit", "line", "--model", "nowhere"], "or a folder"),
         (["--task", "lm", "--unit", "line", "--model", "base", "--dim", "8"], "what the checkpoint base says"),
-        (["--task", "lm", "--unit", "line", "--lora", "8"], "lora is for checkpoints"),
+        (["--task", "lm", "--unit", "line", "--lora", "8"], "lora applies to checkpoints"),
         (["--model", "base"], "give --task lm"),
         (["--task", "lm", "--unit", "line", "--model", "base", "--characters", "ascii"], "its own tokenizer"),
         (["--task", "lm", "--unit", "line", "--model", "empty"], "config.json"),

@@ -129,8 +129,8 @@ def test_budget_is_for_one_training(tmp_path: Path) -> None:
         ({"max_grad_norm": 0.5}, "clipping=dp.clip"),
         ({"gradient_checkpointing": True}, "gradient_checkpointing"),
         ({"neftune_noise_alpha": 5.0}, "mixes users"),
-        ({"auto_find_batch_size": True}, "must be known before"),
-        ({"model_init": gpt2}, "budget of its own"),
+        ({"auto_find_batch_size": True}, "must be set in advance"),
+        ({"model_init": gpt2}, "its own budget"),
         ({"per_device_train_batch_size": 100}, "there are 24"),
     ],
 )
@@ -151,7 +151,7 @@ class Stolen(PrivateTrainer):
 def test_steps_on_gradients_that_are_not_bounded(tmp_path: Path) -> None:
     made = trainer(tmp_path)
     made.__class__ = Stolen
-    with pytest.raises(DpformerError, match="its batch of users never came here"):
+    with pytest.raises(DpformerError, match="its batch of users was never passed in"):
         made.train()
     assert made.session.taken == 0
 

@@ -170,8 +170,8 @@ def test_lightning_resumes_and_saves_no_key(tmp_path: Path) -> None:
     ("changes", "trainer", "says"),
     [
         ({"wrapped": False}, {}, "self.private"),
-        ({}, {"gradient_clip_val": 1.0}, "bounded already"),
-        ({}, {"accumulate_grad_batches": 2}, "bounded already"),
+        ({}, {"gradient_clip_val": 1.0}, "sums of clipped gradients"),
+        ({}, {"accumulate_grad_batches": 2}, "sums of clipped gradients"),
         ({}, {"max_steps": 5}, "give max_steps=4"),
     ],
 )

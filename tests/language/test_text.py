@@ -181,7 +181,7 @@ class TestUnits:
         ("unit", "content", "message"),
         [
             ("word", b"abc", "unit is 'word'; it must be one of chunk, line, document, author"),
-            ("chunk", b"", "holds no text"),
+            ("chunk", b"", "contains no text"),
             ("chunk", b"ab\xff", "is not UTF-8 text: byte 2 is 0xff"),
             ("chunk", b"abc", "too few"),
             ("author", b'{"text": "a"}', "line 1 has no 'author'"),

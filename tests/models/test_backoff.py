@@ -305,7 +305,7 @@ def test_a_model_with_attributes_is_saved_and_loaded(model: TransitionCounts, tm
         ("attribute_offsets", -1, "do not cut the links"),
         ("attribute_weights", -1.0, "not positive"),
         ("pull", 0.0, "not positive"),
-        ("backoff", 1.5, "not a share"),
+        ("backoff", 1.5, "not between 0 and 1"),
     ],
 )
 def test_a_forged_state_is_refused(model: TransitionCounts, tmp_path, buffer: str, value: float, sentence: str) -> None:

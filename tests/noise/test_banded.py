@@ -187,7 +187,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="bands was 3 when this state was saved, now it is 4"):
         optimizer(4)[1].load_state_dict(state)
     bad = [[torch.full((4,), float("nan"))], state["past"][1]]
-    with pytest.raises(ValueError, match="noise of past steps that was saved is not finite"):
+    with pytest.raises(ValueError, match="saved noise of past steps is not finite"):
         optimizer(3)[1].load_state_dict({**state, "past": bad})
     wide, other = optimizer(3)
     other.load_state_dict({**state, "past": [state["past"][0], [torch.zeros(1)]]})
@@ -214,7 +214,7 @@ def test_every_step_is_a_batch_and_every_batch_a_step() -> None:
         private.step(batch)
         p.grad = None
         assert private.event() == BandedGaussian(1.0, 1e-9, batches.step, 3, label="training", private=False)
-    with pytest.raises(ValueError, match="one PoissonBatches lasts for all of training"):
+    with pytest.raises(ValueError, match="one PoissonBatches must be used for all of training"):
         private.step(sampler(3, 5).batch(0))
     released(p, private, 1)
     with pytest.raises(ValueError, match="1 steps were taken without a batch, and noise correlated over 3 steps"):
@@ -223,7 +223,7 @@ def test_every_step_is_a_batch_and_every_batch_a_step() -> None:
         private.event(0.1)
     p, private = optimizer(3)
     released(p, private, 1)
-    with pytest.raises(ValueError, match="one PoissonBatches lasts for all of training"):
+    with pytest.raises(ValueError, match="one PoissonBatches must be used for all of training"):
         private.step(sampler(3).batch(0))
 
 

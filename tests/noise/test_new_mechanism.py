@@ -128,7 +128,7 @@ def test_what_no_mechanism_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
         Paired(1)
     monkeypatch.undo()
     monkeypatch.setattr(PairedGaussian, "compositions", 1)
-    with pytest.raises(ArithmeticError, match="counts users less often"):
+    with pytest.raises(ArithmeticError, match="counts fewer participations"):
         Paired(1).event(1.0, 0.1, 10)
     with pytest.raises(ValueError, match="both have the setting bands"):
 

@@ -139,7 +139,7 @@ def test_less_noise_than_planned_is_never_released(tmp_path: Path, monkeypatch: 
         return honest(self, question, self.event(question.config, event.noise_multiplier / 2), random)
 
     monkeypatch.setattr(LengthsQuery, "run", careless)
-    with pytest.raises(RuntimeError, match="is not what was planned"):
+    with pytest.raises(RuntimeError, match="differ from the plan"):
         train(tiny_config(write_log(tmp_path / "log.csv"), model="counts"), tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()
 

@@ -80,7 +80,7 @@ def test_a_run_whose_data_is_gone_and_one_that_is_not_private(
     seeded = tiny_run(tmp_path_factory, seed=1)
     comparison = compare([runs[0], moved, seeded])
     text = words(write_comparison(comparison, tmp_path / "page.html"))
-    assert "gone.csv does not exist" in text and "nobody: not private" in text and "Nothing is promised" in text
+    assert "gone.csv does not exist" in text and "no one: not private" in text and "No guarantee holds" in text
     assert comparison.together is None and comparison.same_test is None and comparison.differences == []
 
 

@@ -129,7 +129,7 @@ def test_the_tail_and_examples_come_from_the_release_alone(run: Path, monkeypatc
 def test_histories_can_be_given_and_are_not_called_covered(run: Path, tmp_path: Path) -> None:
     page = write_report(run, out=tmp_path / "page.html", histories=[["i3", "i4"], []], public=True)
     text = words(page)
-    assert "given by whoever made this page" in text and "Title 4" in text
+    assert "given by the author of this page" in text and "Title 4" in text
     assert not re.search(r"Example histories\s*<span", page.read_text())
     with pytest.raises(DpformerError, match="'nobody'"):
         write_report(run, out=tmp_path / "other.html", histories=[["nobody"]])
@@ -149,7 +149,7 @@ def test_a_run_without_privacy_says_so_in_red(tmp_path_factory: pytest.TempPathF
     assert "in at most" not in html and 'class="badge bad"' in html and "Exact: this run is not private." in html
     seeded = write_report(tiny_run(tmp_path_factory, seed=1), out=tmp_path / "seeded.html").read_text()
     assert "Protects <b>nobody</b>" in html and "Protects <b>nobody</b>" in seeded
-    assert "Void: noise came from a seed" in seeded and "covered by the guarantee</span>" not in seeded
+    assert "Void: the noise was seeded" in seeded and "covered by the guarantee</span>" not in seeded
 
 
 @pytest.mark.parametrize("model", ["gru", "lstm"])
@@ -190,7 +190,7 @@ def test_a_bad_folder_is_one_sentence(run: Path, tmp_path: Path) -> None:
     for spoil, says in (
         (lambda path: (path / "metrics.jsonl").write_text("{"), "metrics.jsonl cannot be read"),
         (lambda path: (path / "privacy.json").unlink(), "not finished"),
-        (lambda path: (path / "model.safetensors").write_bytes(b"junk"), "not a whole model"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"junk"), "not an intact dpformer model"),
         (lambda path: (path / "config.toml").unlink(), "not a run folder"),
     ):
         folder = copied(run, tmp_path / says.replace(" ", "-"))

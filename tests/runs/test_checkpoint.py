@@ -55,7 +55,7 @@ def test_there_is_no_pickle_to_fall_into(path: Path) -> None:
 @pytest.mark.parametrize("cut", [0, 1, 7, 100, -1])
 def test_torn_files_are_refused(path: Path, cut: int) -> None:
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(DpformerError, match="is not a whole checkpoint"):
+    with pytest.raises(DpformerError, match="is not an intact dpformer checkpoint"):
         load_checkpoint(path, config="c", data="d")
 
 
@@ -73,10 +73,10 @@ def test_foreign_files_are_refused(path: Path) -> None:
 
     for content in (b"junk", json.dumps({"a": 1}).encode(), b"\x80\x04N."):
         path.write_bytes(content)
-        with pytest.raises(DpformerError, match="is not a whole checkpoint"):
+        with pytest.raises(DpformerError, match="is not an intact dpformer checkpoint"):
             load_checkpoint(path, config="c", data="d")
     save_file({"a": torch.zeros(2)}, path)
-    with pytest.raises(DpformerError, match="is not a whole checkpoint"):
+    with pytest.raises(DpformerError, match="is not an intact dpformer checkpoint"):
         load_checkpoint(path, config="c", data="d")
 
 

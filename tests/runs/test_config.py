@@ -46,7 +46,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) ->
         ({"file": "l.csv", "items_share": 0.9, "private_metrics": True, "metrics_share": 0.1}, "lower them"),
         ({"seed": -1}, "seed is -1"),
         ({"warm_start": 0.5, "epsilon": float("inf")}, "warm_start needs a budget"),
-        ({"warm_start": 0.5, "model": "counts"}, "warm_start is for networks"),
+        ({"warm_start": 0.5, "model": "counts"}, "warm_start applies to networks"),
         ({"warm_start": 0.9, "private_metrics": True, "metrics_share": 0.2}, "leave nothing for training"),
         ({"bands": 0}, "bands is 0; it must be greater than or equal to 1"),
         ({"bands": 4, "epsilon": float("inf")}, "bands is 4; it is for networks trained with noise"),

@@ -32,7 +32,7 @@ def test_runs_are_counted_together_until_the_budget_is_spent(tmp_path: Path) -> 
     with pytest.raises(DpformerError, match="nothing was released"):
         ledger_file.reserve(path, tmp_path / "c", [EVENT])
     assert path.read_bytes() == before
-    with pytest.raises(DpformerError, match="set once"):
+    with pytest.raises(DpformerError, match="cannot be changed"):
         ledger_file.create(path, 100, 1e-5)
 
 
@@ -82,7 +82,7 @@ def test_an_entry_that_cannot_be_believed_is_refused(run: dict[str, object], tmp
 def test_a_file_that_is_none_is_refused_and_stays(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "budget.db"
     path.write_bytes(content)
-    with pytest.raises(DpformerError, match="not a ledger that can be read"):
+    with pytest.raises(DpformerError, match="not a readable ledger"):
         ledger_file.reserve(path, "run", [EVENT])
     assert path.read_bytes() == content
 
@@ -105,7 +105,7 @@ FORGED = "UPDATE entries SET body = '{}', hash = 'a' WHERE number = 2"
         (FORGED, "entry 2 was altered"),
         ("DELETE FROM entries WHERE number = 2", "entry 2 is missing"),
         ("DELETE FROM entries WHERE number = 3", "its last entry is 2, and 3 was written"),
-        ("DELETE FROM head", "somebody dropped it"),
+        ("DELETE FROM head", "it was deleted"),
         ("UPDATE entries SET number = 7 WHERE number = 3", "entry 3 is missing"),
         ("CREATE VIEW more AS SELECT 1", "it has other tables"),
     ],
@@ -130,12 +130,12 @@ def test_a_ledger_that_was_written_anew_shows_against_its_runs(tmp_path: Path) -
     (run / "config.toml").write_text("")
     known = ledger_file.reserve(path, run, [EVENT]).facts()
     (run / "privacy.json").write_text(json.dumps({"budget": known}))
-    assert "as it was written" in printed("ledger", "check", path, run)
+    assert "is unchanged" in printed("ledger", "check", path, run)
     path.unlink()
     ledger_file.create(path, 5, 1e-5)
     ledger_file.reserve(path, run, [EVENT])
     found = invoke("ledger", "check", path, run)
-    assert found.exit_code == 1 and "written anew" in found.stdout
+    assert found.exit_code == 1 and "rewritten" in found.stdout
 
 
 def test_a_process_that_dies_leaves_no_half_entry(tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_a_run_that_takes_more_than_its_share_is_refused(tmp_path: Path) -> None
 def test_a_plan_needs_a_budget_once(tmp_path: Path) -> None:
     path = tmp_path / "weekly.db"
     assert "needs --epsilon" in refused("ledger", "plan", path, "--runs", 4)
-    assert "division would give" in printed("ledger", "plan", "--runs", 4, "--epsilon", 2, "--delta", 1e-6)
+    assert "dividing ε instead would give" in printed("ledger", "plan", "--runs", 4, "--epsilon", 2, "--delta", 1e-6)
     printed("ledger", path, "--epsilon", 2, "--delta", 1e-6)
-    assert "set once" in refused("ledger", "plan", path, "--runs", 4, "--epsilon", 3, "--delta", 1e-6)
+    assert "cannot be changed" in refused("ledger", "plan", path, "--runs", 4, "--epsilon", 3, "--delta", 1e-6)
     printed("ledger", "plan", path, "--runs", 4)
     assert "4 of 4 runs are left" in printed("ledger", path)
 
@@ -244,7 +244,7 @@ def test_training_takes_its_share_of_a_plan(tmp_path: Path) -> None:
     catalog = write_catalog(tmp_path / "items.csv")
     printed("ledger", "plan", path, "--runs", 3, "--epsilon", 6, "--delta", 0.001)
     arguments = ("train", log, "--ledger", path, "--catalog", catalog)
-    assert "more than its share" in refused(*arguments, "--epsilon", 6, "--out", tmp_path / "greedy")
+    assert "exceeds its share" in refused(*arguments, "--epsilon", 6, "--out", tmp_path / "greedy")
     epsilons = []
     for week in range(3):
         printed(*arguments, "--out", tmp_path / f"{week}")
@@ -254,16 +254,16 @@ def test_training_takes_its_share_of_a_plan(tmp_path: Path) -> None:
     assert 0.98 * 6 < ledger_file.read(path).spent <= 6 and min(epsilons) > 2
     assert "all 3 runs of the plan are taken" in refused(*arguments, "--out", tmp_path / "fourth")
     assert not (tmp_path / "fourth").exists()
-    assert (
-        printed("ledger", "check", path, *(tmp_path / f"{week}" for week in range(3))).count("as it was written") == 3
-    )
+    assert printed("ledger", "check", path, *(tmp_path / f"{week}" for week in range(3))).count("is unchanged") == 3
     printed("verify", tmp_path / "2")
 
 
 def test_training_with_a_ledger(tmp_path: Path) -> None:
     log, path = write_log(tmp_path / "log.csv"), tmp_path / "budget.db"
     catalog = ("--catalog", write_catalog(tmp_path / "items.csv"))
-    assert "make one with dpformer ledger" in refused("train", log, "--ledger", path, *catalog, "--out", tmp_path / "a")
+    assert "create a plan with dpformer ledger" in refused(
+        "train", log, "--ledger", path, *catalog, "--out", tmp_path / "a"
+    )
     assert "ε 0 of 5" in printed("ledger", path, "--epsilon", 5, "--delta", 0.001)
     arguments = ("--epsilon", 4, "--delta", 0.001, "--ledger", path, *catalog)
     printed("train", log, *arguments, "--out", tmp_path / "a")
@@ -300,7 +300,7 @@ def test_a_run_that_fails_stays_in_the_ledger_and_goes_on_at_no_cost(
     catalog = write_catalog(tmp_path / "items.csv")
     arguments = ("train", log, "--epsilon", 4, "--delta", 0.001, "--ledger", path, "--catalog", catalog, "--out")
     (tmp_path / "file").write_text("")
-    assert "cannot be made" in refused(*arguments, tmp_path / "file" / "run")
+    assert "cannot be created" in refused(*arguments, tmp_path / "file" / "run")
     assert ledger_file.read(path).runs == ()
 
     def full(*_: object, **__: object) -> None:
@@ -322,6 +322,6 @@ def test_without_a_ledger_a_second_run_and_a_large_delta_are_noted(tmp_path: Pat
     first = invoke("train", log, *catalog, "--out", tmp_path / "a", "--delta", 0.1)
     assert "is above 1 / 60 users" in first.stderr and "same data" not in first.stderr
     second = invoke("train", log, *catalog, "--out", tmp_path / "b", "--delta", 0.01)
-    assert "saw the same data" in second.stderr and "1 / (10" in second.stderr
+    assert "used the same data" in second.stderr and "1 / (10" in second.stderr
     third = invoke("train", log, *catalog, "--out", tmp_path / "elsewhere" / "c", "--delta", 0.001)
     assert "note: an earlier run of this process saw the same data" in third.stderr and "δ" not in third.stderr

@@ -279,7 +279,7 @@ def test_from_the_command_line(tmp_path: Path, model: str) -> None:
     line = f"ndcg@10 {released['ndcg@10']:.4f}  hit@10 {released['hit@10']:.4f}"
     assert line in said and "(covered by ε)" in said
     text = " ".join(printed("evaluate", run, "--samples", 10).split())
-    assert text.index(" ".join(line.split())) < text.index("does not cover these numbers")
+    assert text.index(" ".join(line.split())) < text.index("not covered by the privacy guarantee")
     assert json.loads(printed("evaluate", run, "--json", "--samples", 10))["private_metrics"] == released
     assert invoke("verify", run).exit_code == 0
     log.unlink()  # nothing is measured again
@@ -293,7 +293,7 @@ def test_from_the_command_line(tmp_path: Path, model: str) -> None:
 def test_evaluate_refuses_to_release_more(tmp_path: Path) -> None:
     config = tiny_config(write_log(tmp_path / "log.csv"), epochs=1)
     run = train(config, tmp_path / "run").folder
-    assert "no private metrics, and no budget left" in refused("evaluate", run, "--private-metrics")
+    assert "no private metrics and no budget" in refused("evaluate", run, "--private-metrics")
     assert "released once" in refused("evaluate", run, tmp_path / "log.csv", "--private-metrics")
 
 

@@ -209,7 +209,7 @@ def test_counts_with_other_noise_than_planned_are_never_released_nor_trained_on(
         return release(sums, num_items, noise / 2, **rest)
 
     monkeypatch.setattr(query, "release_transition_sums", careless)
-    with pytest.raises(RuntimeError, match="not what was planned"):
+    with pytest.raises(RuntimeError, match="differ from the plan"):
         train(tiny_config(log, **choices), tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
@@ -240,7 +240,7 @@ def test_a_crash_changes_nothing(
     crash_after(monkeypatch, steps)
     with pytest.raises(Crash):
         train(config, tmp_path / "broken")
-    with pytest.raises(DpformerError, match="is not finished; go on with"):
+    with pytest.raises(DpformerError, match="is not finished; resume with"):
         finished(tmp_path / "broken")
     monkeypatch.undo()
     again = resume(tmp_path / "broken")
@@ -364,7 +364,7 @@ def test_a_folder_that_may_not_be_written_to(done: run.Run) -> None:
 
 def test_two_processes_cannot_share_a_run(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = stopped(tiny, tmp_path / "run", monkeypatch)
-    with RunFolder(folder).lock(), pytest.raises(DpformerError, match="another process is at work in"):
+    with RunFolder(folder).lock(), pytest.raises(DpformerError, match="another process is using"):
         resume(folder)
     resume(folder)
 

@@ -59,7 +59,7 @@ def test_users_are_indices(users: list[object]) -> None:
 
 @pytest.mark.parametrize("users", [(2, 1), (1, 1)])
 def test_a_batch_is_ascending(users: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="ascending and each there once"):
+    with pytest.raises(ValueError, match="ascending and distinct"):
         batch(*users)
 
 
@@ -80,7 +80,7 @@ def test_tokens_are_consumed_in_order() -> None:
         batches.batch(0).consume()
     with pytest.raises(ValueError, match="the batch of step 2 was not stepped on, and now that of step 3 comes"):
         batches.batch(2).consume()
-    with pytest.raises(ValueError, match="was not drawn here by PoissonBatches"):
+    with pytest.raises(ValueError, match="was not drawn by PoissonBatches"):
         batch(1).consume()
 
 

@@ -192,9 +192,9 @@ def test_a_file_alone_and_a_statement_of_another_model(run: Path, tmp_path: Path
     other = copied(run, tmp_path)
     facts = json.loads((other / "privacy.json").read_text())
     (other / "privacy.json").write_text(json.dumps({**facts, "epsilon": 0.1}))
-    with pytest.raises(DpformerError, match="is not the statement of"):
+    with pytest.raises(DpformerError, match="does not belong to"):
         Served.open(other)
-    assert "is not the statement of" in refused("serve", other, "--port", 0)
+    assert "does not belong to" in refused("serve", other, "--port", 0)
 
 
 def test_the_command_refuses_in_one_sentence(tmp_path: Path, run: Path, server: Server) -> None:

@@ -37,7 +37,7 @@ def test_packing_leaves_out_what_is_unknown() -> None:
 
 
 def test_what_is_no_history_is_refused() -> None:
-    with pytest.raises(DpformerError, match="not an item id"):
+    with pytest.raises(DpformerError, match="an invalid item id"):
         histories_of([("ann", [["nested"]])])
     for text in ("SKU-00001", b"SKU", {"a": 1}):
         with pytest.raises(DpformerError, match="give a list of item ids"):
@@ -97,4 +97,4 @@ def test_the_command(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -
     seen = json.loads(printed("recommend", run, "--history", "i3", "-k", 20, "--json", "--allow-seen"))
     assert len(seen["recommendations"]) == 20
     assert "no known format" in refused("recommend", run, "--histories", log, "--out", tmp_path / "recs.xls")
-    assert "--out is for --histories" in refused("recommend", run, "--history", "i3", "--out", tmp_path / "recs.csv")
+    assert "--out needs --histories" in refused("recommend", run, "--history", "i3", "--out", tmp_path / "recs.csv")

@@ -131,7 +131,7 @@ def test_python_takes_rules(run: Path) -> None:
     assert len(names) == 4 and names <= {f"i{i}" for i in range(0, ITEMS, 3)} - {"i0", "i3", "i6"}
     for wrong, words in (
         ({"items": "i3"}, "give a list"),
-        ({"items": ["nothing"]}, "none of which the model knows"),
+        ({"items": ["nothing"]}, "is known to the model"),
         ({"where": {"color": "red"}}, "no column 'color'; its columns are 'colour'"),
         ({"where": {"colour": "purple"}}, "no item has colour = 'purple'"),
         ({"where": {"colour": {"min": 3}}}, "holds no numbers"),

@@ -50,7 +50,7 @@ def test_a_ledger_that_spent_more_than_was_asked_for_makes_no_statement() -> Non
 def test_one_seed_anywhere_and_nothing_is_promised(changes: dict[str, Any]) -> None:
     facts = make(**changes)
     assert facts["private"] is False and facts["headline"].startswith("NOT PRIVATE")
-    assert "seed" in facts["random_source"] and "none of this is promised" in facts["words"][0]
+    assert "seed" in facts["random_source"] and "none of this is guaranteed" in facts["words"][0]
 
 
 def test_without_noise_there_is_no_number_to_misread() -> None:

@@ -145,17 +145,17 @@ def indices(loop: Loop, batches: Iterator[Batch]) -> None:
     ("trick", "words"),
     [
         (accumulated, "batches cannot be accumulated"),
-        (replayed, "was stepped on already"),
-        (batch_0_for_ever, "was stepped on already"),
-        (a_small_one_skipped, "the empty and small ones are steps too"),
+        (replayed, "has been used"),
+        (batch_0_for_ever, "has been used"),
+        (a_small_one_skipped, "empty or small ones are steps too"),
         (everybody_beside_a_sampler, "users are not named"),
         (everybody_by_hand, "the gradients hold 40 of them"),
-        (a_batch_made_by_hand, "was not drawn here by PoissonBatches"),
+        (a_batch_made_by_hand, "was not drawn by PoissonBatches"),
         (a_user_left_out, "add all of them"),
         (a_part_twice, "is in the sum of step 1 already"),
         (a_part_made_by_hand, "is in the sum of step 1 already"),
         (two_engines, "is in the sum of step 1 already"),
-        (one_batch_for_two_optimizers, "was stepped on already"),
+        (one_batch_for_two_optimizers, "has been used"),
         (a_second_sampler_in_the_sum, "batches cannot be accumulated"),
         (parts_without_their_batch, r"optimizer.step\(batch\)"),
         (indices, "not Tensor: only it knows who was drawn"),
@@ -259,9 +259,9 @@ def test_the_inner_optimizer_does_not_step_by_itself() -> None:
     loop = Loop()
     loop.add(loop.batches.batch(0)[:])
     before = loop.model.weight.detach().clone()
-    with pytest.raises(RuntimeError, match="without noise, uncounted"):
+    with pytest.raises(RuntimeError, match="without noise and uncounted"):
         loop.inner.step()
-    with pytest.raises(RuntimeError, match="without noise, uncounted"):
+    with pytest.raises(RuntimeError, match="without noise and uncounted"):
         loop.optimizer.inner.step()
     assert torch.equal(loop.model.weight, before)
     loop.optimizer.step(loop.batches.batch(0))

@@ -387,7 +387,7 @@ def test_closures_and_double_noise_are_refused() -> None:
     optimizer = private(parameters((2,)))
     with pytest.raises(ValueError, match="closure"):
         optimizer.step(lambda: 0.0)
-    with pytest.raises(ValueError, match="private already"):
+    with pytest.raises(ValueError, match="already private"):
         PrivateOptimizer(optimizer, noise_multiplier=1.0, clip_norm=1.0, expected_batch_size=1.0)
 
 

@@ -66,7 +66,7 @@ def test_an_honest_run_comes_out_again(model: str, network: Path, tmp_path: Path
     found = replayed(folder / "run", folder / "key")
     assert found["passed"] and found["verified"], found
     assert [one["name"] for one in found["claims"] if not one["ok"]] == ["publisher"]
-    assert found["verdict"].startswith("Replayed: config, data and key give exactly what was released.")
+    assert found["verdict"].startswith("Replayed: config, data and key reproduce the release exactly.")
     assert "replay" in claim(found, "model")["how"] and "replay" in claim(found, "randomness")["how"]
     assert not list((folder / "run").glob(".*.part")) and not (folder / "run" / "checkpoint" / "keys.json").exists()
 
@@ -188,7 +188,7 @@ def test_a_kept_key_is_that_of_the_statement_and_is_never_replaced(network: Path
     assert commitment(key["random"]) == facts["key_commitment"] and key["key"] not in json.dumps(facts)
     log = network / "log.csv"
     said = refused("train", log, "--out", tmp_path / "b", "--key-file", network / "key")
-    assert "a key is never replaced" in said and not (tmp_path / "b").exists()
+    assert "keys are never overwritten" in said and not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1, "key": "aa"}', "\x00"])
@@ -200,7 +200,7 @@ def test_what_is_no_key_is_one_sentence(network: Path, tmp_path: Path, content: 
 def test_a_replay_elsewhere_is_refused(network: Path, tmp_path: Path) -> None:
     """Other versions or processors round otherwise, which says nothing about the run."""
     facts = json.loads((network / "key").read_text())
-    for name, value, said in (("processor", "abacus", "which rounds otherwise"), ("processes", 2, "by one process")):
+    for name, value, said in (("processor", "abacus", "rounds differently"), ("processes", 2, "of a single process")):
         (tmp_path / "key").write_text(json.dumps({**facts, name: value}))
         assert said in refused("verify", network / "run", "--replay", "--key-file", tmp_path / "key")
     assert "go together" in refused("verify", network / "run", "--replay")
@@ -215,6 +215,6 @@ def test_a_stranger_names_data_and_gets_the_same(network: Path, tmp_path: Path) 
     """Somebody else's folder: its paths are not followed."""
     run = Path(shutil.copytree(network / "run", tmp_path / "run"))
     (run / "checkpoint" / "owner").unlink()
-    assert "name its data" in refused("verify", run, "--replay", "--key-file", network / "key")
+    assert "give its data" in refused("verify", run, "--replay", "--key-file", network / "key")
     found = replayed(run, network / "key", "--data", network / "log.csv")
     assert found["verified"], found

@@ -46,7 +46,7 @@ def test_a_plain_file_takes_the_quick_way(tmp_path: Path, monkeypatch: pytest.Mo
 
 ODD = {
     "a quote": PLAIN + 'a,"x",n,5\n',
-    "a quote that does not close": PLAIN + 'a,x,"n,5\n',
+    "an unclosed quote": PLAIN + 'a,x,"n,5\n',
     "a blank line": PLAIN + "\na,x,n,5\n",
     "a line of blanks": PLAIN + "  \na,x,n,5\n",
     "carriage returns": PLAIN.replace("\n", "\r\n"),

@@ -183,12 +183,12 @@ def test_lines_without_a_header(tmp_path: Path) -> None:
     path.write_text("1 10 100\n1 11 99\n2 10 7")
     assert histories(path) == {"1": ["11", "10"], "2": ["10"]}
     path.write_text("1 10 11 12 10\n2 10\n1 9\n")
-    with pytest.raises(DpformerError, match="--columns user,items where a line is one user"):
+    with pytest.raises(DpformerError, match="--columns user,items for lines with one user"):
         read(path)
     assert histories(path, columns="user,items") == {"1": ["10", "11", "12", "10", "9"], "2": ["10"]}
     path = tmp_path / "triples.csv"
     path.write_text("1,10,100\n1,11,99\n")
-    with pytest.raises(DpformerError, match="give the header that it lacks: --columns user,item,timestamp"):
+    with pytest.raises(DpformerError, match="supply a header: --columns user,item,timestamp"):
         read(path)
     assert histories(path, columns="user,item,time") == {"1": ["11", "10"]}
     path = tmp_path / "headed.txt"
@@ -309,7 +309,7 @@ BAD = {
     "NaN for a time": ("log.csv", b"user_id,item_id,timestamp\na,b,nan\n", "row 2: the timestamp 'nan' is not a time"),
     "endless time": ("log.csv", b"user_id,item_id,timestamp\na,b,1e999\n", "'1e999' is not a time"),
     "no time": ("log.csv", b"user_id,item_id,timestamp\na,b,\n", "row 2: the timestamp is missing"),
-    "dates and numbers": ("log.csv", b"user_id,item_id,ts\na,b,2024-01-01\na,c,5\n", "write them in one way"),
+    "dates and numbers": ("log.csv", b"user_id,item_id,ts\na,b,2024-01-01\na,c,5\n", "use one kind"),
     "impossible date": ("log.csv", b"user_id,item_id,ts\na,b,2024-13-01\n", "'2024-13-01' is not a time"),
     "no user": ("log.csv", b"user_id,item_id,ts\na,b,1\n,b,2\n", "row 3 has no user_id"),
     "null item": ("log.jsonl", b'{"user_id": 1, "item_id": null, "ts": 1}', "row 1 has no item_id"),
@@ -318,13 +318,13 @@ BAD = {
     "no time in JSON": ("log.jsonl", b'{"user_id": 1, "item_id": 2}', "row 1: the timestamp is missing"),
     "broken JSON": ("log.jsonl", b'{"user_id": 1, "item_id": 2, "ts": 1}\n{"user', "row 2 is not a JSON object"),
     "deep JSON": ("log.jsonl", b'{"a":' * 100_000, "is not a JSON object"),
-    "JSON array": ("log.json", b'[{"user_id": 1}]', "one object a line"),
+    "JSON array": ("log.json", b'[{"user_id": 1}]', "one object per line"),
     "ragged": ("log.csv", b"user_id,item_id,ts\na,b,1\na\n", "row 3 has another number of fields"),
-    "unclosed quote": ("log.csv", b'user_id,item_id,ts\na,"b,1\nc,d,2\n', "does not close on its line"),
+    "unclosed quote": ("log.csv", b'user_id,item_id,ts\na,"b,1\nc,d,2\n', "an unclosed quote"),
     "column twice": ("log.csv", b"user_id,item_id,item_id\na,b,c\n", "two columns 'item_id'"),
     "not UTF-8": ("log.csv", b"user_id,item_id,ts\na,b,1\n\xff,b,1\n", "line 3 is not UTF-8: give --encoding"),
     "junk": ("log.csv", bytes(range(256)) * 10, "header"),
-    "one endless line": ("log.csv", b"user,item,ts\n" + b"a" * (3 << 20), "is longer than any row"),
+    "one endless line": ("log.csv", b"user,item,ts\n" + b"a" * (3 << 20), "is too long for a row"),
     "UTF-16": ("log.csv", "user_id,item_id\na,b\n".encode("utf-16"), "give --encoding utf-16"),
     "torn Parquet": ("log.parquet", b"PAR1" + b"\0" * 100, "cannot be read"),
     "text named Parquet": ("log.parquet", b"user_id,item_id\na,b\n", "cannot be read"),

@@ -128,6 +128,6 @@ def website(tmp_path: Path) -> Iterator[str]:
 def test_a_file_of_a_website(website: str, tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.csv")
     assert same(prepare(f"{website}/log.csv"), prepare(log))
-    assert refused("data", f"{website}/no.csv") == f"there is nothing at {website}/no.csv"
+    assert refused("data", f"{website}/no.csv") == f"nothing found at {website}/no.csv"
     with pytest.raises(DpformerError, match="unencrypted: give https://"):
         prepare("http://example.org/log.csv")

@@ -37,7 +37,7 @@ def test_no_noise_is_used_in_two_releases() -> None:
 def test_too_little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts_release, "deviation_of", lambda this, noise: 0.7 * deviation_of(this, noise))
     result = audit_query(TRANSITIONS, **CLAIM)
-    assert {"canaries guessed wrong", "noise: deviation"} <= accused(result)
+    assert {"canaries guessed wrong", "noise: standard deviation"} <= accused(result)
     assert result.epsilon_lower > 1.1 * result.epsilon_claimed
 
 
@@ -55,7 +55,7 @@ def test_too_little_noise_on_the_items_alone(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_round_that_is_not_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every round with the noise of the whole, as if each had the budget for itself."""
     monkeypatch.setattr(counts_release, "deviation_of", lambda this, noise: noise)
-    assert {"canaries guessed wrong", "noise: deviation"} <= accused(audit_query(TRANSITIONS, **CLAIM))
+    assert {"canaries guessed wrong", "noise: standard deviation"} <= accused(audit_query(TRANSITIONS, **CLAIM))
 
 
 def test_users_who_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_the_same_noise_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         counts_release, "_noisy", lambda counts, deviation, random, step: noisy(counts, deviation, random, 1)
     )
-    assert "noise: deviation" in accused(audit_query(TRANSITIONS, **CLAIM))
+    assert "noise: standard deviation" in accused(audit_query(TRANSITIONS, **CLAIM))
 
 
 def test_the_same_noise_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def scaled_noise(monkeypatch: pytest.MonkeyPatch, factor: Callable[[Tensor], Ten
 
 def test_noise_times_seven_tenths(monkeypatch: pytest.MonkeyPatch) -> None:
     scaled_noise(monkeypatch, lambda made: 0.7 * made)
-    assert_accused(audited(), "noise: deviation")
+    assert_accused(audited(), "noise: standard deviation")
 
 
 def test_noise_of_each_rank_divided_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_noise_of_each_rank_divided_by_their_number(monkeypatch: pytest.MonkeyPa
         )
 
     scaled_noise(monkeypatch, of_ranks)
-    assert_accused(audited(), "noise: deviation")
+    assert_accused(audited(), "noise: standard deviation")
 
 
 def test_twice_the_sample_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_coefficients_of_a_norm_above_one(monkeypatch: pytest.MonkeyPatch) -> No
         self._coefficients = (noise.coefficients() * 1.22).tolist()
 
     monkeypatch.setattr(NoiseHistory, "__init__", unscaled)
-    assert "noise: deviation" in {check.name for check in audited(**BANDED).checks if not check.passed}
+    assert "noise: standard deviation" in {check.name for check in audited(**BANDED).checks if not check.passed}
 
 
 def test_the_noise_of_past_steps_is_forgotten_on_resume(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ def test_a_correct_team_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "check"),
     [
-        ("noise of each rank divided by their number", "noise: deviation"),
-        ("all noise on every rank", "noise: deviation"),
+        ("noise of each rank divided by their number", "noise: standard deviation"),
+        ("all noise on every rank", "noise: standard deviation"),
         ("the same share twice", "contribution: one user like another"),
         ("a lost share", "contribution of one user, in clip norms"),
     ],

@@ -102,7 +102,7 @@ def a_resumed_run_repeats_a_batch(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "check"),
     [
-        (noise_times_nine_tenths, "noise: deviation"),
+        (noise_times_nine_tenths, "noise: standard deviation"),
         (clip_times_eleven_tenths, "contribution of one user, in clip norms"),
         (twice_the_sample_rate, "inclusion: rate"),
         (the_same_noise_in_every_step, "noise: any two steps, before and after a restart"),
@@ -118,7 +118,7 @@ def test_a_fault_in_training_is_accused(fault: Fault, check: str, monkeypatch: p
 def test_a_resumed_run_that_repeats_a_batch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the token of the batch; without it the audit accuses."""
     a_resumed_run_repeats_a_batch(monkeypatch)
-    with pytest.raises(ValueError, match="was stepped on already"):
+    with pytest.raises(ValueError, match="has been used"):
         audit(**TRAINING, canaries=200, seed=0)
     monkeypatch.setattr(Batch, "check_due", lambda self: None)
     monkeypatch.setattr(StepsTaken, "check", lambda self, batch: None)
@@ -148,7 +148,7 @@ def asked(label: str, **changes: Any) -> set[str]:
 def test_counts_with_too_little_noise_by_the_root_of_two_are_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     deviation = rounds.deviation_of
     monkeypatch.setattr(rounds, "deviation_of", lambda this, noise: deviation(this, noise) / 2**0.5)
-    assert "noise: deviation" in asked("transition counts")
+    assert "noise: standard deviation" in asked("transition counts")
 
 
 def test_counts_bounded_by_their_maximum_instead_of_their_norm_are_accused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_a_list_of_items_without_a_threshold_is_accused(label: str, monkeypatch:
 @pytest.mark.parametrize("label", ["metrics", "items", "frequencies", "transition counts"])
 def test_a_query_without_noise_is_accused(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SecureRandom, "normal", lambda self, count, **address: np.zeros(count))
-    assert "noise: deviation" in asked(label, canaries=300)
+    assert "noise: standard deviation" in asked(label, canaries=300)
 
 
 # The ledger.
