@@ -82,9 +82,8 @@ class _Model:
     def _fit(self, file: Path, out: str | Path | None, source: dict[str, str] | None = None, **more: Any) -> None:
         if self.run is not None and self.ledger is None:
             raise DpformerError(
-                "this model is already fitted, and a second fit spends budget again: create a new one for other users, "
-                "or "
-                "pass ledger=dp.Ledger(), or the file of a ledger, which counts both"
+                "this model is already fitted, and a second fit spends budget again: create a new one for other "
+                "users, or pass ledger=dp.Ledger(), or the file of a ledger, which counts both"
             )
         where = Path(out) if out is not None else Path(tempfile.mkdtemp(dir=self._folder())) / "run"
         ledger = Path(self.ledger) if isinstance(self.ledger, str) else self.ledger
@@ -380,8 +379,8 @@ class Recommender(_Model):
         released = self._fitted.statement.get("metrics")
         if test is not None or released is None:
             raise DpformerError(
-                "there is no budget for noisy metrics here: set private_metrics=True before fit, for the "
-                "training data's own held-out items; or exact=True, whose numbers the guarantee does not cover"
+                "there is no budget for noisy metrics here: set private_metrics=True before fit, for the training "
+                "data's own held-out items; or exact=True, whose numbers the guarantee does not cover"
             )
         facts = Facts(released)
         facts.title = "Noisy, covered by ε"

@@ -23,9 +23,8 @@ ALARMS = (0.01, 0.001)
 ITEMS_PER_USER = 20
 ADVICE = (
     "Start from 5, the default, for ordinary data such as films and games. Go down to 1 or 2 if being in the data at "
-    "all "
-    "is sensitive, or if you have a hundred thousand users. Keep 8 and more for experiments: the "
-    "bound on attacks is weak there."
+    "all is sensitive, or if you have a hundred thousand users. Keep 8 and more for experiments: the bound on attacks "
+    "is weak there."
 )
 
 

@@ -169,14 +169,13 @@ def _print(result: Any) -> None:
     console.print(table)
     lines = [_mechanism(part) for part in result.parts]
     lines.append(
-        f"{len(result.scores):,} canaries, {result.guesses.members:,} of them in training; "
-        f"δ = {small(result.delta)}; {result.seconds:.0f} s."
+        f"{len(result.scores):,} canaries, {result.guesses.members:,} of them in training; δ = {small(result.delta)}; "
+        f"{result.seconds:.0f} s."
     )
     lines.append(f"claimed ε for {result.of}: {result.epsilon_claimed:.3f}")
     lines.append(
         f"lower bound on ε, {result.confidence:.0%} confidence: {result.epsilon_lower:.3f}, assuming that canaries are "
-        f"guessed "
-        "independently of one another, as under the claimed noise"
+        "guessed independently of one another, as under the claimed noise"
     )
     lines.append(f"lower bound for any mechanism (Steinke et al. 2023): {result.epsilon_lower_any:.3f}")
     console.print("\n".join(lines), highlight=False)

@@ -25,8 +25,8 @@ def demo(
     """
     first = out or next(path for path in _names(Path("runs/demo")) if not path.exists())
     typer.echo(
-        f"6,000 synthetic users, 400 items; ε = {epsilon:g}. First the recommended model, into {first}.\n"
-        "Each step bounds what one user can contribute and hides it in noise. This takes a minute or two."
+        f"6,000 synthetic users, 400 items; ε = {epsilon:g}. First the recommended model, into {first}.\nEach step "
+        "bounds what one user can contribute and hides it in noise. This takes a minute or two."
     )
     model = auto.UNDECIDED.name if quick else None
     recommended = run_or_exit(Config.make(epsilon=epsilon, model=model), first)

@@ -72,11 +72,9 @@ def _print(choices: list[Any], delta: float, users: int | None) -> None:
     for line in (
         f"{of}δ = {small(delta)}; adding or removing one user changes no probability by more than the factor e^ε.",
         f"found: the largest share of members that any attack finds while accusing {percent(ALARMS[0])} or "
-        f"{percent(ALARMS[1])}"
-        " of the non-members; random accusations find as many.",
-        "noise: standard deviation, in users, of the number of users who have an item, if the whole budget is spent on "
-        "these "
-        f"counts and a user has at most {items} items.",
+        f"{percent(ALARMS[1])} of the non-members; random accusations find as many.",
+        "noise: standard deviation, in users, of the number of users who have an item, if the whole budget is spent "
+        f"on these counts and a user has at most {items} items.",
         f"{sets}: measured {measured()['metric'].upper()} of counts relative to training without noise "
         "(docs/privacy/choosing-epsilon.md).",
         ADVICE,

@@ -48,9 +48,8 @@ def tune(
     from dpformer.runs import tuning
 
     values = dict(_parse(text) for text in tries or [])
-    first = {
-        name: tried[0] for name, tried in values.items() if name in tuning.TUNABLE
-    }  # tunable settings belong to a network, so the model is one
+    # Tunable settings belong to a network, so the model is one.
+    first = {name: tried[0] for name, tried in values.items() if name in tuning.TUNABLE}
     chosen = Config.make(config, **{**{name: v for name, v in choices.items() if v is not None}, **first})
     if dry_run:
         if chosen.users is None:
@@ -95,6 +94,6 @@ def _print(plan: Any, as_json: bool) -> None:
     from dpformer.format_number import round_up, small
 
     typer.echo(
-        f"{len(plan.candidates)} candidates, {plan.mean_runs:g} runs on average; the whole search costs "
-        f"ε = {round_up(plan.epsilon)} at δ = {small(plan.delta)}"
+        f"{len(plan.candidates)} candidates, {plan.mean_runs:g} runs on average; the whole search costs ε = "
+        f"{round_up(plan.epsilon)} at δ = {small(plan.delta)}"
     )

@@ -97,6 +97,5 @@ def _time(names: list[str], columns: Columns, where: str) -> str:
         )
     raise DpformerError(
         f"{where} has no timestamp column (it has {listed(names)}): choose one with --timestamp-column, or give "
-        f"--order "
-        "file if its rows are in order of time"
+        "--order file if its rows are in order of time"
     )

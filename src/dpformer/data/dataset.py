@@ -116,7 +116,7 @@ class Dataset:
         return [self.train(user) for user in users]
 
     def batch(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The training items of several users as one (B, longest) int64 array, right-padded with 0, and lengths (B,)."""
+        """The training items of several users as one (B, longest) int64 array, padded with 0, and lengths (B,)."""
         return self._padded(self.train_starts[users], self.train_stops[users])
 
     def packed_train(self) -> tuple[np.ndarray, np.ndarray]:

@@ -124,8 +124,8 @@ def _load(connection: Connection, found: Relation, filters: Filters) -> None:
             raise
         raise DpformerError(
             f"--where {filters.where!r} cannot be applied: {first_line(error)}; compare a text column (in CSV and JSON "
-            f"lines all columns are text) "
-            "with numbers as TRY_CAST(price AS DOUBLE) > 5, where anything else counts as missing"
+            "lines all columns are text) with numbers as TRY_CAST(price AS DOUBLE) > 5, where anything else counts as "
+            "missing"
         ) from None
 
 

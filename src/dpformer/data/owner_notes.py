@@ -42,8 +42,7 @@ def _nobody(ids: Sequence[str], counts: np.ndarray, role: str, column: str | Non
     most = np.argpartition(-counts, LOOKED_AT)[:LOOKED_AT] if len(counts) > LOOKED_AT else np.arange(len(counts))
     return [
         f"{role} {ids[place]!r} has {counts[place]:,} interactions; if that is a placeholder rather than a {role}, "
-        f"drop them "
-        f"with --where \"{column or f'{role}_id'} <> '{ids[place]}'\""
+        f"drop them with --where \"{column or f'{role}_id'} <> '{ids[place]}'\""
         for place in most[np.argsort(-counts[most], kind="stable")].tolist()
         if counts[place] and ids[place] and _stands_for_none(ids[place], counts[place] / median)
     ][:2]
@@ -62,8 +61,8 @@ def _long_histories(dataset: Dataset) -> list[str]:
         return []
     user = dataset.user_ids[int(dataset.lengths.argmax())]
     return [
-        f"user {user!r} has {longest:,} interactions, but the median is {median:g}; a robot or a shared account "
-        "counts as one user, so most of its interactions will have no influence"
+        f"user {user!r} has {longest:,} interactions, but the median is {median:g}; a robot or a shared account counts "
+        "as one user, so most of its interactions will have no influence"
     ]
 
 
@@ -74,8 +73,8 @@ def _times(dataset: Dataset) -> list[str]:
     first, last = range_of
     if 1e8 < first < MILLISECONDS < last:
         return [
-            f"times run from {first:,.0f} to {last:,.0f}: some seem to be seconds, others milliseconds since 1970, "
-            "but all are ordered as plain numbers"
+            f"times run from {first:,.0f} to {last:,.0f}: some seem to be seconds, others milliseconds since 1970, but "
+            "all are ordered as plain numbers"
         ]
     return []
 
@@ -89,8 +88,8 @@ def _repeats(dataset: Dataset) -> list[str]:
     if share < REPEATS:
         return []
     return [
-        f"{share:.0%} of the interactions repeat an item of the user's history; recommend and serve exclude "
-        "such items by default (change with --allow-seen or filter_seen=False)"
+        f"{share:.0%} of the interactions repeat an item of the user's history; recommend and serve exclude such items "
+        "by default (change with --allow-seen or filter_seen=False)"
     ]
 
 
@@ -98,8 +97,8 @@ def kept_items(dataset: Dataset, item_list: Sequence[int] | np.ndarray) -> str:
     """How much of the data remains with an item list released within ε; the first half may be published."""
     listed = np.asarray(item_list)
     said = (
-        f"items: {len(listed):,} are frequent enough to be released within ε; with a public item list (--catalog) "
-        "the model has all of them"
+        f"items: {len(listed):,} are frequent enough to be released within ε; with a public item list (--catalog) the "
+        "model has all of them"
     )
     counts = getattr(dataset, "item_counts", None)
     if counts is None:  # for a log in a cluster
@@ -108,6 +107,5 @@ def kept_items(dataset: Dataset, item_list: Sequence[int] | np.ndarray) -> str:
     share = occurs[listed].sum() / max(1, occurs.sum())
     return (
         f"{said} ({NOT_PRIVATE}: the data has {np.count_nonzero(occurs):,} items, and the released ones account for "
-        f"{share:.0%} "
-        f"of the {int(occurs.sum()):,} training interactions)"
+        f"{share:.0%} of the {int(occurs.sum()):,} training interactions)"
     )

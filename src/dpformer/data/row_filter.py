@@ -139,8 +139,8 @@ def _check(node: Any, columns: dict[str, None], condition: str) -> None:
     if kind == "COLUMN_REF":
         if len(node["column_names"]) != 1:
             raise DpformerError(
-                f"--where {condition!r}: {'.'.join(node['column_names'])} is not a column name; quote a name "
-                "that has a dot (\"a.b\"), and access a part of an object as object['part']"
+                f"--where {condition!r}: {'.'.join(node['column_names'])} is not a column name; quote a name that has "
+                "a dot (\"a.b\"), and access a part of an object as object['part']"
             )
         (name,) = node["column_names"]
         columns.setdefault(name)
@@ -162,7 +162,6 @@ _WORDS = {
 def _refusal(condition: str, what: str) -> str:
     return (
         f"--where {condition!r} contains {what}: it may use the columns of one row, constants, comparisons, AND, OR, "
-        f"NOT, "
-        "IN, LIKE, BETWEEN, CASE, casts and deterministic functions of single values, so that no row affects "
+        "NOT, IN, LIKE, BETWEEN, CASE, casts and deterministic functions of single values, so that no row affects "
         "another"
     )

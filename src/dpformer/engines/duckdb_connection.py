@@ -42,9 +42,8 @@ def connect(memory: str | None = None, what: str = "the data", failed: str = "ca
         raise DpformerError(f"memory is {memory!r}; give an amount such as 4GB ({first_line(error)})") from None
     try:
         with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets has no bar
-            connection.execute(
-                "SET enable_progress_bar = true; SET enable_progress_bar_print = false"
-            )  # can be queried
+            # Can be queried.
+            connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
         connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = true")
         yield connection
     except duckdb.OutOfMemoryException as error:

@@ -90,9 +90,8 @@ class ArraySums:
             user, item = np.divmod(distinct, num_items)
             lengths = np.bincount(user)
             parts = quantised(np.ones(len(lengths)), np.maximum(lengths, 1))
-            sums += np.bincount(item, weights=parts[user], minlength=num_items).astype(
-                np.int64
-            )  # below 2⁵³, hence exact
+            # Below 2⁵³, hence exact.
+            sums += np.bincount(item, weights=parts[user], minlength=num_items).astype(np.int64)
         return sums
 
     def all_pairs(self, places: np.ndarray) -> Iterator[Block]:

@@ -88,7 +88,6 @@ def warnings(model: Evaluation, baseline: Evaluation, name: str, ks: Sequence[in
     if model.filter_seen and repeats >= MANY_REPEATS:
         said.append(
             f"{repeats:.0%} of the held-out items are in the history and are never recommended: consider --allow-seen, "
-            f"and "
-            "check the log for duplicate rows."
+            "and check the log for duplicate rows."
         )
     return said

@@ -146,7 +146,7 @@ def verify(runtime: Any, model: Any, k: int, *, seed: int = 0) -> tuple[int, flo
     if not largest <= TOLERANCE:
         raise DpformerError(
             f"ONNX Runtime and PyTorch differ by {largest:.2g} in a score (tolerance {TOLERANCE:g}): nothing was "
-            f"written"
+            "written"
         )
     return checked, largest
 

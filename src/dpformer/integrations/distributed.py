@@ -169,7 +169,7 @@ class DistributedOptimizer(PrivateOptimizer):
         if clip_norm > self.clip_norm and not self.assume_clipped:
             raise ValueError(
                 f"gradients were clipped to {clip_norm}, but the noise is for clip_norm={self.clip_norm}: use the same "
-                f"value"
+                "value"
             )
 
     def _same_everywhere(self, parameters: list[Tensor], batch: Batch | None) -> None:

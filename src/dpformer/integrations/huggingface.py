@@ -294,8 +294,7 @@ def _refuse_several(trainer: Trainer) -> None:
         raise DpformerError(
             f"PrivateTrainer runs on one device, but there are {max(trainer.args.world_size, trainer.args.n_gpu)}: "
             "Trainer would add gradients before they are clipped. For several processes see "
-            "docs/guide/several-machines.md; "
-            "to select one of several GPUs, set CUDA_VISIBLE_DEVICES=0"
+            "docs/guide/several-machines.md; to select one of several GPUs, set CUDA_VISIBLE_DEVICES=0"
         )
 
 

@@ -36,8 +36,8 @@ NOT_COVERED = (
     "Training losses, gradient norms and batch sizes are exact statistics of the data: keep them as private as the "
     "data.",
     "Metrics on evaluation data, and choices based on them, are not covered for the people in that data.",
-    "The keys of the run, which are in a separate folder, allow removing the noise. Delete them when the run no longer "
-    "needs to be resumed.",
+    "The keys of the run, which are in a separate folder, allow removing the noise. Delete them when the run no "
+    "longer needs to be resumed.",
     "The base model and the tokenizer are assumed public: what was learnt from other data before is not covered.",
     "Each further run on the same users spends further budget, as does choosing between runs by their results.",
     "Information leaked by the time or memory of the computation, and access to the machine while it runs.",
@@ -159,8 +159,7 @@ class PrivateSession:
         if batch.step != self.taken:
             raise DpformerError(
                 f"got the batch of step {batch.step + 1} instead of that of step {self.taken + 1}; each batch is one "
-                f"step, "
-                "in order: do not change the data loader, and step once after each batch"
+                "step, in order: do not change the data loader, and step once after each batch"
             )
         if self._batch is None or self._batch.step != batch.step:
             self._batch = self.batches.batch(batch.step)
@@ -170,8 +169,8 @@ class PrivateSession:
         """The batch of the step; refused if a trainer takes a step without calling this session."""
         if self._batch is None or self._batch.step != self.taken:
             raise DpformerError(
-                f"step {self.taken + 1} is due, but its batch of users was never passed in: a training step that "
-                "does not call ours trains on pure noise; do not override it, or call super()"
+                f"step {self.taken + 1} is due, but its batch of users was never passed in: a training step that does "
+                "not call ours trains on pure noise; do not override it, or call super()"
             )
         return self._batch
 
@@ -192,8 +191,8 @@ class PrivateSession:
         """Raise if anything but a private step has changed the weights since."""
         if self._versions != [parameter._version for parameter in self.model.parameters()]:
             raise DpformerError(
-                "the weights were changed after the last private step, so their privacy is unknown: save "
-                "before that, or train with the private optimizer only"
+                "the weights were changed after the last private step, so their privacy is unknown: save before that, "
+                "or train with the private optimizer only"
             )
 
     @property

@@ -76,9 +76,8 @@ class Canaries:
 
     estimate: np.ndarray  # (canaries,) 1[j takes part] + deviation·N(0, 1)
     deviation: float
-    noise: (
-        np.ndarray
-    )  # (rows, some) pure noise: values released where no canary takes part, over their standard deviation
+    # (rows, some) pure noise: values released where no canary takes part, over their standard deviation.
+    noise: np.ndarray
     others: dict[str, np.ndarray] = field(default_factory=dict)  # other noise over its standard deviation, by name
     many: np.ndarray | None = (
         None  # (canaries,) bool: canaries that contribute to many cells, where the norm exceeds the maximum

@@ -163,9 +163,8 @@ class MetricsQuery(Query):
         both = "both" if len(values) == 2 else "all"
         return (
             f"Accuracy on held-out items was measured once, with noise (ε = {round_up(event['epsilon_alone'])} on its "
-            f"own): "
-            f"{', '.join(values[:-1])} and {values[-1]}, each most likely within {2 * found['deviation']:.4f} of the "
-            f"exact value. The ε above includes it, so {both} numbers may be published."
+            f"own): {', '.join(values[:-1])} and {values[-1]}, each most likely within {2 * found['deviation']:.4f} of "
+            f"the exact value. The ε above includes it, so {both} numbers may be published."
         )
 
     def checks(self, seen: Inspection) -> Iterator[Callable[[], Finding]]:

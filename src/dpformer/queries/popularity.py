@@ -60,8 +60,8 @@ class PopularityQuery(Query):
         if price is not None and listed is not None and len(listed) < FEWEST_ITEMS:
             raise DpformerError(
                 f"{len(listed)} of the items are frequent enough to be released (threshold {price['threshold']:.1f} at "
-                f"noise of standard deviation {price['noise_multiplier']:.3g}): give a public --catalog, more data, "
-                "or a larger --epsilon"
+                f"noise of standard deviation {price['noise_multiplier']:.3g}): give a public --catalog, more data, or "
+                "a larger --epsilon"
             )
 
     # Kept.

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from dpformer.runs.tasks import Measured
 
 NOTE = (
-    "Accuracy here is exact and not covered by ε, nor is a choice between runs based on it: keep it as "
-    "private as the data, or compare noisy metrics (--private-metrics)."
+    "Accuracy here is exact and not covered by ε, nor is a choice between runs based on it: keep it as private as the "
+    "data, or compare noisy metrics (--private-metrics)."
 )
 NEVER_COMPARED = ("deployment", "cache", "checkpoint_seconds")
 

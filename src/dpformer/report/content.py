@@ -254,9 +254,8 @@ def popularity_group(frequencies: np.ndarray) -> np.ndarray:
     if noise.sum() == 1:
         noise[:] = False
     clear = frequencies[~noise]
-    more_popular = np.searchsorted(
-        np.sort(-clear), -frequencies, side="left"
-    )  # distinguishable items that are strictly more popular
+    # Distinguishable items that are strictly more popular.
+    more_popular = np.searchsorted(np.sort(-clear), -frequencies, side="left")
     return np.where(noise, 4, 4 * more_popular // max(1, len(clear)))
 
 
@@ -264,9 +263,8 @@ def _by_popularity(measured: Any, release: Release) -> Figure | None:
     if release.frequencies is None:
         return None
     numbers = vocabulary_of(release).match(list(measured.dataset.vocabulary.ids))[measured.model.targets]
-    group = np.where(
-        numbers >= 0, popularity_group(release.frequencies)[numbers], 4
-    )  # not in the released list: below the noise
+    # Not in the released list: below the noise.
+    group = np.where(numbers >= 0, popularity_group(release.frequencies)[numbers], 4)
     groups, shares = [], []
     for number, name in enumerate(GROUPS):
         chosen = torch.from_numpy(np.flatnonzero(group == number))
@@ -279,8 +277,7 @@ def _by_popularity(measured: Any, release: Release) -> Figure | None:
     chart = dot_chart(groups, names, x_label="items by released frequency", y_label=hit.heading())
     note = (
         "Quarters of the items whose released frequencies can be distinguished, most popular first; the rest is below "
-        "the noise. "
-        f"Share of the held-out items: {', '.join(shares)}."
+        f"the noise. Share of the held-out items: {', '.join(shares)}."
     )
     title = f"{hit.heading()} by popularity of the item"
     return Figure(title, chart, list(zip(names, ("c1", "c2"), strict=True)), note)

@@ -59,8 +59,8 @@ def load_checkpoint(path: Path, *, config: str, data: str | None = None) -> dict
             raise ValueError("it lacks parts of a checkpoint")
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DpformerError(
-            f"{path} is not an intact dpformer checkpoint ({' '.join(str(error).split())[:200]}); "
-            "this run cannot be resumed: start a new one with another --out"
+            f"{path} is not an intact dpformer checkpoint ({' '.join(str(error).split())[:200]}); this run cannot be "
+            "resumed: start a new one with another --out"
         ) from None
     check_identity(path, found, identity_of(config, found.get("data") if data is None else data))
     return {**state, "data": found.get("data")}
@@ -70,8 +70,8 @@ def check_data(path: Path, saved: str, found: str) -> None:
     """Refuse data other than the saved run's: resuming with it would spend the budget on two data sets."""
     if saved != found:
         raise DpformerError(
-            f"{path} was made with other data (split {saved[:12]}…, now {found[:12]}…); "
-            "restore the original data, or start again with another --out"
+            f"{path} was made with other data (split {saved[:12]}…, now {found[:12]}…); restore the original data, or "
+            "start again with another --out"
         )
 
 

@@ -173,13 +173,13 @@ class RunFolder:
         made_by = self.checkpoint if by_steps else self.keys
         if self.statement.exists():
             raise DpformerError(
-                f"{self.path} holds a statement but no model: resuming would release another model of the "
-                "same data; restore the model, or start again with another --out"
+                f"{self.path} holds a statement but no model: resuming would release another model of the same data; "
+                "restore the model, or start again with another --out"
             )
         if self.model.exists() and not made_by.exists():
             raise DpformerError(
-                f"{self.path} holds a model, but neither its statement nor its keys: resuming would "
-                "release another model of the same data; start again with another --out, and delete this one"
+                f"{self.path} holds a model, but neither its statement nor its keys: resuming would release another "
+                "model of the same data; start again with another --out, and delete this one"
             )
 
 

@@ -143,8 +143,8 @@ def _refuse_beyond(path: Path, budget: Budget, events: Sequence[Event], mean_run
         total = round_up(spent) if math.isfinite(spent) else "∞: its δ is not below the ledger's; lower --delta"
         raise DpformerError(
             f"{path} has a budget of ε = {plain(budget.epsilon)} at δ = {budget.delta:g}, of which "
-            f"{round_up(budget.spent)} was spent by earlier runs; with this run it would be {total}: "
-            "lower --epsilon; nothing was released"
+            f"{round_up(budget.spent)} was spent by earlier runs; with this run it would be {total}: lower --epsilon; "
+            "nothing was released"
         )
     if problem := budget.refusal(events, mean_runs):
         raise DpformerError(f"{path}: {problem}; nothing was released")

@@ -38,8 +38,8 @@ def train_to_the_end(session: Session, trainer: Trainer) -> None:
                 saved = time.monotonic()
             if stop.is_set():
                 raise Interrupted(
-                    f"interrupted after step {trainer.step:,} of {plan.steps:,}; everything is saved; "
-                    f"resume with: dpformer train --resume {session.folder.path}"
+                    f"interrupted after step {trainer.step:,} of {plan.steps:,}; everything is saved; resume with: "
+                    f"dpformer train --resume {session.folder.path}"
                 )
     metrics.close()
 

@@ -37,8 +37,8 @@ def notes(out: str | Path, dataset: Dataset, delta: float | None, ledger: bool) 
     if same:
         more = f" and {len(same) - 1} more" if len(same) > 1 else ""
         said.append(
-            f"{same[0]}{more} used the same data: the budgets of all runs that anyone sees add up; count them with "
-            "a ledger (--ledger FILE, ledger=…)"
+            f"{same[0]}{more} used the same data: the budgets of all runs that anyone sees add up; count them with a "
+            "ledger (--ledger FILE, ledger=…)"
         )
     return said
 
@@ -47,14 +47,13 @@ def delta_notes(delta: float | None, users: int) -> list[str]:
     """Notes on a δ that is large for so many users."""
     if delta is not None and delta > 1.000001 / users:
         return [
-            f"δ = {small(delta)} is above 1 / {users:,} users: a mechanism that publishes one user's "
-            f"entire history "
+            f"δ = {small(delta)} is above 1 / {users:,} users: a mechanism that publishes one user's entire history "
             "would satisfy it; give a smaller delta"
         ]
     if delta is not None and delta > 0.1000001 / users:
         return [
             f"δ is above 1 / (10 · {users:,} users); NIST SP 800-226 recommends a much smaller one: give a smaller "
-            f"delta"
+            "delta"
         ]
     return []
 

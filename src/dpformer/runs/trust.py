@@ -65,8 +65,8 @@ def followed(folder: RunFolder, config: Config, data: Path | None = None, **read
     if data is None and not config.synthetic:
         name = config.file.name if config.file is not None else config.table or "a query"
         raise NotOwn(
-            f"{folder.path} was not made by you on this machine, or its config.toml has changed, so the file "
-            f"that it names is not read: give its data, {name!r} there (as DATA after the run, or with --data)"
+            f"{folder.path} was not made by you on this machine, or its config.toml has changed, so the file that it "
+            f"names is not read: give its data, {name!r} there (as DATA after the run, or with --data)"
         )
     return config.on_file(data, **reading).replace(catalog=None, tokenizer=None, cache=None)
 

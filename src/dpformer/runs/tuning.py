@@ -211,9 +211,8 @@ def restated(facts: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
     changed[sp800_226.NAME] = sp800_226.nist_fields(changed)
     sentence = (
         f"Settings were tuned on the same data: {plain(tuning['mean_runs'])} runs on average, their number drawn at "
-        f"random, scored with noise, and only the best one kept. The ε above covers the whole search; one run alone "
-        f"has "
-        f"ε = {round_up(facts['epsilon'])}."
+        "random, scored with noise, and only the best one kept. The ε above covers the whole search; one run alone "
+        f"has ε = {round_up(facts['epsilon'])}."
     )
     return {**changed, "headline": headline(changed), "words": [*words(changed), sentence]}
 

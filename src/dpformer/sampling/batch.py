@@ -92,18 +92,17 @@ class Batch:
         if self._due is None:
             raise ValueError(
                 f"the batch of step {self.step + 1} was not drawn by PoissonBatches in this process: step on batches "
-                f"that "
-                "the sampler yields, or call `optimizer.step()` without one, which claims no sampling"
+                "that the sampler yields, or call `optimizer.step()` without one, which claims no sampling"
             )
         if self.step < self._due.step:
             raise ValueError(
-                f"the batch of step {self.step + 1} has been used: each batch is one step, and the next step "
-                f"needs the batch of step {self._due.step + 1}"
+                f"the batch of step {self.step + 1} has been used: each batch is one step, and the next step needs the "
+                f"batch of step {self._due.step + 1}"
             )
         if self.step > self._due.step:
             raise ValueError(
-                f"the batch of step {self._due.step + 1} was skipped, and now that of step {self.step + 1} "
-                "comes: batches must not be skipped or merged, and empty or small ones are steps too; call "
+                f"the batch of step {self._due.step + 1} was skipped, and now that of step {self.step + 1} comes: "
+                "batches must not be skipped or merged, and empty or small ones are steps too; call "
                 "`optimizer.step(batch)` for each, in order"
             )
 
@@ -142,15 +141,13 @@ class Part:
         if not bool(there.all()):
             raise ValueError(
                 f"user {int(users[~there][0])} was not drawn for step {self.batch.step + 1}: a part may hold only "
-                f"users of its "
-                "batch"
+                "users of its batch"
             )
         ordered = users.sort().values
         if bool((twice := ordered[1:] == ordered[:-1]).any()):
             raise ValueError(
                 f"user {int(ordered[1:][twice][0])} occurs twice in one part, but a user's data count once per step: "
-                f"put "
-                "all of them into one loss"
+                "put all of them into one loss"
             )
 
     def split(self, size: int) -> Iterator[Part]:

@@ -14,11 +14,12 @@ import narwhals as nw
 from dpformer.data.catalog import ID_NAMES
 from dpformer.errors import DpformerError
 
+# For results without an input frame: the first one installed.
 KINDS: tuple[Any, ...] = (
     "pandas",
     "polars",
     "pyarrow",
-)  # for results without an input frame: the first one installed
+)
 
 
 class Frame:

@@ -92,8 +92,8 @@ class Statement(dict[str, Any]):
         if self["epsilon"] is not None:
             budget = f"ε = {round_up(self['epsilon'])}, δ = {one_in(self['delta'])}"
         return (
-            f"<p><b>{escape(self['headline'])}</b></p><p>{budget}, {self['users']:,} in total.</p>{words}"
-            f"<details><summary>What is not covered</summary><ul>{gaps}</ul></details>"
+            f"<p><b>{escape(self['headline'])}</b></p><p>{budget}, {self['users']:,} in "
+            f"total.</p>{words}<details><summary>What is not covered</summary><ul>{gaps}</ul></details>"
         )
 
     def __repr__(self) -> str:

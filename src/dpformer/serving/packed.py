@@ -82,13 +82,13 @@ def _note(packed: Packed, interactions: int, examples: str, emptied: int) -> str
 def _refusal(packed: Packed, interactions: int, examples: str, release: Release) -> str:
     if packed.unknown < interactions:
         return (
-            f"the model does not know {_items(packed.unknown_items)} of the histories ({examples}), "
-            f"{packed.unknown:,} of {interactions:,} interactions: ignore them with --unknown report"
+            f"the model does not know {_items(packed.unknown_items)} of the histories ({examples}), {packed.unknown:,} "
+            f"of {interactions:,} interactions: ignore them with --unknown report"
         )
     return (
         f"the model knows none of the {_items(packed.unknown_items)} of the histories ({examples}); its own "
-        f"{len(release.vocabulary):,} items have ids such as {release.vocabulary[0]!r}: check the item column, "
-        "or give --unknown ignore, with which everyone receives popular items"
+        f"{len(release.vocabulary):,} items have ids such as {release.vocabulary[0]!r}: check the item column, or give "
+        "--unknown ignore, with which everyone receives popular items"
     )
 
 

@@ -29,8 +29,7 @@ NOT_COVERED = (
     "statistics of the data: keep them as private as the data.",
     "Exact metrics on users' own held-out items, such as `dpformer evaluate` prints, are statistics of the data too.",
     "While a run is unfinished, checkpoint/ holds the keys of sampling and noise, with which the noise could be "
-    "removed. "
-    "It is deleted when the run has finished.",
+    "removed. It is deleted when the run has finished.",
     "Each further run on the same users spends further budget, as does choosing between runs by their results.",
     "Information leaked by the time or memory of the computation, and access to the machine while it runs.",
 )
@@ -140,8 +139,8 @@ def headline(facts: dict[str, Any]) -> str:
     unit, given = unit_of(facts["unit"]), f", given {facts['given']}" if "given" in facts else ""
     assumed = "".join(f" ASSUMED: {one}." for one in assumed_in(facts))
     return (
-        f"{unit.name.capitalize()}-level differential privacy: {budget}, under adding or removing {unit.whole}"
-        f"{given}.{assumed}"
+        f"{unit.name.capitalize()}-level differential privacy: {budget}, under adding or removing "
+        f"{unit.whole}{given}.{assumed}"
     )
 
 
@@ -153,8 +152,7 @@ def words(facts: dict[str, Any]) -> list[str]:
     sentences = [
         unit.meaning,
         "Whatever anyone does with the released model, now or later, the probability of any outcome depends only "
-        "slightly on "
-        f"whether {unit.given} was used: the two probabilities differ by a factor of at most "
+        f"slightly on whether {unit.given} was used: the two probabilities differ by a factor of at most "
         f"{power_of_e(facts['epsilon'])} (e to the power ε), apart from an event of probability at most "
         f"{one_in(facts['delta'])} (δ). That is the worst case, against someone who knows everything else; the "
         "smaller ε, the stronger the guarantee.",
@@ -192,8 +190,7 @@ def attack_words(attack: Mapping[str, Any], unit: UnitOfPrivacy) -> str:
         f"An attack that tries to tell which {unit.plural} were in the data, and accuses {alarms} of those who were "
         f"not, finds at most {found} of those who were, whatever else it knows. At most {likely} of its accusations "
         f"are right if half of all candidates were in the data, and at most {rare} if one in a hundred was. An attack "
-        f"that "
-        "accuses fewer may be right more often."
+        "that accuses fewer may be right more often."
     )
 
 

@@ -59,9 +59,7 @@ def _vocabulary(description: dict[str, Any]) -> str:
             f"The vocabulary of {size} was released from the data with differential privacy: items whose popularity, "
             f"with noise of standard deviation {plain(price['noise_multiplier'])}, is above "
             f"{plain(price['threshold'])}, from at most {price['max_items']:,} items per user. An item of a single "
-            f"user "
-            f"is among them with a probability of at most {small(price['delta'])}, which is part of "
-            f"δ.{left_out}"
+            f"user is among them with a probability of at most {small(price['delta'])}, which is part of δ.{left_out}"
         )
     return (
         f"The vocabulary of {size} was taken from the data and is assumed public: the guarantee does not cover which "
@@ -84,8 +82,7 @@ def _split(split: dict[str, Any]) -> str:
     held_out = "last two items (validation, test) are" if split["validation"] else "last item is"
     return (
         f"For every user with at least 3 items, the {held_out} held out; other users are used for training only. Exact "
-        f"metrics on "
-        "held-out items are not covered by the guarantee."
+        "metrics on held-out items are not covered by the guarantee."
     )
 
 
@@ -109,8 +106,7 @@ def text_statement(description: dict[str, Any]) -> list[str]:
         "The last tenth of the file is held out; the position of the cut is assumed public."
         if description["unit"] == "chunk"
         else f"About a tenth of the {unit.plural} is held out, by a keyed hash of each one's id (or text, if there is "
-        f"no "
-        "id); held-out ones count in N without being used for training."
+        "no id); held-out ones count in N without being used for training."
     )
     return [
         f"{unit.meaning} Its last {length} tokens, at most, are used for training.",

@@ -13,8 +13,7 @@ from dpformer.format_number import plain, round_up, small
 NAME = "nist_sp_800_226"
 TRUST = (
     "central: the curator has the data and is trusted with it; the guarantee holds against everyone else, who sees "
-    "what "
-    "is released"
+    "what is released"
 )
 DATA_SOURCE = "static: the data at the time of reading; none was added afterwards"
 POST_PROCESSING = (
@@ -27,8 +26,7 @@ FLOATING_POINT = (
 )
 SIDE_CHANNELS = (
     "not protected: time and memory of the computation, and access to the machine. There is no interactive interface "
-    "to "
-    "the data: training is a job that runs once, so there are no answers to time"
+    "to the data: training is a job that runs once, so there are no answers to time"
 )
 
 

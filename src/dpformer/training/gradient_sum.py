@@ -177,8 +177,8 @@ class GradientSum:
     def _halve(self, rows: slice, histories: Histories) -> list[slice]:
         if rows.stop - rows.start == 1:
             raise DpformerError(
-                f"out of memory for a single user with {len(histories[rows.start]):,} items: "
-                "lower --max-length or --dim"
+                f"out of memory for a single user with {len(histories[rows.start]):,} items: lower --max-length or "
+                "--dim"
             )
         self.tokens = max(1, self.tokens // 2)
         middle = (rows.start + rows.stop) // 2

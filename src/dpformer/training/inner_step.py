@@ -45,8 +45,8 @@ def only_private(inner: torch.optim.Optimizer) -> Guard:
             inner.register_step_pre_hook(guard)
         except AttributeError:
             raise ValueError(
-                f"the inner optimizer is a {type(inner).__name__}, which itself wraps another: give the plain "
-                "torch optimizer, before anything wraps it"
+                f"the inner optimizer is a {type(inner).__name__}, which itself wraps another: give the plain torch "
+                "optimizer, before anything wraps it"
             ) from None
         setattr(inner, _GUARD, guard)
     return guard

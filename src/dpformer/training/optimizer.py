@@ -163,8 +163,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             if gradient.layout != torch.strided:
                 raise ValueError(
                     f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse, but noise is added to "
-                    f"every entry: "
-                    "sparse=False"
+                    "every entry: sparse=False"
                 )
         if all_finite([real(gradient) for _, gradient in having]):
             return
@@ -180,7 +179,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         if bound > self.clip_norm:
             raise ValueError(
                 f"gradients were clipped to {bound}, but the noise is for clip_norm={self.clip_norm}: use the same "
-                f"value"
+                "value"
             )
 
     def _noise(self, sums: list[Tensor]) -> Iterator[Numbers | None]:
@@ -341,8 +340,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """Resume from a saved state. σ, C, B and the mechanism must be those of the counted steps."""
         if "random" in state and state.get("addressing") != ADDRESSING:
             raise ValueError(
-                "this state was saved by another version of dpformer, which addresses noise differently: resume "
-                "with that version"
+                "this state was saved by another version of dpformer, which addresses noise differently: resume with "
+                "that version"
             )
         expected = set(PrivateOptimizer.state_dict(self))
         if set(state) != expected:

@@ -71,8 +71,8 @@ class StepsTaken:
         if self.noise.groups > 1 and self.total and (series is None or series.count < self.total):
             raise ValueError(
                 f"with {self.noise.name} users are dealt into groups, so one PoissonBatches must be used for all of "
-                f"training, and "
-                "each of its batches, including empty ones, is one step; the steps so far were not all on this sampler"
+                "training, and each of its batches, including empty ones, is one step; the steps so far were not all "
+                "on this sampler"
             )
 
     def count(self, batch: Batch | None) -> None:
@@ -107,8 +107,7 @@ class StepsTaken:
         if self.noise.groups > 1:
             raise ValueError(
                 f"{self.unsampled} steps were taken without a batch, but {self.noise.name} protects only users dealt "
-                f"into "
-                "groups: step on the batches of one PoissonBatches, `optimizer.step(batch)`"
+                "into groups: step on the batches of one PoissonBatches, `optimizer.step(batch)`"
             )
         if sample_rate is None:
             label = f"{label} ({'; '.join(filter(None, [assumed, ASSUMED_ONCE]))})"

@@ -158,9 +158,8 @@ def _of_the_queries(facts: Mapping[str, Any]) -> list[Drafted]:
     return [
         Drafted(
             size_of_noise(event["label"]),
-            f"{event['label']}: noise of standard deviation {event['noise_multiplier']:.4g} was added where one {unit} "
-            f"contributes at "
-            "most 1",
+            f"{event['label']}: noise of standard deviation {event['noise_multiplier']:.4g} was added where one "
+            f"{unit} contributes at most 1",
             BY_DATA,
             replayed=True,
         )

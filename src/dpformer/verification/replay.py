@@ -63,13 +63,12 @@ class Replay:
         if odd := sorted(name for name in here if stated.get(name) != here[name]):
             raise DpformerError(
                 f"this run was made with {odd[0]} {stated.get(odd[0])}, but {here[odd[0]]} is installed: replay it "
-                f"with the same "
-                "version"
+                "with the same version"
             )
         if self.kept["processor"] != processor():
             raise DpformerError(
-                f"this run was made on {self.kept['processor']}, and {processor()} rounds differently: replay "
-                "it on such a machine"
+                f"this run was made on {self.kept['processor']}, and {processor()} rounds differently: replay it on "
+                "such a machine"
             )
         if self.kept["processes"] != 1:
             raise DpformerError(

@@ -95,12 +95,13 @@ def verify(
     findings = tuple(finding for some in found.values() for finding in some)
     try:
         said = claims(facts, found)
+    # Regardless of the results of the checks so far.
     except (
         KeyError,
         TypeError,
         ValueError,
         AttributeError,
-    ) as error:  # regardless of the results of the checks so far
+    ) as error:
         findings += (Finding("claims", False, " ".join(f"{type(error).__name__}: {error}".split())[:300]),)
         said = ()
     return Verification(headline, findings, said, assumptions(facts) if said else ())

@@ -165,8 +165,8 @@ def _shape(connection: Connection, found: Relation, fault: int, row: int) -> str
         line = f": {shown(connection.execute(query).fetchone()[0])}"
     if fault == QUOTE:
         return (
-            f"has an unclosed quote{line}; give --no-quotes if quotes are ordinary characters, or "
-            f"convert the log to JSON lines or Parquet{'' if _spans(connection, found) else f', {_SKIP}'}"
+            f"has an unclosed quote{line}; give --no-quotes if quotes are ordinary characters, or convert the log to "
+            f"JSON lines or Parquet{'' if _spans(connection, found) else f', {_SKIP}'}"
         )
     if fault == TWICE:
         return f"has a duplicate key{line}, so its user is ambiguous: remove one, {_SKIP}"

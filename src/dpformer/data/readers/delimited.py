@@ -174,8 +174,7 @@ def _header(first: str, delimiter: str, dialect: Dialect, wanted: Wanted) -> lis
     if not (chosen & set(names)) and usual(names, "user") is None and usual(names, "item") is None:
         raise DpformerError(
             f"{wanted.where} has no header with user_id and item_id (its first row is {shown(first)}); give the "
-            "columns with --user-column and --item-column, or supply a header: --columns "
-            "user,item,timestamp"
+            "columns with --user-column and --item-column, or supply a header: --columns user,item,timestamp"
         )
     return names
 
@@ -191,14 +190,13 @@ def _usual_positions(connection: Connection, first: str, delimiter: str, wanted:
         )
     if wanted.reading.skip_bad_rows:
         raise DpformerError(
-            f"{wanted.where} has no header, so its first row would determine which rows are invalid: supply "
-            "a header, such as --columns user,item,timestamp"
+            f"{wanted.where} has no header, so its first row would determine which rows are invalid: supply a header, "
+            "such as --columns user,item,timestamp"
         )
     if len(found) not in _POSITIONS:
         raise DpformerError(
             f"{wanted.where} has {len(found)} fields in its first row ({shown(first)}) and no header: supply a header, "
-            "such as --columns user,item,timestamp, or --columns user,items for lines with one "
-            "user and all items"
+            "such as --columns user,item,timestamp, or --columns user,items for lines with one user and all items"
         )
     return _POSITIONS[len(found)]
 

@@ -68,8 +68,7 @@ def url_of(path: str | Path) -> Url | None:
         what = "a password" if has_password else f"the secret {secret!r}"
         raise DpformerError(
             f"the URL at {parts.hostname} contains {what}, but URLs are stored in run folders and shown: remove it, "
-            f"and "
-            f"set it in the environment ({_ENVIRONMENT.get(scheme, 'see the guide, Data in')})"
+            f"and set it in the environment ({_ENVIRONMENT.get(scheme, 'see the guide, Data in')})"
         )
     return Url(f"{scheme}://{rest}")
 

@@ -105,7 +105,7 @@ class Banded(Noise):
     def sentence(self, facts: Mapping[str, Any], unit: UnitOfPrivacy) -> str:
         return (
             f"Training took {facts['steps']:,} steps. Every {unit.name} was dealt at random into one of {self.bands} "
-            f"groups, used in rotation, and took part in the steps of that group independently with probability "
+            "groups, used in rotation, and took part in the steps of that group independently with probability "
             f"{plain(self.step_rate(facts['sample_rate']))}; {bound_in_words(facts, unit)}. The noise was correlated "
             f"over {self.bands} steps, so that each time it hid a {unit.name} as well as noise of standard deviation "
             f"{deviation_in_words(facts)} on a single sum."

@@ -68,8 +68,7 @@ class Noise(ABC):
         if not 0 < rate <= 1 + 1e-12:
             raise ValueError(
                 f"{self.groups} groups of users at sample rate {sample_rate:g} are {rate:.4g} of all users per step, "
-                f"which "
-                f"must be at most 1: lower {' or '.join([*self.settings(), 'the batch'])}"
+                f"which must be at most 1: lower {' or '.join([*self.settings(), 'the batch'])}"
             )
         return min(1.0, rate)
 

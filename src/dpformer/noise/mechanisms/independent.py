@@ -31,8 +31,7 @@ class Independent(Noise):
         return (
             f"Training took {facts['steps']:,} steps. In each, every {unit.name} took part independently with "
             f"probability {plain(facts['sample_rate'])}; {bound_in_words(facts, unit)}, and noise of standard "
-            f"deviation "
-            f"{deviation_in_words(facts)} was added to the sum."
+            f"deviation {deviation_in_words(facts)} was added to the sum."
         )
 
     def drawn(self, unit: UnitOfPrivacy) -> str:

@@ -25,8 +25,7 @@ MODEL = "model"  # as opposed to the baseline
 SYNTHETIC_USERS, SYNTHETIC_ITEMS = 6000, 400  # synthetic data, hence public
 NOT_COVERED = (
     "Measured on users' held-out items: these numbers are not covered by the privacy guarantee; keep them as private "
-    "as "
-    "the data."
+    "as the data."
 )
 
 
@@ -114,8 +113,8 @@ class Recommend:
     def read_again(self, config: Config, release: Release) -> Dataset:
         if config.engine == "spark":
             raise DpformerError(
-                "the log of this run stayed in a cluster: give a log on this machine, of some users or all: "
-                "dpformer evaluate RUN sample.parquet"
+                "the log of this run stayed in a cluster: give a log on this machine, of some users or all: dpformer "
+                "evaluate RUN sample.parquet"
             )
         if config.items_policy == "catalog" and not config.synthetic:
             return self.read(config.replace(catalog=None), vocabulary_of(release))
@@ -208,8 +207,7 @@ def held_out_data(config: Config, release: Release, other: Config | None = None)
     if list(known.ids) != due:
         raise DpformerError(
             f"{config.file or 'the synthetic default'} has other items than the model, so it has changed since "
-            f"training: "
-            "restore it, or give another log to evaluate on"
+            "training: restore it, or give another log to evaluate on"
         )
     return dataset
 

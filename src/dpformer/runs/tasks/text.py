@@ -84,8 +84,7 @@ class Text:
         found = record["text"]
         return (
             f"epoch {record['epoch']:g}: {found['loss']:.4f} nats per token, {found['bits_per_character']:.4f} bits "
-            f"per "
-            f"character, perplexity {found['perplexity']:.2f} on held-out text (not covered by ε)"
+            f"per character, perplexity {found['perplexity']:.2f} on held-out text (not covered by ε)"
         )
 
     def measure(

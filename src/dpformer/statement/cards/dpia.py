@@ -29,9 +29,8 @@ ERASURE = (
     "delete checkpoint/, metrics.jsonl and report.html of runs on them, which are exact statistics.",
     "An unfinished run: stop it, delete its folder, start again without the person. What it spent stays in the ledger.",
     "A finished model keeps its guarantee: what it reveals about this person stays within the bounds above. Nothing "
-    "can "
-    "be removed from it afterwards; whether it must be withdrawn nevertheless is the controller's decision, case by "
-    "case (Opinion 28/2024).",
+    "can be removed from it afterwards; whether it must be withdrawn nevertheless is the controller's decision, case "
+    "by case (Opinion 28/2024).",
     "The next run reads the log without the person. A model that is retrained regularly needs no special run.",
     "A key file kept for `verify --replay` needs the old data: after an erasure delete it, or record why it is kept.",
 )
@@ -79,10 +78,9 @@ def _meaning(facts: Mapping[str, Any], members: str) -> str:
     lines = [head, ("---",) * len(head), *rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return (
-        f"{table}\n\nThese bounds hold for every attack on the release, now or later, whatever else it knows. "
-        f"Being in the data changes the probability of any outcome by at most a factor of "
-        f"{power_of_e(facts['epsilon'])}, "
-        f"apart from an event of probability {one_in(facts['delta'])}."
+        f"{table}\n\nThese bounds hold for every attack on the release, now or later, whatever else it knows. Being in "
+        f"the data changes the probability of any outcome by at most a factor of {power_of_e(facts['epsilon'])}, apart "
+        f"from an event of probability {one_in(facts['delta'])}."
     )
 
 

@@ -25,7 +25,7 @@ def registry_entry(source: CardSource) -> str:
     if missing := source.deployment.missing():
         raise DpformerError(
             f"the registry requires {', '.join(missing)}: add them to [deployment] in a TOML file and give it with "
-            f"--deployment"
+            "--deployment"
         )
     return dump(_entry(source))
 

@@ -122,9 +122,8 @@ class _Observer:
                 other_data = self._noise_with_another_user(saved)
                 same = self._same_batches(trainer)
             self._look(step, *self._advance(trainer), groups)
-        for step in range(
-            m.steps, m.steps + len(self.coefficients) - 1
-        ):  # completes the contributions of the last steps
+        # Completes the contributions of the last steps.
+        for step in range(m.steps, m.steps + len(self.coefficients) - 1):
             self._collect(step, np.zeros_like(self.recent[0]), np.zeros(0, dtype=np.int64), groups)
         assert same is not None and other_data is not None
         return Observation(
@@ -194,9 +193,8 @@ class _Observer:
 
     def _noise_with_another_user(self, saved: dict[str, Any]) -> np.ndarray:
         """The noise of the same checkpoint on other data. Equal noise would cancel in the difference."""
-        changed = np.append(
-            self.members[1:], self.members[1]
-        )  # the same number of users, which the sampler's state contains
+        # The same number of users, which the sampler's state contains.
+        changed = np.append(self.members[1:], self.members[1])
         neighbour = self._trainer(canary_data(changed, len(self.member)))
         neighbour.restore(saved)
         return self._kept(self._advance(neighbour)[0])
