@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import dpformer as dp
 from dpformer.accounting.events import Gaussian
 from dpformer.data import Attributes, Dataset, synthetic
-from dpformer.data.synthetic import GENRES
+from dpformer.data.synthetic_data import GENRES
 from dpformer.evaluation import evaluate, hit, ndcg
 from dpformer.models import Batch, Transformer
 from dpformer.models.backoff import matrix

@@ -276,17 +276,10 @@ def ablations() -> list[Cell]:
         ("vanilla", {"dim": 32}),
         ("reattention", {"reattention_scale": 0.1}),
         ("reattention", {"reattention_scale": 0.3}),
-        ("reattention", {"reattention_error": "adam"}),
         ("reattention", {"reattention_variant": "literal"}),
         ("reattention", {"frequency_bias": True}),
     ]
     return [paper("ml-1m", model, 5, **change) for model, change in changes]
-
-
-def rows(epsilon: float, seed: int = 0) -> list[Cell]:
-    """Item rows scaled by released popularity, with the released bias and without, and that bias alone."""
-    changes = ({"row_exponent": 0.25}, {"frequency_bias": True, "row_exponent": 0.25}, {"frequency_bias": True})
-    return [paper("ml-1m", "vanilla", epsilon, seed, **change) for change in changes]
 
 
 def cheap(seed: int = 0) -> list[Cell]:
@@ -303,7 +296,6 @@ def cheap(seed: int = 0) -> list[Cell]:
         ("reattention", {}),
         ("reattention", {"reattention_scale": 0.3}),
         ("reattention", {"reattention_scale": 3}),
-        ("reattention", {"reattention_error": "adam"}),
         ("reattention", {"reattention_variant": "literal"}),
     ]
     return [paper("synthetic", model, 1, seed, **change) for model, change in changes]
@@ -360,7 +352,6 @@ def cells() -> list[Cell]:
         table("ml-1m", two, (10, 5)),
         [warm(data, epsilon) for data in ("ml-1m", "games") for epsilon in (5, 10)],
         table("games", two, (10, 5)),
-        *(rows(epsilon, seed) for seed in SEEDS[:2] for epsilon in (5, 10)),
         longer() + other_settings() + correlated() + warm_in_bands(),
         table("ml-1m", others, (5, 10)) + table("games", others, (5, 10)),
         [cell for data in ("ml-1m", "games") for cell in [*table(data, two, (8,)), warm(data, 8)]],

@@ -142,8 +142,7 @@ def prepare(data: str, epsilon: float, seed: int, change: str) -> Run:
         config = config.replace(learning_rate=config.learning_rate * changes["rate"])
     dataset = load_dataset(config)
     config = config.resolve(users=dataset.num_users, threads=1)
-    asked = {"frequency_bias": "bias" in changes, "row_exponent": changes.get("rows")}
-    config = config.replace(**asked)
+    config = config.replace(frequency_bias="bias" in changes)
     plan = make_plan(config, dataset.num_users)
     random = SecureRandom("run", seed=seed)
     p = release_before_training(config, plan, dataset, random).frequencies

@@ -28,7 +28,6 @@ def attributes(tmp_path: Path) -> Path:
 EVERY_KIND: dict[str, dict[str, Any]] = {
     "transformer": {},
     "re-attention": {"reattention": True},
-    "scaled rows": {"row_exponent": 0.5},
     "warm start": {"warm_start": 0.5},
     "gru": {"model": "gru"},
     "lstm": {"model": "lstm"},

@@ -96,7 +96,7 @@ def test_prepare_finds_its_cache_while_the_file_is_unchanged(tmp_path: Path, mon
     path.write_text("1 1\n1 2\n1 3\n2 1\n")
     first = prepare(path, cache=folder)
     with monkeypatch.context() as patch:
-        patch.setattr(import_module("dpformer.data.prepare"), "read", None)
+        patch.setattr(import_module("dpformer.data.preparation"), "read", None)
         again = prepare(path, cache=folder, max_length=2)
         assert again.hash == first.hash and again.max_length == again.description["max_length"] == 2
     other = prepare(path, cache=folder, validation=True)

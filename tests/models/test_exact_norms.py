@@ -59,22 +59,6 @@ def test_any_histories(name: str, histories: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_scaled_rows_are_the_same_model_with_other_gradients(name: str) -> None:
-    """E = s·E': the scores are those of E, the norms are of E'."""
-    model, before = made(name), made(name)
-    scale = torch.linspace(0.2, 3, ITEMS, dtype=torch.float64)
-    model.scale_rows(scale)
-    histories = [history for history in HISTORIES if history]
-    torch.testing.assert_close(model.scores(histories), before.scores(histories), rtol=1e-12, atol=1e-12)
-    assert_exact(model, HISTORIES)
-    (ours, plain) = (one_at_a_time(each, HISTORIES)[0][0] for each in (model, before))
-    torch.testing.assert_close(ours, plain * scale[:, None], rtol=1e-9, atol=1e-12)
-    model.scale_rows(None)
-    torch.testing.assert_close(model.items.weight, before.items.weight, rtol=1e-12, atol=1e-15)
-    assert model.state_dict().keys() == before.state_dict().keys()
-
-
-@pytest.mark.parametrize("name", MODELS)
 def test_the_engine_proves_itself_in_training_with_dropout(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().train()

@@ -16,7 +16,7 @@ import torch
 
 from dpformer.errors import DpformerError
 from dpformer.kinds import network
-from dpformer.models import Batch, Transformer
+from dpformer.models import Transformer
 from dpformer.noise import SecureRandom
 from dpformer.queries.transitions import query
 from dpformer.runs import (
@@ -137,21 +137,6 @@ def test_recurrent_models(log: Path, tmp_path: Path, model: str) -> None:
     assert type(done.release.model).__name__ == model.upper()
 
 
-def test_rows_scaled_by_popularity_pay_for_it_and_are_released_unscaled(log: Path, tmp_path: Path) -> None:
-    """Another process gets the scale with the weights: without it, its users' gradients would be other ones."""
-    choices = {"row_exponent": 0.25, "frequency_bias": False, "reattention": False, "epochs": 1}
-    done = train(tiny_config(log, **choices), tmp_path / "run")
-    assert [event["label"] for event in done.statement["events"]] == ["frequencies", "training"]
-    assert isinstance(done.release.model, Transformer) and done.release.model.row_scale is None
-    assert verify(done.folder).passed
-    plan, p = make_plan(done.config, 60), torch.linspace(0.01, 0.9, 20)
-    leader = network.build_model(done.config, plan, 20, p, SecureRandom("run", seed=1))
-    assistant = network.build_assistant(done.config, plan, 20)
-    assistant.load_state_dict(leader.state_dict())
-    batch = Batch.from_histories([[1, 2, 3, 2], [19, 0]], leader.max_length)
-    torch.testing.assert_close(assistant.eval()(batch), leader.eval()(batch), rtol=0, atol=0)
-
-
 def test_correlated_noise_is_an_error_of_what_it_leaves_in_the_sum(log: Path, tmp_path: Path) -> None:
     """Re-Attention takes the noise of a step, and correlated steps take back part of each other's."""
     config = tiny_config(log, bands=2, batch_size=20, reattention=True, frequency_bias=False).resolve(
@@ -226,7 +211,6 @@ def test_counts_with_other_noise_than_planned_are_never_released_nor_trained_on(
         (11, 0.0, {}),
         (5, 60.0, {"warm_start": 0.5}),
         (5, 0.0, {"bands": 3}),
-        (5, 0.0, {"row_exponent": 0.25}),
         (2, 60.0, {"bands": 2, "model": "gru"}),
     ],
 )

@@ -7,15 +7,12 @@ from hypothesis import strategies as st
 
 from dpformer.accounting import Gaussian, epsilon_of
 from dpformer.errors import DpformerError
-from dpformer.kinds.network import build_model
 from dpformer.kinds.planning import other_events
-from dpformer.models import Transformer
-from dpformer.noise import BandedGaussian, SecureRandom
+from dpformer.noise import BandedGaussian
 from dpformer.queries.transitions.rounds import LABEL as COUNTS
 from dpformer.runs.config import Config
 from dpformer.runs.planning import make_plan
 from dpformer.training.plan import Plan
-from dpformer.training.schedule import warmup_then_decay
 
 
 def plan_of(users: int = 6040, **choices: object) -> Plan:
@@ -43,21 +40,6 @@ def test_everything_together_is_within_the_budget(plan: Plan) -> None:
     alone = plan_of(batch_size=1024, epochs=100, frequency_bias=False, reattention=False, delta=1 / 6040)
     assert alone.releases == () and alone.noise_multiplier == pytest.approx(3.2923, rel=5e-3)
     assert 1 < plan.noise_multiplier / alone.noise_multiplier < 1.01, "a hundredth of the budget is about 0.5% of σ"
-
-
-def test_an_error_that_follows_adam_asks_for_no_frequencies() -> None:
-    choices = {"recipe": "paper", "batch_size": 1024, "epochs": 5, "frequency_share": 0.0, "reattention_error": "adam"}
-    plan = plan_of(**choices)
-    assert plan.releases == () and plan == plan_of(**choices, reattention=False)
-    config = Config.make(**choices).resolve(users=6040, threads=1)
-    private, open_ = (
-        build_model(config, now, 7, None, SecureRandom("test", seed=0))
-        for now in (plan, plan_of(**choices, epsilon=math.inf))
-    )
-    assert isinstance(private, Transformer) and isinstance(open_, Transformer)
-    rates = [config.learning_rate * warmup_then_decay(step, plan.steps, config.warmup) for step in range(plan.steps)]
-    assert private.item_error.tolist() == pytest.approx([math.hypot(*rates)] * 7)
-    assert not open_.item_error.any() and not open_.weight_error.any(), "no noise, no error"
 
 
 def test_a_share_is_of_the_squared_gaussian_parameter() -> None:

@@ -30,9 +30,9 @@ from dpformer.cli.terminal import plain_output
 from dpformer.cli.train import train, with_choices
 from dpformer.cli.tune import tune
 from dpformer.cli.verify import verify
+from dpformer.data.options import READING
 from dpformer.errors import DpformerError, out_of_memory
 from dpformer.progress import shown
-from dpformer.runs.config import READING
 
 app = typer.Typer(
     name="dpformer",

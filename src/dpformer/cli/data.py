@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from dpformer.data.options import READING
 from dpformer.errors import DpformerError
-from dpformer.runs.config import READING, Config
+from dpformer.runs.config import Config
 
 CHOICES = ("file", *READING, "catalog", "drop_unknown_items", "max_length", "validation", "split")
 NOT_PRIVATE = "These numbers are exact: no privacy guarantee covers them."

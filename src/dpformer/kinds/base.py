@@ -93,6 +93,10 @@ class ModelKind:
         """Values for options that the config left open, given the public number of users."""
         return {}
 
+    def without_share(self, config: Config, option: str) -> str:
+        """The message if a query that the config needs has no share of the budget."""
+        return f"{option} is 0, but the run needs its query: give more"
+
     # Planned.
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from dpformer.training.trainer import Trainer
 
 OF_OWN_NETWORKS = (  # options that a pretrained checkpoint determines
-    "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant", "reattention_error",
-    "reattention_scale", "frequency_bias", "row_exponent", "frequency_share",
+    "dim", "heads", "blocks", "dropout", "norm", "shared", "reattention", "reattention_variant",
+    "reattention_scale", "frequency_bias", "frequency_share",
 )  # fmt: skip
 OF_NETWORKS = (  # options of all trained kinds
     *OF_OWN_NETWORKS, "clipping", "clip_norm", "items_share", "bands", "warm_start", "batch_size", "epochs",
@@ -66,7 +65,12 @@ class NetworkKind(ModelKind):
     # Planned.
 
     def needs_frequencies(self, config: Config) -> bool:
-        return config.frequency_bias or bool(config.row_exponent)
+        return config.frequency_bias
+
+    def without_share(self, config: Config, option: str) -> str:
+        if option != "frequency_share":
+            return super().without_share(config, option)
+        return "frequency_bias needs item frequencies: give frequency_share above 0, or switch it off"
 
     def mechanism(self, config: Config, users: int, others: tuple[Event, ...]) -> Mechanism:
         """T steps of Poisson batches, with the whole remaining budget."""
@@ -129,8 +133,6 @@ class NetworkKind(ModelKind):
 
     def set_up(self, model: Any, config: Config, plan: Plan, frequencies: Tensor | None) -> None:
         """Set untrained constants from released frequencies; without these, they wait for a state."""
-        if config.row_exponent:
-            _scale_rows(model, config.row_exponent, frequencies)
         if frequencies is not None and config.frequency_bias:
             model.set_frequencies(frequencies)
 
@@ -182,7 +184,6 @@ class NetworkKind(ModelKind):
         frequencies = None if release.frequencies is None else torch.from_numpy(release.frequencies)
         with torch.random.fork_rng(devices=[]):
             again = build_model(config, plan, len(release.vocabulary), frequencies, SecureRandom(seed=0))
-        again.scale_rows(None)  # as released
         found = dict(release.model.named_buffers())
         wrong = [
             key
@@ -257,15 +258,3 @@ def learning_rate(config: Config, plan: Plan, step: int) -> float:
 def common_arguments(config: Config) -> dict[str, Any]:
     """Constructor arguments of our own networks."""
     return {"dim": config.dim, "shared": config.shared, "dropout": config.dropout}
-
-
-def _scale_rows(model: SequenceModel, exponent: float, frequencies: Tensor | None) -> None:
-    """Without frequencies the scale is NaN until a state is loaded."""
-    import torch
-
-    from dpformer.models.sequence import popularity_scale
-
-    if frequencies is None:
-        model.row_scale = torch.full_like(model.bias, math.nan)
-    else:
-        model.scale_rows(popularity_scale(frequencies, exponent))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpformer.kinds.base import Picture
-from dpformer.kinds.network import NetworkKind, common_arguments, learning_rate
+from dpformer.kinds.network import NetworkKind, common_arguments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,20 +26,18 @@ class TransformerKind(NetworkKind):
     attention = True
     classes = {"Transformer": "dpformer.models.transformer"}  # noqa: RUF012
 
-    def refuse(self, config: Config) -> None:
-        super().refuse(config)
-        if config.noise.correlated and config.reattention_error == "adam":
-            raise ValueError(
-                f"{config.noise.choice}, but adam derives the error from independent noise: omit one of them"
-            )
-
     def resolved(self, config: Config, users: int) -> dict[str, Any]:
         by_default = not config.noise.correlated
         corrected = by_default if config.reattention is None else config.reattention
         return {**super().resolved(config, users), "reattention": corrected}
 
     def needs_frequencies(self, config: Config) -> bool:
-        return super().needs_frequencies(config) or error_by_frequency(config)
+        return super().needs_frequencies(config) or bool(config.reattention)
+
+    def without_share(self, config: Config, option: str) -> str:
+        if option != "frequency_share" or not config.reattention:
+            return super().without_share(config, option)
+        return "Re-Attention needs item frequencies: give frequency_share above 0, or --no-re-attention"
 
     def build(self, config: Config, num_items: int) -> SequenceModel:
         from dpformer.models import Transformer
@@ -87,27 +85,14 @@ class TransformerKind(NetworkKind):
         ]
 
 
-def error_by_frequency(config: Config) -> bool:
-    """Whether the effective error of Re-Attention follows from item frequencies."""
-    return bool(config.reattention) and config.reattention_error == "gradient"
-
-
 def _set_error(model: Transformer, config: Config, plan: Plan, frequencies: Tensor | None) -> None:
     """Set the noise of the parameters; without the required frequencies it stays unset until a state is loaded."""
-    from dpformer.reattention.error import EffectiveError, adam_error, effective_error
+    from dpformer.reattention.error import effective_error
 
-    if config.reattention_error == "adam":
-        steps = range(plan.steps if plan.noise_multiplier else 0)  # without noise there is no error
-        rates = [learning_rate(config, plan, step) for step in steps]
-        error = adam_error(rates, model.num_items, scale=config.reattention_scale)
-    elif frequencies is not None:
-        noise, batch_size = plan.noise_multiplier * plan.noise.step_deviation(plan.steps), plan.expected_batch_size
-        error = effective_error(noise, batch_size, frequencies, scale=config.reattention_scale)
-    else:
+    if frequencies is None:
         return
-    if model.row_scale is not None:  # a row is s times the parameter that receives noise
-        error = EffectiveError(error.items * model.row_scale, error.weights)
-    model.set_error(error)
+    noise, batch_size = plan.noise_multiplier * plan.noise.step_deviation(plan.steps), plan.expected_batch_size
+    model.set_error(effective_error(noise, batch_size, frequencies, scale=config.reattention_scale))
 
 
 def _last_map(model: Transformer, batch: Any) -> np.ndarray:

@@ -66,7 +66,6 @@ class Pretrained(SequenceModel):
         self.output = None if tied else head
         self.dim = head.shape[1]
         self.register_buffer("bias", torch.zeros(len(head)))
-        self.register_buffer("row_scale", None)
 
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
         # Attention is causal and padding is on the right: no real position attends to padding.
@@ -76,7 +75,7 @@ class Pretrained(SequenceModel):
     def scores(self, histories: Any) -> Tensor:
         return super().scores(histories)[:, : self.num_items]
 
-    def _table(self) -> Tensor:
+    def output_weight(self) -> Tensor:
         table: Tensor = self.body.get_input_embeddings().weight
         return table if self.output is None else self.output
 

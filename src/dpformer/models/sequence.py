@@ -25,13 +25,9 @@ class SequenceModel(nn.Module):
     the bias: the model starts at popularity (or uniform) instead of spending budget on unlearning random preferences.
     The same small numbers would vanish as an input, so rows are multiplied by √d at the input, as in Vaswani et al.
     (NDCG@10 on the synthetic data, post-norm, σ 1.6, B 512, 120 steps, one seed: 21.8%; without √d, 20.5%).
-
-    During training, rows may be E_i = s_i·E'_i (`scale_rows`): then E' is the parameter, whose gradient is clipped and
-    noised. A row with small s_i moves little, and so does its noise. A model is released with s = 1.
     """
 
     bias: Tensor
-    row_scale: Tensor | None  # (M,) s; None: 1
     arguments: dict[str, Any]  # of the constructor: together with the state they rebuild the model
 
     def __init__(self, num_items: int, max_length: int, dim: int, shared: bool) -> None:
@@ -44,34 +40,14 @@ class SequenceModel(nn.Module):
         nn.init.normal_(self.items.weight, std=0.02)
         self.output = None if shared else nn.Parameter(torch.randn(num_items, dim) * 0.02)
         self.register_buffer("bias", torch.zeros(num_items))
-        self.register_buffer("row_scale", None)
-
-    @torch.no_grad()
-    def scale_rows(self, scale: Tensor | None) -> None:
-        """Write the same E as s·E' with another s (M,), public or released with DP; None: as E itself."""
-        if scale is self.row_scale:
-            return
-        ratio = torch.ones_like(self.bias) if self.row_scale is None else self.row_scale
-        if scale is not None:
-            scale = torch.as_tensor(scale).detach().to(self.bias)
-            if scale.shape != self.bias.shape or not bool((scale.isfinite() & (scale > 0)).all()):
-                raise ValueError(f"the row scale has shape {tuple(scale.shape)}; give one number above 0 per item")
-            ratio = ratio / scale
-        for table in (self.items.weight, self.output):
-            if table is not None:
-                table.mul_(ratio[:, None])
-        self.row_scale = scale
 
     @torch.no_grad()
     def initialise_items(self, factors: Tensor) -> None:
         """Initialise the rows of E by factors (M, d), such as those of `low_rank_items`; rows of zeros are ignored."""
         known = factors.any(1)
-        scale = self.row_scale
-        self.scale_rows(None)
         for table in (self.items.weight, self.output):
             if table is not None:
                 table[known] = factors[known].to(table)
-        self.scale_rows(scale)
 
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
         """(B, L) items, (B,) lengths -> (B, L, d) hidden states; those beyond a row's length are meaningless."""
@@ -80,7 +56,7 @@ class SequenceModel(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The loss of each user, (B,): mean cross-entropy over the user's own targets, 0 if there are none."""
         hidden = self.hidden(batch)
-        return softmax_loss(hidden, self._table(), batch.targets, bias=self.bias, row_scale=self.row_scale)
+        return softmax_loss(hidden, self.output_weight(), batch.targets, bias=self.bias)
 
     def hidden(self, batch: Batch) -> Tensor:
         """(B, L, d), after validating the input."""
@@ -113,16 +89,11 @@ class SequenceModel(nn.Module):
 
     def output_weight(self) -> Tensor:
         """(M, d) the rows of the softmax."""
-        return self._table() if self.row_scale is None else self._table() * self.row_scale[:, None]
-
-    def _table(self) -> Tensor:
-        """(M, d) the trained part of the rows."""
         return self.items.weight if self.output is None else self.output
 
     def embed(self, items: Tensor) -> Tensor:
         """(B, L) -> (B, L, d), about 0.16 per coordinate initially."""
-        rows = self.items(items) * math.sqrt(self.dim)
-        return rows if self.row_scale is None else rows * self.row_scale[items][..., None]
+        return self.items(items) * math.sqrt(self.dim)
 
     def set_frequencies(self, frequencies: Tensor) -> None:
         """Add log(p_i / Σ p) to the logits: popularity from the first step, without training.
@@ -135,16 +106,6 @@ class SequenceModel(nn.Module):
             raise ValueError("all frequencies are 0; give at least one item a frequency")
         p = p.clamp(min=float(seen.min()) / 2)
         self.bias.copy_((p / p.sum()).log())
-
-
-def popularity_scale(frequencies: Tensor, exponent: float) -> Tensor:
-    """(M,) s_i = (p_i / mean p)^a for `scale_rows`, in [0.1, 4]: rows of rare items move less, and so does their noise.
-
-    Under noise, Adam moves every coordinate by the learning rate times a unit normal: without s, rows of items that
-    hardly any user has are pure noise, and those of frequent items learn no faster.
-    """
-    p = frequencies.detach().double()
-    return (p / p.mean()).pow(exponent).clamp(0.1, 4.0).float()
 
 
 def _final(hidden: Tensor, lengths: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -15,8 +15,9 @@ from dpformer.files import write_text
 from dpformer.format_number import one_in, percent, plain, round_up
 from dpformer.kinds.popularity import BASELINE
 from dpformer.noise.mechanisms import noise_of
+from dpformer.options import Options
 from dpformer.report.content import Content, gather, words_of
-from dpformer.runs.config import Config, Section, fields_of
+from dpformer.runs.config import SECTIONS, Config
 from dpformer.runs.run import finished
 
 
@@ -66,7 +67,7 @@ def render(content: Content) -> str:
         baseline=BASELINE.name,
         items=len(run.release.vocabulary),
         attack=facts.get("attack"),
-        config=[(section, _choices(run.config, section)) for section in get_args(Section)],
+        config=[(section.section, _choices(run.config, section)) for section in SECTIONS],
     )
 
 
@@ -88,9 +89,9 @@ def _title(config: Config) -> str:
     return "Synthetic default" if config.synthetic else config.file.name if config.file else config.table or "query"
 
 
-def _choices(config: Config, section: Section) -> list[tuple[str, Any]]:
+def _choices(config: Config, section: type[Options]) -> list[tuple[str, Any]]:
     """The options of a section that are set; only the file name of a path."""
-    values = [(name, getattr(config, name)) for name in fields_of(section) if name not in config.kind.silent]
+    values = [(name, getattr(config, name)) for name in section.model_fields if name not in config.kind.silent]
     return [(name, v.name if isinstance(v, Path) else v) for name, v in values if v is not None]
 
 

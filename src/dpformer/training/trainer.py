@@ -24,7 +24,6 @@ from torch import nn
 
 from dpformer.accounting.events import Event
 from dpformer.models.pretrained import Pretrained
-from dpformer.models.sequence import SequenceModel
 from dpformer.noise import SecureRandom
 from dpformer.sampling import Batch, PoissonBatches
 from dpformer.training.gradient_sum import GradientSum, Part
@@ -133,10 +132,8 @@ class Trainer:
         self.batches.load_state_dict(state["batches"])
 
     def released(self) -> Any:
-        """The model to release: the last iterate, with adapters and row scales merged into the weights."""
+        """The model to release: the last iterate, with adapters merged into the weights."""
         model = copy.deepcopy(self.model).eval()
-        if isinstance(model, SequenceModel):
-            model.scale_rows(None)
         return model.merged() if isinstance(model, Pretrained) else model
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpformer.data.dataset import Dataset
 from dpformer.data.interactions import Interactions
-from dpformer.data.prepare import prepare
+from dpformer.data.preparation import prepare
 from dpformer.data.vocabulary import Vocabulary
 
 GENRES = 12
