@@ -168,7 +168,7 @@ def test_wrong_arguments_fail_at_once_and_name_the_right_one() -> None:
         dp.Recommender("transformer")  # type: ignore[arg-type]
     with pytest.raises(DpformerError, match="model is '1e-06'"):
         dp.Recommender(5, 1e-6)  # type: ignore[arg-type]
-    with pytest.raises(DpformerError, match="holds a subquery"):
+    with pytest.raises(DpformerError, match="contains a subquery"):
         dp.Recommender(where="a = (SELECT 1)")
     with pytest.raises(DpformerError, match="got a int"):
         dp.Recommender(epsilon=50, seed=1).fit(pl.DataFrame({"user_id": [1], "item_id": [1], "ts": [1]}), 7)

@@ -88,7 +88,7 @@ def test_the_same_model_as_the_command_line(tmp_path: Path) -> None:
 
 
 def test_recommend_similar_explain(fitted: dp.Recommender) -> None:
-    with pytest.warns(UserWarning, match="1 of 3 interactions are left out"):
+    with pytest.warns(UserWarning, match="1 of 3 interactions were ignored"):
         table = fitted.recommend({"ann": [3, 4, "never"], "bob": []}, k=2)
     assert list(table["user_id"]) == ["ann", "ann", "bob", "bob"] and list(table["rank"]) == [1, 2, 1, 2]
     assert {"3", "4"}.isdisjoint(table["item_id"][:2])

@@ -99,7 +99,7 @@ def test_memory_that_runs_out_says_nothing_about_a_run() -> None:
     def the_model() -> Finding:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
-    with pytest.raises(DpformerError, match="there is not enough memory to check the model"):
+    with pytest.raises(DpformerError, match="out of memory while checking the model"):
         run_check(the_model)
     assert out_of_memory(ImportError("libtorch_cpu.so: failed to map segment from shared object"))
     assert out_of_memory(OSError(12, "Cannot allocate memory")) and not out_of_memory(ValueError("no"))

@@ -51,7 +51,7 @@ def test_all_tell_the_same_story(told: tuple[str, Path], tmp_path: Path) -> None
     for place, text in places.items():
         assert headline in text, place
     for place in ("card", "report", "public report"):
-        assert any(said in places[place] for said in facts["data"] if sentence in said), f"{place} on the list of items"
+        assert any(said in places[place] for said in facts["data"] if sentence in said), f"{place} on the item list"
         assert all(said in places[place] for said in facts["words"]), place
         given = "that an item is in the model reveals that someone has it" in places[place]
         assert given is (name == "given"), place

@@ -59,7 +59,7 @@ def test_a_run_as_it_was_made(run: Path) -> None:
     assert result.passed and wrong(result) == set()
     assert result.not_checked == ["signature"], "everything else was looked at"
     assert not result.verified and result.verdict == (
-        "Nothing contradicts the statement, but that the model is private is NOT VERIFIED. "
+        "Nothing contradicts the statement, but the model's privacy is NOT VERIFIED. "
         "Not checked: model; randomness; publisher."
     )
     assert result.headline.startswith("User-level differential privacy")
@@ -415,7 +415,7 @@ def test_correlated_noise(tmp_path: Path) -> None:
     assert result.passed and result.not_checked == ["signature"]
     facts = json.loads((run / "privacy.json").read_text())
     assert (facts["bands"], facts["sampler"]) == (3, "Poisson, within groups used in rotation")
-    assert any("fell into one of 3 groups, which took turns" in sentence for sentence in facts["words"])
+    assert any("was dealt at random into one of 3 groups, used in rotation" in sentence for sentence in facts["words"])
     page = write_report(run, out=tmp_path / "report.html").read_text()
     assert "noise is correlated over 3 steps" in page and "drawn independently in each step" not in page
     for change in (

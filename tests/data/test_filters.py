@@ -158,7 +158,7 @@ REFUSED = [
     ("COLUMNS(*) = 'x'", r"\*"),
     ("event = ?", "a parameter|more than one"),
     ("event = $1", "a parameter|more than one"),
-    ("log.event = 'view'", "log.event is not the name of a column"),
+    ("log.event = 'view'", "log.event is not a column name"),
     ("event = 'view') GROUP BY (event", "more than one condition"),
     ("event = 'view') LIMIT (1", "more than one condition"),
     ("event = 'view') UNION SELECT (1", "more than one condition"),
@@ -253,7 +253,7 @@ def test_windows_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DpformerError, match="needs named columns"):
         read(lines, reading=Reading(columns="user,items"), filters=Filters(where="x = 1"))
     frame = from_frame({"user_id": ["a"], "item_id": ["x"], "ts": [1]}, Columns())
-    with pytest.raises(DpformerError, match="--where is for files"):
+    with pytest.raises(DpformerError, match="--where applies to files"):
         frame.histories(Filters(where="user_id = 'a'"))
 
 
@@ -269,12 +269,14 @@ def test_a_run_states_its_filters_and_recommends_by_them(tmp_path: Path) -> None
     options = ("--where", "event = 'buy'", "--until", "2023-11-14T22:13:26", "--epsilon", 8)
     printed("train", log, "--catalog", tmp_path / "items.csv", "--out", run, *options)
     facts = json.loads((run / "privacy.json").read_text())
-    assert facts["data"][0] == "Only interactions with event = 'buy' count: a condition on each row by itself."
-    assert facts["data"][1] == "Only interactions before 2023-11-14T22:13:26 count."
+    assert facts["data"][0] == "Only interactions with event = 'buy' were used (a condition on each row by itself)."
+    assert facts["data"][1] == "Only interactions before 2023-11-14T22:13:26 were used."
     assert "contradicts the statement" in printed("verify", run)
     lines = printed("recommend", run, "--histories", log, "--json", "-k", 9).splitlines()
     first = {found["item_id"] for found in json.loads(lines[0])["recommendations"]}
     assert first == {f"i{n}" for n in (1, 3, 5, 7, 8)}, "bought until today: the window is of training"
-    assert "holds a subquery" in refused("train", log, "--where", "event = (SELECT 1)", "--out", tmp_path / "x")
+    assert "contains a subquery" in refused("train", log, "--where", "event = (SELECT 1)", "--out", tmp_path / "x")
     assert not (tmp_path / "x").exists()
-    assert "where is for logs of items" in refused("train", log, "--task", "lm", "--unit", "line", "--where", "a = 1")
+    assert "where applies to logs of items" in refused(
+        "train", log, "--task", "lm", "--unit", "line", "--where", "a = 1"
+    )

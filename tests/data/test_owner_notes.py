@@ -44,9 +44,7 @@ def test_what_is_odd_is_said(rows: list[str], says: str, tmp_path: Path) -> None
 def test_what_is_kept_of_the_items() -> None:
     dataset = Dataset.from_histories([[0, 1, 2, 0], [0, 1, 3, 1], [0, 4, 5, 2]], 7)  # the last of each is held out
     said = kept_items(dataset, np.array([0, 1]))
-    assert said.startswith(
-        "items: 2 are common enough to be released within ε; with a public list of items (--catalog)"
-    )
+    assert said.startswith("items: 2 are frequent enough to be released within ε; with a public item list (--catalog)")
     assert f"{NOT_PRIVATE}: there are 6 items, and those released have 56% of the 9 interactions" in said
 
 

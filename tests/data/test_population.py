@@ -56,7 +56,7 @@ def test_statements_and_deltas_of_the_two_are_equal(tmp_path: Path) -> None:
         facts.append(json.loads((out / "privacy.json").read_text()))
     assert facts[0]["users"] == facts[1]["users"] == USERS
     assert facts[0]["delta"] == facts[1]["delta"] == 1 / (10 * USERS)
-    assert "N = 944, counts all that the data names, before any filter" in " ".join(facts[0]["data"])
+    assert "N = 944, counts all users in the data, before any filter" in " ".join(facts[0]["data"])
 
 
 def test_a_declared_number_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
         (("--until", "soon"), "must be a date"),
         (("--until", "5", "--validation"), "holds no validation items"),
         (("--until", "5", "--order", "file"), "order is file"),
-        (("--until", "5", "--task", "lm", "--unit", "line"), "is for logs of items"),
+        (("--until", "5", "--task", "lm", "--unit", "line"), "applies to logs of items"),
     ):
         assert says in refused("train", path, "--split", "time", *options, "--out", tmp_path / "x")
     assert not (tmp_path / "x").exists()
@@ -117,7 +117,7 @@ def test_a_run_is_trained_before_and_evaluated_after(tmp_path: Path) -> None:
     done = invoke("train", path, "--catalog", tmp_path / "items.csv", "--out", run, *options)
     assert done.exit_code == 0, done.output
     statement = json.loads((run / "privacy.json").read_text())
-    assert any(line.startswith("Interactions from 6 on are held out") for line in statement["data"])
+    assert any(line.startswith("Interactions from 6 onwards are held out") for line in statement["data"])
     assert statement["users"] == 35, "whoever came later counts"
     assert "contradicts the statement" in printed("verify", run)
     facts = json.loads(printed("evaluate", run, "--json", "--samples", 10))

@@ -43,7 +43,7 @@ def test_a_gpu_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     for fine in (None, "cpu", "cuda"):
         check_gpus(fine)
-    with pytest.raises(DpformerError, match="device is 'cuda:1'; with several processes each takes a GPU of its own"):
+    with pytest.raises(DpformerError, match="device is 'cuda:1'; with several processes each uses its own GPU"):
         check_gpus("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     check_gpus("cpu")

@@ -52,7 +52,7 @@ def test_everything_that_shows_accuracy_knows_it(tmp_path: Path) -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    with pytest.raises(ValueError, match="there is a metric 'ndcg' already"):
+    with pytest.raises(ValueError, match="a metric 'ndcg' already exists"):
         register(METRICS["ndcg"])
 
 

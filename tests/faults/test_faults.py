@@ -114,7 +114,7 @@ def test_two_processes_on_one_folder(run: Path, whole: bytes) -> None:
         os._exit(0)
     try:
         assert os.read(reader, 6) == b"locked"
-        with pytest.raises(DpformerError, match=r"another process is at work in .*; wait for it, or stop it"):
+        with pytest.raises(DpformerError, match=r"another process is using .*; wait for it, or stop it"):
             resume(run)
     finally:
         os.kill(pid, signal.SIGKILL)

@@ -154,7 +154,7 @@ def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("given", "says"),
     [
         (["--task", "lm", "--unit", "line", "--model", "nowhere"], "or a folder"),
-        (["--task", "lm", "--unit", "line", "--model", "base", "--dim", "8"], "what the checkpoint base says"),
+        (["--task", "lm", "--unit", "line", "--model", "base", "--dim", "8"], "determined by the checkpoint base"),
         (["--task", "lm", "--unit", "line", "--lora", "8"], "lora applies to checkpoints"),
         (["--model", "base"], "give --task lm"),
         (["--task", "lm", "--unit", "line", "--model", "base", "--characters", "ascii"], "its own tokenizer"),

@@ -157,10 +157,10 @@ def test_what_it_cannot_do_is_refused(files: tuple[Path, Path]) -> None:
     assert "epochs says nothing of a model that is popular" in refused(
         "train", log, "--model", "popular", "--epochs", 3
     )
-    assert "popular are for items of users" in refused(
+    assert "popular support items of users only" in refused(
         "train", log, "--model", "popular", "--task", "lm", "--unit", "line"
     )
-    with pytest.raises(ValueError, match="there is a kind of model 'popular' already"):
+    with pytest.raises(ValueError, match="a kind of model 'popular' already exists"):
         register(PopularKind())
     assert all(query.label for query in all_queries())
 

@@ -92,7 +92,7 @@ def test_from_file_to_text(tmp_path: Path) -> None:
     run = train(config_of(corpus(tmp_path / "corpus.txt")), tmp_path / "run")
     statement = run.statement
     assert statement["unit"] == "line" and statement["adjacency"].startswith(
-        "zero-out: one line of the text or nothing"
+        "zero-out: adding or removing one line of the text"
     )
     assert any("line by line" in sentence for sentence in [*statement["words"], *statement["data"]])
     assert [event["label"] for event in statement["events"]] == ["frequencies", "training"]
@@ -143,12 +143,12 @@ def test_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"unit": None}, "say what is protected: give --unit chunk, line, document or author"),
+        ({"unit": None}, "the unit of privacy is missing: give --unit chunk, line, document or author"),
         ({"characters": "ascii", "tokenizer": "t.json"}, "characters and tokenizer are both given"),
-        ({"min_user_actions": 3}, "min_user_actions is for logs of items, not for text"),
-        ({"task": "recommend"}, "unit is for text: give --task lm"),
+        ({"min_user_actions": 3}, "min_user_actions applies to logs of items, not to text"),
+        ({"task": "recommend"}, "unit applies to text: give --task lm"),
         ({"file": None}, "--task lm needs a file of text"),
-        ({"model": "counts"}, "counts are for items of users"),
+        ({"model": "counts"}, "counts support items of users only"),
     ],
 )
 def test_refused_choices(choices: dict[str, Any], message: str) -> None:

@@ -129,7 +129,7 @@ class TestUnits:
     def test_a_key_twice_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "text"
         path.write_text('{"author": "a", "text": "x", "author": "b"}\n')
-        with pytest.raises(DpformerError, match="has the key 'author' twice"):
+        with pytest.raises(DpformerError, match="has a duplicate key 'author'"):
             read_text(path, unit="author", tokens=ASCII)
 
     def test_all_of_an_author_is_one_sample(self, tmp_path: Path) -> None:

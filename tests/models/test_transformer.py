@@ -46,7 +46,7 @@ def test_it_refuses_to_run_before_it_knows_the_noise() -> None:
     model = Transformer(ITEMS, LENGTH, reattention=True)
     with pytest.raises(RuntimeError, match=r"call model\.set_privacy"):
         model(BATCH)
-    with pytest.raises(ValueError, match="the effective error is of 3 items; the model has 30"):
+    with pytest.raises(ValueError, match="the effective error has 3 items, but the model 30"):
         model.set_privacy(1.0, 10, torch.ones(3))
     model.set_privacy(1.0, 10, FREQUENCIES)
     error = effective_error(1.0, 10, FREQUENCIES)

@@ -170,7 +170,7 @@ def test_what_is_refused() -> None:
         PoissonBatches(100, 0.3, 10, noise=Banded(4))
     with pytest.raises(ValueError, match=r"4 groups of users at sample rate 0\.3"):
         calibrate(epsilon=5, delta=1e-3, sample_rate=0.3, steps=10, noise=Banded(4))
-    with pytest.raises(ValueError, match="bands is 2, and there is no noise"):
+    with pytest.raises(ValueError, match="bands is 2, but there is no noise"):
         optimizer(2, noise_multiplier=0.0)
     for other in (1, 4):
         with pytest.raises(

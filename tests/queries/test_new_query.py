@@ -100,7 +100,7 @@ def test_a_run_from_plan_to_verification(model: str, tmp_path: Path) -> None:
     )
     facts = json.loads((done.folder / "privacy.json").read_text())
     assert [event["label"] for event in facts["events"]].count("lengths") == 1 and facts["epsilon"] <= 4
-    assert any("counted once for how long histories are" in sentence for sentence in facts["words"])
+    assert any("queried once for how long histories are" in sentence for sentence in facts["words"])
     assert sum(facts["lengths"]["users"]) == pytest.approx(300, abs=60 * math.sqrt(5))
     data = load_dataset(done.config)
     result = verify(done.folder, dataset=data)
@@ -159,7 +159,7 @@ def test_its_audit(lengths: LengthsQuery, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_label_is_given_once() -> None:
-    with pytest.raises(ValueError, match="there is a query with the label 'lengths' already"):
+    with pytest.raises(ValueError, match="a query with the label 'lengths' already exists"):
         register(LengthsQuery())
 
 

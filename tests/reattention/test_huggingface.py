@@ -117,11 +117,11 @@ def test_frozen_parameters_have_no_noise() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="frequencies are of 3 tokens; the model has 17"):
+    with pytest.raises(ValueError, match="frequencies has 3 tokens, but the model 17"):
         use(gpt2(), frequencies=torch.ones(3))
     with pytest.raises(ValueError, match="variant is 'other'"):
         use(gpt2(), variant="other")
-    with pytest.raises(ValueError, match="written for GPT-2; this is a Linear"):
+    with pytest.raises(ValueError, match="supports GPT-2; this is a Linear"):
         use(nn.Linear(2, 2))
     model = use(gpt2()).eval()
     with pytest.raises(ValueError, match="use_cache=False"):
@@ -135,5 +135,5 @@ def test_adapters_are_refused() -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
     adapted = peft.get_peft_model(gpt2(), config)
-    with pytest.raises(ValueError, match=r"c_attn is a Linear: leave adapters out"):
+    with pytest.raises(ValueError, match=r"c_attn is a Linear: remove adapters"):
         use(adapted.base_model.model)

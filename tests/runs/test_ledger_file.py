@@ -101,11 +101,11 @@ FORGED = "UPDATE entries SET body = '{}', hash = 'a' WHERE number = 2"
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
-        (EDIT, "entry 2 was altered"),
-        (FORGED, "entry 2 was altered"),
+        (EDIT, "entry 2 does not match its hash"),
+        (FORGED, "entry 2 does not match its hash"),
         ("DELETE FROM entries WHERE number = 2", "entry 2 is missing"),
-        ("DELETE FROM entries WHERE number = 3", "its last entry is 2, and 3 was written"),
-        ("DELETE FROM head", "it was deleted"),
+        ("DELETE FROM entries WHERE number = 3", "its last entry is 2, but 3 was written"),
+        ("DELETE FROM head", "entries were deleted"),
         ("UPDATE entries SET number = 7 WHERE number = 3", "entry 3 is missing"),
         ("CREATE VIEW more AS SELECT 1", "it has other tables"),
     ],
@@ -188,7 +188,7 @@ def test_it_says_what_each_run_cost_and_how_many_more_fit(tmp_path: Path) -> Non
     assert facts["fits"] == {str(tmp_path / "a"): 2}
     assert facts["runs"][0]["epsilon_alone"] == pytest.approx(EVENT_COST, rel=1e-6)
     text = printed("ledger", path)
-    assert "2 more like" in text and "alone" in text and "hash chain intact" in text
+    assert "2 more runs like" in text and "alone" in text and "hash chain intact" in text
     for run in "bc":
         ledger_file.reserve(path, run, [EVENT])
     with pytest.raises(DpformerError, match="nothing was released"):
@@ -221,7 +221,7 @@ def test_a_run_that_takes_more_than_its_share_is_refused(tmp_path: Path) -> None
     share = budget.share(lambda eps: [Gaussian(calibrate(epsilon=eps, delta=1e-7, sample_rate=1.0, steps=1))])
     assert 2.0 < share < 3.0
     before = path.read_bytes()
-    with pytest.raises(DpformerError, match="more than its share: 10 of 10 runs are left"):
+    with pytest.raises(DpformerError, match="exceeds its share: 10 of 10 runs are left"):
         ledger_file.reserve(path, "a", [Gaussian(noise[3.0])])
     assert path.read_bytes() == before
     after = ledger_file.reserve(path, "a", [Gaussian(noise[2.0])])

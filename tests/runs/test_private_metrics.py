@@ -75,7 +75,7 @@ def test_the_hash_of_a_config_tells_whether_metrics_are_released(tmp_path: Path)
         ({"epsilon": float("inf")}, "private_metrics needs a budget"),
         ({"metrics_share": 0.0}, "private_metrics needs a budget"),
         ({"metrics_share": 0.99}, "leave nothing for training"),
-        ({"task": "lm", "unit": "line"}, "private_metrics is for logs of items"),
+        ({"task": "lm", "unit": "line"}, "private_metrics applies to logs of items"),
     ],
 )
 def test_what_cannot_be_paid_for_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -183,7 +183,7 @@ def test_metrics_that_were_never_paid_for_are_found(tmp_path: Path) -> None:
 
 
 def test_a_statement_without_an_event_for_them_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match="metrics are stated that the ledger does not hold"):
+    with pytest.raises(ValueError, match="metrics are stated, but the ledger does not hold them"):
         statement(
             [Gaussian(8.0, label="frequencies")], delta=1e-3, target=4.0, clipping="clip", clip_norm=1.0,
             expected_batch_size=10, users=1000, seeded=False, data=[], hashes={}, stated={"metrics": {"ndcg@10": 0.1}},

@@ -286,7 +286,7 @@ def test_a_request_to_stop_saves_and_says_how_to_go_on(
     monkeypatch.setattr(Trainer, "advance", interrupted)
     before = signal.getsignal(number)
     with pytest.raises(
-        Interrupted, match=r"stopped after step 4 of 12, all saved; go on with: dpformer train --resume"
+        Interrupted, match=r"interrupted after step 4 of 12; everything is saved; resume with: dpformer train --resume"
     ):
         train(tiny, tmp_path / "run")
     assert signal.getsignal(number) is before
@@ -323,7 +323,7 @@ def test_other_data_or_another_config_is_refused(
 
 def test_a_folder_that_is_there_is_refused_and_one_that_is_not_a_run_too(tiny: Config, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(DpformerError, match=r"is already there: go on with --resume .*, or choose another"):
+    with pytest.raises(DpformerError, match=r"already exists: resume it with --resume .*, or choose another"):
         train(tiny, tmp_path / "run")
     with pytest.raises(DpformerError, match=r"is not a run folder: it has no config.toml"):
         resume(tmp_path / "run")

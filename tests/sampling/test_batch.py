@@ -47,7 +47,7 @@ def test_a_part_has_users_of_its_batch_each_once() -> None:
         Part(torch.tensor([9]), batch(3, 5))
     with pytest.raises(ValueError, match="user 0 was not drawn"):
         Part(torch.tensor([0]), batch())
-    with pytest.raises(ValueError, match="user 5 comes twice"):
+    with pytest.raises(ValueError, match="user 5 occurs twice"):
         batch(3, 5).part([5, 3, 5])
 
 
@@ -68,7 +68,7 @@ def test_the_token_is_for_one_step() -> None:
     drawn.check_due()
     drawn.consume()
     for again in (drawn.consume, drawn.check_due):
-        with pytest.raises(ValueError, match="the batch of step 3 was stepped on already"):
+        with pytest.raises(ValueError, match="the batch of step 3 has been used"):
             again()
 
 
@@ -76,7 +76,7 @@ def test_tokens_are_consumed_in_order() -> None:
     """`batch(0)` for ever, a replayed batch, a small one that is skipped."""
     batches = PoissonBatches(100, 0.1, 5)
     batches.batch(0).consume()
-    with pytest.raises(ValueError, match="the batch of step 1 was stepped on already"):
+    with pytest.raises(ValueError, match="the batch of step 1 has been used"):
         batches.batch(0).consume()
     with pytest.raises(ValueError, match="the batch of step 2 was not stepped on, and now that of step 3 comes"):
         batches.batch(2).consume()

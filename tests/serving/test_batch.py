@@ -58,7 +58,7 @@ def test_unknown_ids_are_reported_ignored_or_refused() -> None:
     with pytest.raises(DpformerError, match=r"does not know 1 item .*'x'.* 1 of 2 interactions"):
         Packed.of(histories_of([ann]), release, "error")
     for policy in ("report", "error"):
-        with pytest.raises(DpformerError, match=r"knows none of the 4 items .* are called 'i0'"):
+        with pytest.raises(DpformerError, match=r"knows none of the 4 items .* have ids such as 'i0'"):
             Packed.of(histories_of([bob, cid]), release, policy)
     assert len(Packed.of(histories_of([bob]), release, "ignore").items) == 0
     assert Packed.of(histories_of([cid]), release, "error").note == "", "an empty history is not unknown"

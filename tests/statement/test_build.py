@@ -31,14 +31,14 @@ def make(events: Any = EVENTS, **changes: Any) -> dict[str, Any]:
 def test_epsilon_is_that_of_the_ledger_not_of_the_plan() -> None:
     facts = make()
     assert facts["epsilon"] == epsilon_of(EVENTS, 1e-3) < facts["epsilon_target"] == 4
-    assert facts["private"] and facts["adjacency"].startswith("zero-out: one user's entire history or nothing")
-    assert "noise of deviation 0.6 was added" in " ".join(facts["words"]), "σ·C on the sum"
+    assert facts["private"] and facts["adjacency"].startswith("zero-out: adding or removing one user's entire history")
+    assert "noise of standard deviation 0.6 was added" in " ".join(facts["words"]), "σ·C on the sum"
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
 def test_a_ledger_that_spent_more_than_was_asked_for_makes_no_statement() -> None:
     """150 epochs instead of 100, a release forgotten in the calibration: never under the old headline."""
-    with pytest.raises(ArithmeticError, match="more than the 4 that was asked for"):
+    with pytest.raises(ArithmeticError, match="more than the target 4"):
         make((EVENTS[0], EVENTS[1].repeated(200)))
     with pytest.raises(ArithmeticError):
         make((*EVENTS, Gaussian(0.1)))

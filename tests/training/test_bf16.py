@@ -59,7 +59,7 @@ def test_a_run_in_bf16_and_the_same_one_resumed(
 def test_it_is_among_all_options_and_for_networks_only(log: Path) -> None:
     assert "--bf16" in printed("train", "--help-all")
     assert "--bf16" not in printed("train", "--help")
-    assert "bf16 is for networks" in refused("train", log, "--model", "counts", "--bf16")
+    assert "bf16 applies to networks" in refused("train", log, "--model", "counts", "--bf16")
     assert not Config.make(model="transformer").bf16
 
 

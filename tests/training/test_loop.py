@@ -172,7 +172,7 @@ def test_a_user_who_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch
         raise MemoryError
 
     monkeypatch.setattr(trainer.sum.clipping, "backward", full)
-    with pytest.raises(DpformerError, match="memory does not suffice for one user of 8 items: lower --max-length"):
+    with pytest.raises(DpformerError, match="out of memory for a single user with 8 items: lower --max-length"):
         trainer.add_gradients(of(trainer, np.arange(USERS)))
 
 

@@ -35,7 +35,8 @@ PRIVATE = ("state.safetensors", "keys.json", "budget.json")
 TENSORS = {"vocabulary", "titles", "frequencies", "attributes"}
 ASSUMED = "is assumed, not checked"  # in the label of an event: the headline has to say it
 HEADLINE = (
-    r"[A-Z][a-z]+-level differential privacy with ε = ([\d.,]+), δ = ([\d.e-]*\d), for [^.;]+\.( ASSUMED: [^.]+\.)*"
+    r"[A-Z][a-z]+-level differential privacy: ε = ([\d.,]+), δ = ([\d.e-]*\d), under adding or removing [^.;]+\."
+    r"( ASSUMED: [^.]+\.)*"
 )
 UNSEEN = (  # claims for which no published file is evidence
     ("the noise was drawn, and nothing but noisy sums is in the model", "dpformer verify --replay, with data and key"),

@@ -97,7 +97,7 @@ def test_packed_files(tmp_path: Path, suffix: str, pack: Any) -> None:
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
     assert histories(Path("-"), format="csv") == EXPECTED
-    with pytest.raises(DpformerError, match="format of standard input does not show in its name: give --format"):
+    with pytest.raises(DpformerError, match="format of standard input cannot be inferred from its name: give --format"):
         histories(Path("-"))
     for pack, command in ((gzip, "gzip -dc"), (lzma, "xz -dc"), (bz2, "bzip2 -dc")):
         packed = io.BufferedReader(io.BytesIO(pack.compress(CSV.encode())))  # type: ignore[arg-type]
@@ -321,7 +321,7 @@ BAD = {
     "JSON array": ("log.json", b'[{"user_id": 1}]', "one object per line"),
     "ragged": ("log.csv", b"user_id,item_id,ts\na,b,1\na\n", "row 3 has another number of fields"),
     "unclosed quote": ("log.csv", b'user_id,item_id,ts\na,"b,1\nc,d,2\n', "an unclosed quote"),
-    "column twice": ("log.csv", b"user_id,item_id,item_id\na,b,c\n", "two columns 'item_id'"),
+    "column twice": ("log.csv", b"user_id,item_id,item_id\na,b,c\n", "two columns named 'item_id'"),
     "not UTF-8": ("log.csv", b"user_id,item_id,ts\na,b,1\n\xff,b,1\n", "line 3 is not UTF-8: give --encoding"),
     "junk": ("log.csv", bytes(range(256)) * 10, "header"),
     "one endless line": ("log.csv", b"user,item,ts\n" + b"a" * (3 << 20), "is too long for a row"),
@@ -329,8 +329,8 @@ BAD = {
     "torn Parquet": ("log.parquet", b"PAR1" + b"\0" * 100, "cannot be read"),
     "text named Parquet": ("log.parquet", b"user_id,item_id\na,b\n", "cannot be read"),
     "no name": ("log", b"user_id,item_id\na,b\n", "give --format, one of csv"),
-    "one user": ("log.csv", b"user_id,item_id,ts\na,b,1\na,c,2\n", "1 user is left"),
-    "nothing to learn": ("log.csv", b"user_id,item_id,ts\na,b,1\nb,c,1\n", "none of 2 users has two items"),
+    "one user": ("log.csv", b"user_id,item_id,ts\na,b,1\na,c,2\n", "only 1 user remains"),
+    "nothing to learn": ("log.csv", b"user_id,item_id,ts\na,b,1\nb,c,1\n", "none of the 2 users has two items"),
 }
 
 

@@ -121,7 +121,7 @@ def _items(dataset: Dataset) -> np.ndarray:
         ("DROP VIEW events", "Spark cannot read the log"),
         ("WITH x AS (SELECT 1) INSERT INTO events SELECT * FROM x", "Spark cannot read the log"),
         ("SELECT user_id, item_id, created_at FROM events WHERE rating > 9", "has no rows"),
-        ("SELECT user_id, item_id, created_at FROM events WHERE user_id = 'u7'", "1 user is left"),
+        ("SELECT user_id, item_id, created_at FROM events WHERE user_id = 'u7'", "only 1 user remains"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(events: Path, query: str, sentence: str) -> None:

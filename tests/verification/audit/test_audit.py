@@ -223,9 +223,7 @@ def test_users_who_count_twice_are_seen_beside_those_who_count_not_at_all() -> N
 def test_the_result_as_json_and_as_a_picture(tmp_path: Path) -> None:
     result = audit(**CLAIM, canaries=300, seed=2)
     facts = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert facts["passed"] and facts["verdict"].startswith(
-        "Nothing speaks against the claim: ε of training is at least"
-    )
+    assert facts["passed"] and facts["verdict"].startswith("Consistent with the claim: ε of training is at least")
     assert facts["mechanisms"][0]["steps"] == 32 and len(facts["checks"]) == 23
     for name in ("audit.svg", "audit.png"):
         result.plot(tmp_path / name)

@@ -30,7 +30,7 @@ def test_a_correct_team_passes(tmp_path: Path) -> None:
     [
         ("noise of each rank divided by their number", "noise: standard deviation"),
         ("all noise on every rank", "noise: standard deviation"),
-        ("the same share twice", "contribution: one user like another"),
+        ("the same share twice", "contribution: spread for one user"),
         ("a lost share", "contribution of one user, in clip norms"),
     ],
 )
