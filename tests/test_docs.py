@@ -43,10 +43,6 @@ def test_every_page_is_in_the_navigation() -> None:
     assert there == named
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 720
-
-
 @pytest.mark.skipif(find_spec("zensical") is None, reason="zensical is not installed: pip install 'dpformer[docs]'")
 def test_the_site_builds_without_a_warning_and_documents_every_public_name(pages: ModuleType, tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("runs"))
