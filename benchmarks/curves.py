@@ -1,6 +1,6 @@
 """How cost grows with vocabulary, length and logical batch: python -m benchmarks.curves
 
-Made-up users, each point in its own process; JSON, a table and plots go to docs/results/. Run it alone.
+Synthetic users, each point in its own process; JSON, a table and plots go to docs/results/. Run it alone.
 """
 
 import argparse

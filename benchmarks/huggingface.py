@@ -42,7 +42,7 @@ def build(row: str, length: int) -> tuple[nn.Module, Callable[[nn.Module], Tenso
 
     torch.manual_seed(0)
     ids = torch.randint(0, TOKENS, (USERS, length))
-    places = torch.arange(length).repeat(USERS, 1)  # one row a user: Opacus needs that
+    places = torch.arange(length).repeat(USERS, 1)  # one row per user, which Opacus needs
     if row == "bert":
         sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "vocab_size": TOKENS}
         model: nn.Module = BertForSequenceClassification(BertConfig(intermediate_size=4 * WIDTH, **sizes))

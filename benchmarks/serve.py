@@ -126,7 +126,7 @@ def measure(run: str, rate: float, seconds: int, limit: float) -> dict[str, dict
         here, there = context.Pipe()
         process = context.Process(target=target, args=(run, cores[0], there), daemon=True)
         process.start()
-        there.close()  # so that a server that dies is an end of file, not a wait for ever
+        there.close()  # so that a dead server gives end-of-file instead of blocking
         servers[name] = (process, *here.recv())
     os.sched_setaffinity(0, {cores[-1]})
     asked, taken = bodies(run, int(rate), 0), {name: [] for name in servers}

@@ -21,7 +21,7 @@ class Workload:
     batch: int = 256  # users of a logical batch in the benchmark
     tokens: int = 8_192  # positions of one of our micro-batches, at most
     physical: int = 32  # users of a physical batch of the others
-    made_up: int = 0  # median length of made-up users; 0: those of the real data, if it is there
+    made_up: int = 0  # median length of synthetic users; 0: real data, if available
 
     def sequences(self) -> list[np.ndarray]:
         """A logical batch of users, drawn with a fixed seed from the real data, or made up in its likeness."""

@@ -8,7 +8,7 @@ the last of each user (which these runs were trained on: no validation item was 
 
     rows       E_i ← μ_b + c_b (E_i − μ_b), b the group of items of like released popularity, c_b = max(0, 1 − κτ²/v_b),
                v_b the mean square of the group about its mean μ_b and τ² = Σ_t rate_t² the variance of Adam's noise
-    singular   singular values of E about its mean, shrunk for noise of deviation κτ (Gavish and Donoho 2017)
+    singular   singular values of E about its mean, shrunk for noise with deviation κτ (Gavish and Donoho 2017)
     prior      logits + λ·ln p, p the released frequencies
 
 A vanilla run releases no frequencies. Here it is given a release of its own with the noise that Re-Attention's has,

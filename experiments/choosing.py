@@ -41,7 +41,7 @@ def _of(data: str) -> dict[str, Any]:
 
 
 def table() -> str:
-    """The same for people: NDCG@10 / HIT@10 in %, and the share of NDCG@10 without noise."""
+    """The same as text: NDCG@10 / HIT@10 in %, and the share of NDCG@10 without noise."""
     rows = []
     for data in CHOSEN:
         facts = measured()["data"].get(TITLES[data])

@@ -1,7 +1,7 @@
 """Small models of many kinds for docs/results/models.md: Hugging Face families, adapters of peft, layers of torch.
 
-A case makes a module that maps a batch of users to one loss a user. Sizes are tiny and weights random: what is asked is
-whether the gradients of each user are exact, which depends on how a model is written, not on how large it is.
+A case makes a module that maps a batch of users to one loss per user. Sizes are tiny and weights random: what is asked
+is whether the gradients of each user are exact, which depends on how a model is written, not on how large it is.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def _known(config: Any) -> dict[str, Any]:
 
 
 class Loss(nn.Module):
-    """A Hugging Face model with one loss a user."""
+    """A Hugging Face model with one loss per user."""
 
     def __init__(self, body: nn.Module, run: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()

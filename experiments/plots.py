@@ -196,7 +196,7 @@ def shakespeare(path: Path) -> Path | None:
     drawn |= band(axis, found, lambda p: p["text"]["loss"], color="0.4", linestyle=":", label="not private")
     if not drawn:
         return _nothing(figure)
-    axis.set(xlabel="epoch", ylabel="held-out loss, nats a character")
+    axis.set(xlabel="epoch", ylabel="held-out loss, nats per character")
     axis.legend(frameon=False, fontsize=8)
     return save(figure, path)
 

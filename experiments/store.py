@@ -49,7 +49,7 @@ def load(name: str) -> dict[str, Any] | None:
 
 
 def fill(cell: Cell, threads: int) -> dict[str, Any] | None:
-    """Runs a cell, or goes on with it, and stores the result; None if another process is at it."""
+    """Run or resume a cell and store the result; None if another process is running it."""
     with _locked(cell.name) as mine:
         if not mine or load(cell.name) is not None:
             return load(cell.name)

@@ -322,7 +322,7 @@ def texts(epsilons: tuple[float, ...]) -> str:
             rows.append(_text(ROWS[model], f"{epsilon:g}", lambda seed, m=model, e=epsilon: language(m, e, seed)))
     rows.append(_text(ROWS["vanilla"], "∞", lambda seed: ceiling("tinyshakespeare", seed)))
     rows += [[f"nanoGPT, {size} (published)", "∞", f"{loss:.2f}", "", ""] for size, loss in NANOGPT.items()]
-    return markdown(["model", "ε", "held-out loss, nats a character", "bits a character", "seeds"], rows)
+    return markdown(["model", "ε", "held-out loss, nats per character", "bits per character", "seeds"], rows)
 
 
 def _text(title: str, epsilon: str, cell: Callable[[int], Cell]) -> list[str]:

@@ -201,7 +201,7 @@ FAULTS = (
         "attacks/test_releases.py::test_an_item_of_one_user_alone_is_not_in_the_model",
     ),
     Fault(
-        "items: the threshold is for one item a user",
+        "items: the threshold is for one item per user",
         "queries/items.py",
         "return float(np.max(-np.expm1(last * np.log1p(-tail))))",
         "return float((-np.expm1(last * np.log1p(-tail)))[0])",
@@ -307,9 +307,9 @@ FAULTS = (
         "if False:",
         "cli/test_verify.py::test_user_text_in_versions_and_hashes_is_found",
     ),
-    # A stranger's folder.
+    # An untrusted folder.
     Fault(
-        "files that a stranger's folder names are read",
+        "files that an untrusted folder names are read",
         "runs/trust.py",
         "    if is_own(folder):\n        return config if data",
         "    if True:\n        return config if data",
@@ -381,7 +381,7 @@ def _line(fault: Fault, found: str, seconds: float, markdown: bool) -> str:
 
 
 def tried(fault: Fault, source: Path) -> tuple[str, float]:
-    """ "killed", "survived", or "fails without it": the test is no proof then; and CPU seconds."""
+    """ "killed", "survived", or "fails without it", which means that the test is inconclusive; and CPU seconds."""
     before = os.times()
     if not passes_as_it_is(source, fault.test):
         return "fails without it", _spent(before)

@@ -234,7 +234,7 @@ def _csv() -> list[bytes]:
 
 
 def _law(name: str, path: Path) -> None:
-    """The file is one user's rows in somebody's log."""
+    """The file is one user's rows within a log."""
     from fuzz.law import hostile_rows_change_nobody
 
     with tempfile.TemporaryDirectory() as folder:

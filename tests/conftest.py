@@ -26,7 +26,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dpformer-tests-")  # the secret of whoever owns the run folders
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dpformer-tests-")  # the secret of the owner of the run folders
 
 # The first says something about the machine; fixtures that all examples share are files and models, which none changes.
 UNCHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

@@ -1,4 +1,4 @@
-"""Numbers for people: readable, and never less than the truth where they bound it."""
+"""Numbers for readers: readable, and never below the truth if they bound it."""
 
 import math
 import re

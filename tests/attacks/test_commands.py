@@ -1,4 +1,4 @@
-"""Edges of the command line: each was a traceback, or took for ever."""
+"""Edges of the command line: each was a traceback, or never ended."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Attacks by a stranger's run folder on whoever opens it: each succeeded once."""
+"""Attacks by an untrusted run folder on the user who opens it: each succeeded once."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def strange(own: Path, old: str = "", new: str = "") -> Path:
 
 
 def test_a_deployment_written_afterwards_leaves_the_folder_ones_own(own: Path) -> None:
-    """The mark was over every byte: whoever added the section for the cards was a stranger from then on."""
+    """The mark covered every byte, so adding the section for the cards made the owner a stranger."""
     config = own / "config.toml"
     before = config.read_text()
     for name in ("Films", "Other films"):
@@ -219,7 +219,7 @@ def test_a_model_of_other_types_is_refused_when_it_is_opened(own: Path, dtype: s
 
 @pytest.mark.parametrize("where", ["optimizer", "plan", "both", "bound", "rate"])
 def test_halved_noise_in_a_checkpoint_is_refused(tmp_path: Path, where: str) -> None:
-    """Its digest made right: training went on with less noise, and ended in a traceback at the statement."""
+    """With a corrected digest, training continued with less noise, and ended in a traceback at the statement."""
     config = tiny_config(write_log(tmp_path / "log.csv"), seed=None, epochs=1)
     with pytest.MonkeyPatch.context() as patch:
         crash_after(patch, 1)

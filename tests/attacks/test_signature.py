@@ -65,7 +65,7 @@ def test_every_published_byte_is_signed(signed: tuple[RunFolder, Path, Path], na
 def test_words_of_somebody_else_in_the_deployment_show(signed: tuple[RunFolder, Path, Path]) -> None:
     folder, private, public = signed
     with folder.config.open("a") as config:
-        config.write('\n[deployment]\nname = "Approved by somebody else"\n')
+        config.write('\n[deployment]\nname = "Approved by someone else"\n')
     assert finding(folder, public) == (False, "config.toml is not the file that was signed")
     printed("sign", folder.path, "--key", private)
     assert finding(folder, public)[0] is True
@@ -90,7 +90,7 @@ def test_an_unknown_file_is_never_called_checked(signed: tuple[RunFolder, Path, 
 
 @pytest.mark.parametrize("line", ["../privacy.json", "/etc/passwd", "checkpoint/data.json", "a b", ".lock"])
 def test_a_list_names_files_of_the_folder_alone(signed: tuple[RunFolder, Path, Path], line: str) -> None:
-    """Even one that is signed: a stranger's list makes nobody read other files."""
+    """Even a signed list from someone else cannot cause other files to be read."""
     folder, private, public = signed
     text = folder.sums.read_text() + f"{'0' * 64}  {line}\n"
     folder.sums.write_text(text)

@@ -97,7 +97,7 @@ def test_only_the_winner_is_kept_and_states_the_whole_search(
         changed = {**facts, "tuning": {**facts["tuning"], name: value}}
         (tmp_path / "run" / "privacy.json").write_text(json.dumps(changed))
         assert not verify(tmp_path / "run").passed, name
-    # Forged throughout, headline and words included: the ε of the search is worked out again, not believed.
+    # Forged throughout, headline and words included: the ε of the search is recomputed, not trusted.
     one_run = {**facts, "epsilon": facts["epsilon_one_run"], "words": facts["words"][:-1]}
     forged = tuning.restated(one_run, {**facts["tuning"], "epsilon": 4.0})
     (tmp_path / "run" / "privacy.json").write_text(json.dumps(forged))
@@ -110,7 +110,7 @@ def test_only_the_winner_is_kept_and_states_the_whole_search(
 def test_the_real_trial_trains_and_scores_with_noise(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On validation items: the test items are for whoever evaluates the winner."""
+    """On validation items: the test items are for evaluating the winner."""
     force_runs(monkeypatch, 1)
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(pems.Encoding.PEM, pems.PrivateFormat.PKCS8, pems.NoEncryption())

@@ -130,7 +130,7 @@ def test_types_in_a_parquet_file_are_its_own(tmp_path: Path) -> None:
 
 
 def test_one_users_true_is_not_anothers_one() -> None:
-    """For a dict True is 1: whoever came first named the item of both."""
+    """In a dict True equals 1: the first of them named the item of both."""
     frame = {"user_id": ["troll", "a", "a", "a"], "item_id": [True, 1, 2, 1.0], "timestamp": [0, 1, 2, 3]}
     assert from_frame(frame).histories().named() == {"troll": ["True"], "a": ["1", "2", "1"]}
     mixed = {**frame, "item_id": [Decimal("1.0"), 1, 2, 1.0]}
@@ -148,7 +148,7 @@ def test_ids_that_collide_cost_what_others_cost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sql", ["SELECT 1; COPY (SELECT * FROM log) TO '{leak}'", "SELECT * FROM read_csv('{other}')"])
 def test_sql_reads_its_log_alone_and_writes_nothing(tmp_path: Path, sql: str) -> None:
-    """A query stands in config.toml, which may be a stranger's."""
+    """A query is part of config.toml, which may be untrusted."""
     path, leak = tmp_path / "log.parquet", tmp_path / "leak.csv"
     other = written(tmp_path / "other.csv", b"user_id,item_id,timestamp\nroot,secret,1\n")
     with duckdb.connect() as connection:

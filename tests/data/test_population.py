@@ -35,7 +35,7 @@ def write_log(path: Path, *, last: str) -> Path:
     ],
 )
 def test_a_user_who_is_filtered_away_counts(tmp_path: Path, last: str, options: dict[str, Any]) -> None:
-    """It was 944 or 943, in every statement: whoever knew the others knew what the last one did."""
+    """It was 944 or 943, in every statement, which revealed the last user to anyone who knew the others."""
     catalog = tmp_path / "items.csv"
     catalog.write_text("item_id\n" + "".join(f"i{item}\n" for item in range(40)))
     found = {}

@@ -118,7 +118,7 @@ def test_a_run_is_trained_before_and_evaluated_after(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     statement = json.loads((run / "privacy.json").read_text())
     assert any(line.startswith("Interactions from 6 onwards are held out") for line in statement["data"])
-    assert statement["users"] == 35, "whoever came later counts"
+    assert statement["users"] == 35, "later users count"
     assert "contradicts the statement" in printed("verify", run)
     facts = json.loads(printed("evaluate", run, "--json", "--samples", 10))
     assert facts["users"] == 26 and facts["by_time"]["until"] == "6"

@@ -42,7 +42,7 @@ _held: list[socket.socket] = []
 def own_port() -> int:
     """A port that the system gives to nobody else while this process lives: a socket is bound to it and never listens.
 
-    Whoever asks for this very port, to be reused, may listen there: torch's store does.
+    A process that asks to reuse this port may listen there, as torch's store does.
     """
     free = socket.socket()
     free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

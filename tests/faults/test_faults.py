@@ -123,7 +123,7 @@ def test_two_processes_on_one_folder(run: Path, whole: bytes) -> None:
 
 
 def test_two_processes_that_start_at_once(config: Config, tmp_path: Path, whole: bytes) -> None:
-    """One makes the folder, the other is refused, whoever is first."""
+    """One makes the folder, the other is refused, whichever is first."""
     pids = []
     for _ in range(2):
         pid = os.fork()
@@ -241,7 +241,7 @@ def test_a_read_only_folder(config: Config, home: Path, stopped: Path, whole: by
 
     assert in_a_process(as_nobody(lambda: train(config, closed / "run"))) == 2
     assert list(closed.iterdir()) == []
-    if os.geteuid() == 0:  # a run of somebody else
+    if os.geteuid() == 0:  # a run of someone else
         assert in_a_process(as_nobody(lambda: resume(mine))) == 2
     assert_finishes(mine, whole)
 

@@ -162,7 +162,7 @@ def one_noise() -> None:
 
 
 def refusals() -> None:
-    """What one process has to refuse, all refuse: nobody waits for ever."""
+    """What one process has to refuse, all refuse: none waits forever."""
     join_processes("gloo")
     for kind in ("ddp", "fsdp"):
         model, clipping, optimizer = one_step(torch.float32, kind)

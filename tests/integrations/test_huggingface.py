@@ -171,7 +171,7 @@ def per_row(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.
 
 
 def over_the_batch(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-    """The attack: one number a row, divided by the tokens of everybody."""
+    """The attack: one number per row, divided by everyone's tokens."""
     each = F.cross_entropy(outputs.logits[:, :-1].mT, labels[:, 1:], reduction="none")
     return each.sum(1) / (labels[:, 1:] != -100).sum()
 

@@ -1,6 +1,6 @@
 """SASRec as the public PyTorch code writes it: time-first nn.MultiheadAttention, Conv1d feed-forward, numpy in.
 
-Nothing in here knows of dpformer; it stands for a model that somebody else wrote.
+Nothing here depends on dpformer; it stands for an external model.
 """
 
 import numpy as np

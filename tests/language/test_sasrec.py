@@ -1,4 +1,4 @@
-"""A recommender that somebody else wrote trains without edits, and its norms are exact."""
+"""An external recommender trains without edits, and its norms are exact."""
 
 import numpy as np
 import pytest

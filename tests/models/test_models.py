@@ -1,4 +1,4 @@
-"""What every model promises: one loss a user, no user sees another, pads do nothing, bad input is named."""
+"""Promises of every model: one loss per user, users do not mix, padding has no effect, bad input is named."""
 
 import math
 from collections.abc import Callable

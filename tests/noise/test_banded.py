@@ -16,7 +16,7 @@ from dpformer.training.optimizer import PrivateOptimizer
 
 
 def optimizer(bands: int, size: int = 4, **choices: Any) -> tuple[torch.nn.Parameter, PrivateOptimizer]:
-    """Noise of deviation 1, as it is, in `p.grad`."""
+    """Unit noise, unchanged, in `p.grad`."""
     p = torch.nn.Parameter(torch.zeros(size, dtype=torch.float64))
     inner = torch.optim.SGD([p], lr=1.0)
     settings = {"noise_multiplier": 1.0, "clip_norm": 1.0, "expected_batch_size": 1.0, "seed": 0, **choices}

@@ -175,7 +175,7 @@ def test_metrics_that_the_ledger_does_not_hold_are_found(run: Path) -> None:
 
 
 def test_metrics_that_were_never_paid_for_are_found(tmp_path: Path) -> None:
-    """A run without them, to whose statement somebody adds the exact ones."""
+    """A run without them, to whose statement the exact ones are added."""
     config = tiny_config(write_log(tmp_path / "log.csv"), seed=None, epochs=1)
     run = train(config, tmp_path / "run").folder
     forge(run, metrics={"of": "test items", "ndcg@10": 0.5, "hit@10": 0.6, "deviation": 0.01, "sums": [1.0, 1.0, 2.0]})

@@ -93,7 +93,7 @@ def test_the_statement_tells_all(done: run.Run) -> None:
 
 
 def test_the_hash_of_the_data_is_published_under_a_salt_only(done: run.Run) -> None:
-    """Whoever knows all users but one could try candidates for the last against a plain hash."""
+    """With a plain hash, someone who knows all users but one could test candidates for the last."""
     secret = json.loads((done.folder / "checkpoint" / "data.json").read_text())
     dataset = load_dataset(done.config)
     assert secret["hash"] == dataset.hash

@@ -73,7 +73,7 @@ def test_the_token_is_for_one_step() -> None:
 
 
 def test_tokens_are_consumed_in_order() -> None:
-    """`batch(0)` for ever, a replayed batch, a small one that is skipped."""
+    """`batch(0)` repeatedly, a replayed batch, a small one that is skipped."""
     batches = PoissonBatches(100, 0.1, 5)
     batches.batch(0).consume()
     with pytest.raises(ValueError, match="the batch of step 1 has been used"):

@@ -212,7 +212,7 @@ def test_a_replay_elsewhere_is_refused(network: Path, tmp_path: Path) -> None:
 
 
 def test_a_stranger_names_data_and_gets_the_same(network: Path, tmp_path: Path) -> None:
-    """Somebody else's folder: its paths are not followed."""
+    """Someone else's folder: its paths are not followed."""
     run = Path(shutil.copytree(network / "run", tmp_path / "run"))
     (run / "checkpoint" / "owner").unlink()
     assert "give its data" in refused("verify", run, "--replay", "--key-file", network / "key")

@@ -152,7 +152,7 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     "another rate": (event(sample_rate=0.01), "the ledger is what config.toml asks for"),
     "no training": (lambda facts: facts["events"].pop(), "the ledger is what config.toml asks for"),
     "no such event": (event(kind="magic"), "ε follows from the ledger"),
-    "noise of a seed": (event(private=False), "ε follows from the ledger"),
+    "seeded noise": (event(private=False), "ε follows from the ledger"),
     "a weaker attacker": (
         lambda facts: facts["attack"].update(true_positive_rate=0.02),
         "the bound on attacks follows from the ledger",
@@ -167,7 +167,7 @@ FORGERIES: dict[str, tuple[Change, str]] = {
                 b"dpformer run key commitment\n" + hashlib.sha256(b"dpformer seed 7").digest()
             ).hexdigest()
         ),
-        "the key of the random numbers is not one that anybody could guess",
+        "the key of the random numbers cannot be guessed",
     ),
 }
 
@@ -196,11 +196,11 @@ def test_a_count_that_was_hidden_in_the_file_fails_both(
     path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + int(size) :] + b"abc")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     rewritten(run, lambda facts: facts["hashes"].update(model=digest), also_the_model=False)
-    assert not verify(run).passed and own(run)["the model file has the parts of a model and no byte besides"] is False
+    assert not verify(run).passed and own(run)["the model file has the parts of a model and no other bytes"] is False
     path.write_bytes(raw + b"alice")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     rewritten(run, lambda facts: facts["hashes"].update(model=digest), also_the_model=False)
-    assert not verify(run).passed and own(run)["the model file has the parts of a model and no byte besides"] is False
+    assert not verify(run).passed and own(run)["the model file has the parts of a model and no other bytes"] is False
 
 
 def test_a_list_of_items_that_nobody_paid_for_fails_both(
@@ -229,7 +229,7 @@ def test_the_vectors_of_rfc_8032() -> None:
 def test_a_signature_holds_for_both_until_a_byte_changes(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    run, claim = copied(tiny_run(tmp_path_factory, model="counts"), tmp_path), "whoever has a certain key published it"
+    run, claim = copied(tiny_run(tmp_path_factory, model="counts"), tmp_path), "the owner of a certain key published it"
     private, public = write_keys(tmp_path, "owner")
     printed("sign", run, "--key", private)
     assert own(run, public)[claim] is True and own(run)[claim] is None
@@ -240,7 +240,7 @@ def test_a_signature_holds_for_both_until_a_byte_changes(
     assert own(run)[claim] is False
 
 
-# A stranger's folder.
+# An untrusted folder.
 
 
 @pytest.mark.parametrize("text", ['{"epsilon": 1, "epsilon": 2}', '{"epsilon": NaN}', "[1]", "x", "[" * 100_000])

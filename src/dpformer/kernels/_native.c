@@ -543,7 +543,7 @@ COMPILED(add_lookups, (const int64_t *ids, const Rows *grad, int64_t user, float
 /* -- products of rows --------------------------------------------------------------------------------------------- */
 
 /* Per user: out = sum over rows t of left_t (x) right_t, each number one after the other in t, so that zeros after a
-user's last row change no bit, whoever else is in the batch; BLAS does not promise that. And its sum of squares.
+user's last row change no bit, whatever else is in the batch; BLAS does not promise that. And its sum of squares.
 
 A tile of MOST x (PAIR vectors) stays in registers over all rows: one side gives its columns, the other the vectors. Where
 `right` is shorter than a vector the two change places, and the tile is written turned. */

@@ -1,7 +1,7 @@
 """Compiled passes over memory (_native.c) and over Python objects (_objects.c); None where there was no compiler when
 dpformer was installed.
 
-Whoever calls one has a twin in Python, for other devices, other dtypes and installations without it.
+Each function has a twin in Python, for other devices, other dtypes and installations without a compiler.
 """
 
 from types import ModuleType
@@ -32,16 +32,16 @@ __all__ = ["kernels", "multiplies", "objects", "reads_tensors", "rows_of"]
 
 
 def multiplies() -> bool:
-    """Whether compiled code multiplies rows, to the same bits whoever else is there."""
+    """Whether compiled code multiplies rows, with the same bits whatever other rows there are."""
     return kernels is not None and bool(kernels.multiplies)
 
 
 def reads_tensors() -> bool:
-    """Whether compiled code takes tensors themselves."""
+    """Whether compiled code reads tensors directly."""
     return kernels is not None and _offered
 
 
 def rows_of(t: Tensor) -> np.ndarray:
-    """A tensor of the CPU as an array whose rows, along the last dimension, have no gaps; a copy only if needed."""
+    """A tensor of the CPU as an array with contiguous rows along the last dimension; a copy only if needed."""
     t = t.resolve_neg() if t.is_neg() else t
     return (t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()).numpy()

@@ -1,14 +1,13 @@
-"""Checks a published run folder without dpformer: one file, Python and numpy alone.
+"""Check a published run folder without dpformer: one file, only Python and numpy.
 
     python standalone.py RUN [--key public.pem] [--json]
 
-Written apart from dpformer's own code, it imports none of it and has an accountant of its own, so that a mistake there
-is not repeated here: privacy loss distributions of adding and of removing one user, on a grid that connects the dots
-(Doroshenko et al. 2022), composed by FFT; Rényi accounting for searches (Papernot and Steinke 2022). What is cut off or
-rounded is added to δ, so that every value is an upper bound on the true ε. It says of every claim whether it was
-checked, contradicted, or not checked. What no published file can show is that the noise was drawn as stated and that
-nothing else was written into the weights: that takes data and key (`dpformer verify --replay`). Exit code 0: nothing
-contradicts the statement; 1: something does; 2: bad input.
+Written independently of dpformer's own code, it imports none of it and has its own accountant, so that mistakes there
+are not repeated here: privacy loss distributions of adding and removing one user, on a grid that connects the dots
+(Doroshenko et al. 2022), composed by FFT; Rényi accounting for searches (Papernot and Steinke 2022). Truncation and
+rounding errors are added to δ, so that every value is an upper bound. Every claim is reported as checked, contradicted,
+or not checked. No published file can show that the noise was drawn as stated and nothing else written into the weights:
+that needs data and key (`dpformer verify --replay`). Exit code 0: no contradiction; 1: contradicted; 2: bad input.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MOST_JSON, MOST_HEADER, MOST_STEPS = 2**22, 2**26, 10**6  # a stranger's folder must not make endless work
-CLOSE = 2e-3  # relative: by so much a stated bound may be below ours, which is one as well, on another grid
-ROUNDING, TAIL = 1e-15, 1e-16  # of δ: what an FFT may lose in each composition, and what is cut off
+MOST_JSON, MOST_HEADER, MOST_STEPS = 2**22, 2**26, 10**6  # bounds the work that an untrusted folder can cause
+CLOSE = 2e-3  # relative: a stated bound may be this much below ours, which is an upper bound on another grid
+ROUNDING, TAIL = 1e-15, 1e-16  # of δ: error of an FFT per composition, and truncated mass
 PRIVATE = ("state.safetensors", "keys.json", "budget.json")
 TENSORS = {"vocabulary", "titles", "frequencies", "attributes"}
-ASSUMED = "is assumed, not checked"  # in the label of an event: the headline has to say it
+ASSUMED = "is assumed, not checked"  # in the label of an event: the headline must say it
 HEADLINE = (
     r"[A-Z][a-z]+-level differential privacy: ε = ([\d.,]+), δ = ([\d.e-]*\d), under adding or removing [^.;]+\."
     r"( ASSUMED: [^.]+\.)*"
@@ -41,16 +40,16 @@ HEADLINE = (
 UNSEEN = (  # claims for which no published file is evidence
     ("the noise was drawn, and nothing but noisy sums is in the model", "dpformer verify --replay, with data and key"),
     ("N, and that one id is one person", "known to the owner of the data alone"),
-    ("the sentences besides the headline", "dpformer verify makes them again; here they are not read"),
+    ("the sentences besides the headline", "dpformer verify rebuilds them; they are not read here"),
 )
 
 
 class BadInput(Exception):
-    """One sentence for whoever called."""
+    """Bad input, explained in one sentence."""
 
 
 class Line(NamedTuple):
-    """A claim, and what was found: right (True), contradicted (False), not checked (None)."""
+    """A claim and its finding: right (True), contradicted (False), not checked (None)."""
 
     claim: str
     ok: bool | None
@@ -78,7 +77,7 @@ class Event(NamedTuple):
 
 
 def losses(event: Event, h: float, removed: bool) -> tuple[int, np.ndarray]:
-    """Of one release: the chances of losses h·first, h·(first + 1), …; the rest is infinite loss.
+    """For one release: the probabilities of losses h·first, h·(first + 1), …; the rest is infinite loss.
 
     The mass of each interval goes to its ends, so that both hypotheses keep theirs.
     """
@@ -95,7 +94,7 @@ def losses(event: Event, h: float, removed: bool) -> tuple[int, np.ndarray]:
     x[inside > 0] = sigma**2 * np.log(inside[inside > 0] / q) + 0.5  # the inverse of `loss`
     nobody, user = _between(x / sigma), _between((x - 1) / sigma)
     one = (1 - q) * nobody + q * user
-    if not removed:  # the same losses, the other way round
+    if not removed:  # the same losses with the roles exchanged
         first, grid, one, nobody = -last, -grid[::-1], nobody[::-1], one[::-1]
     up = np.clip((one - nobody * np.exp(grid[:-1])) / -math.expm1(-h), 0, one)
     chances = np.zeros(len(grid))
@@ -132,7 +131,7 @@ class Curve:
         low, high = reach(each, h, -1), reach(each, h, 1)
         size, first = 1 << max(10, math.ceil(math.log2((high - low) / h + 2))), math.floor(low / h)
         if size > 2**24:
-            raise BadInput("the events of this statement are beyond what is worked out here")
+            raise BadInput("the events of this statement exceed the limits of this verifier")
         product = np.ones(size // 2 + 1, dtype=complex)
         for start, chances, count in each:
             places = (start + np.arange(len(chances))) % size
@@ -186,7 +185,7 @@ def epsilon_by_renyi(divergences: Iterable[float], delta: float) -> float:
 def curve_of(events: Sequence[Event], delta: float) -> tuple[Curve, float]:
     """The curve on a grid fine enough for its ε at δ, and that ε."""
     if sum(event.releases for event in events) > MOST_STEPS:
-        raise BadInput(f"the ledger holds more than {MOST_STEPS:,} releases, which is all that is worked out")
+        raise BadInput(f"the ledger holds more than the supported {MOST_STEPS:,} releases")
     precision = sum(event.releases / event.sigma**2 for event in events if event.q == 1)  # Gaussians are one Gaussian
     failure = sum(event.failure for event in events if event.q == 1)
     merged = [event for event in events if event.q < 1]
@@ -205,8 +204,8 @@ def curve_of(events: Sequence[Event], delta: float) -> tuple[Curve, float]:
 
 
 def epsilon_of_search(events: Sequence[Event], mean_runs: float, delta: float) -> float:
-    """The best of a number of runs that was drawn from the logarithmic law (Papernot and Steinke 2022, theorem 2)."""
-    low, high = -700.0, -1e-12  # of ln γ, with E[K] = (1/γ − 1)/ln(1/γ)
+    """ε of the best of a random number of runs (logarithmic distribution; Papernot and Steinke 2022, theorem 2)."""
+    low, high = -700.0, -1e-12  # range of ln γ, with E[K] = (1/γ − 1)/ln(1/γ)
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if math.expm1(-middle) / -middle > mean_runs else (low, middle)
@@ -217,27 +216,27 @@ def epsilon_of_search(events: Sequence[Event], mean_runs: float, delta: float) -
 
 
 def most_found(curve: Callable[[float], float], highest: float, alarms: float) -> float:
-    """The share of members that any attack finds at most at this rate of false alarms (Kairouz et al. 2015)."""
+    """The largest true positive rate of any attack at this false positive rate (Kairouz et al. 2015)."""
     points = [(e, curve(e)) for e in np.linspace(0, min(highest, 700), 400)]
     above = (math.exp(e) * alarms + d for e, d in points)
     return min(1.0, *above, *(1 - math.exp(-e) * max(0.0, 1 - d - alarms) for e, d in points))
 
 
-# Files of a stranger.
+# Reading untrusted files.
 
 
 def read(path: Path, most: int = MOST_JSON) -> bytes:
     if not path.is_file() or path.stat().st_size > most:
-        raise BadInput(f"{path} is no file of at most {most:,} bytes")
+        raise BadInput(f"{path} is not a file of at most {most:,} bytes")
     return path.read_bytes()
 
 
 def strict_json(text: str | bytes) -> Any:
-    """JSON in which no key stands twice and every number is finite."""
+    """JSON without duplicate keys, in which every number is finite."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
-            raise ValueError("a key stands twice in one object")
+            raise ValueError("an object has a duplicate key")
         return found
 
     return json.loads(text, object_pairs_hook=once, parse_constant=lambda name: float(f"no number: {name}"))
@@ -247,7 +246,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(strict_json(read(path)))
     except (ValueError, TypeError, RecursionError) as error:
-        raise BadInput(f"{path} is no JSON object that can be trusted: {error}") from None
+        raise BadInput(f"{path} is not a valid JSON object: {error}") from None
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -259,14 +258,14 @@ def read_config(path: Path) -> dict[str, Any]:
         if line and not line.startswith("#"):
             name, _, value = line.partition(" = ")
             if name in found:
-                raise BadInput(f"{path}: {name[:60]!r} stands twice")
+                raise BadInput(f"{path}: {name[:60]!r} occurs twice")
             found[name] = math.inf if value == "inf" else strict_json(value)
     return found
 
 
 def sha256(path: Path) -> str:
-    if not path.is_file():  # a named pipe would be read for ever
-        raise BadInput(f"{path.name} is no file")
+    if not path.is_file():  # reading a named pipe would block
+        raise BadInput(f"{path.name} is not a file")
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -283,7 +282,7 @@ class Tensors:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.is_file():
-            raise BadInput(f"{path.name} is no file")
+            raise BadInput(f"{path.name} is not a file")
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
             if length > MOST_HEADER:
@@ -305,7 +304,7 @@ class Tensors:
             return np.frombuffer(file.read(8 * math.prod(self.about[name]["shape"])), "<f8")
 
 
-# Ed25519 (RFC 8032): checking alone.
+# Ed25519 (RFC 8032): verification only.
 
 P = 2**255 - 19
 GROUP = 2**252 + 27742317777372353535851937790883648493
@@ -337,7 +336,7 @@ def _point(raw: bytes) -> Point:
     if (x * x - square) % P:
         x = x * pow(2, (P - 1) // 4, P) % P
     if y >= P or (x * x - square) % P or (not x and sign):
-        raise ValueError("it is no point of the curve")
+        raise ValueError("it is not a point of the curve")
     x = P - x if x & 1 != sign else x
     return x, y, 1, x * y % P
 
@@ -360,7 +359,7 @@ def public_key(path: Path) -> bytes:
     lines = read(path, 2**16).decode("ascii", "replace").split("\n")
     raw = base64.b64decode("".join(line for line in lines if not line.startswith("-----")))
     if len(raw) != 44 or raw[:12] != bytes.fromhex("302a300506032b6570032100"):
-        raise BadInput(f"{path} is no public Ed25519 key in PEM")
+        raise BadInput(f"{path} is not a public Ed25519 key in PEM format")
     return raw[12:]
 
 
@@ -368,7 +367,7 @@ def public_key(path: Path) -> bytes:
 
 
 class Published:
-    """A run folder as a stranger has it."""
+    """A run folder as published."""
 
     def __init__(self, folder: Path, key: bytes | None = None) -> None:
         self.folder, self.key = folder, key
@@ -382,10 +381,10 @@ class Published:
             ("the ledger is what config.toml asks for", self.ledger),
             ("the headline says no less than ε and δ", self.headline),
             ("the files are those of the statement", self.hashes),
-            ("the model file has the parts of a model and no byte besides", self.model_file),
-            ("the key of the random numbers is not one that anybody could guess", self.commitment),
+            ("the model file has the parts of a model and no other bytes", self.model_file),
+            ("the key of the random numbers cannot be guessed", self.commitment),
             ("no secret was left in the folder", self.secrets),
-            ("whoever has a certain key published it", self.signature),
+            ("the owner of a certain key published it", self.signature),
         ]
         found = []
         for claim, check in claims:
@@ -400,24 +399,24 @@ class Published:
         for one in described:
             sigma, kind = float(one["noise_multiplier"]), one["kind"]
             if not 0.05 <= sigma < math.inf or len(found) > 8:
-                raise ValueError(f"noise of {sigma}, or so many events, are beyond what is worked out here")
+                raise ValueError(f"noise of {sigma}, or this many events, exceed the limits of this verifier")
             if one["private"] is not self.facts["private"]:
-                raise ValueError("the noise of an event came from a seed, and the statement is of a private run")
+                raise ValueError("the noise of an event was seeded, but the statement claims a private run")
             if kind == "gaussian":
                 event = Event(sigma, 1.0, one["count"], one["count"] * float(one["delta"]))
             elif kind in ("poisson_gaussian", "banded_gaussian"):
                 bands = one.get("bands", 1)
                 event = Event(sigma, min(1.0, bands * one["sample_rate"]), -(-one["steps"] // bands))
             else:
-                raise ValueError(f"an event of the kind {kind!r} is not known here")
+                raise ValueError(f"an event of the kind {kind!r} is unknown")
             if type(event.releases) is not int or event.releases < 1 or not 0 < event.q <= 1 or event.failure < 0:
-                raise ValueError(f"{one} is no event")
+                raise ValueError(f"{one} is not an event")
             found.append(event)
         return found
 
     @cached_property
     def own(self) -> tuple[float, Callable[[float], float] | None]:
-        """Our bound on ε, and our curve δ(ε); of a search none."""
+        """Our bound on ε, and our curve δ(ε); None for a search."""
         delta, tuning = self.facts["delta"], self.facts.get("tuning")
         if tuning is None:
             events = self.events(self.facts["events"])
@@ -425,8 +424,8 @@ class Published:
             return epsilon, curve.delta
         events = self.events(tuning["events"])
         if events[:-1] != self.events(self.facts["events"]):
-            raise ValueError("the search repeats other events than those of this run")
-        failing = any(event.failure for event in events)  # for which selecting has no bound here
+            raise ValueError("the search repeats events other than those of this run")
+        failing = any(event.failure for event in events)  # for which this verifier has no bound
         return math.inf if failing else epsilon_of_search(events, tuning["mean_runs"], delta), None
 
     def arithmetic(self) -> tuple[bool | None, str]:
@@ -434,29 +433,29 @@ class Published:
         if not self.private:
             return facts["events"] == [] and facts["private"] is False, "no noise, and no privacy is claimed"
         if not (0 < facts["delta"] < 1 and 0 < facts["epsilon"] < math.inf):
-            return False, "ε and δ are no numbers of a guarantee"
+            return False, "ε and δ are not the numbers of a guarantee"
         own, _ = self.own
         target = math.inf if "tuning" in facts else facts["epsilon_target"]
         ok = own <= facts["epsilon"] * (1 + CLOSE) and facts["epsilon"] <= target * (1 + 1e-9)
-        return ok, f"stated is {facts['epsilon']:.6g}, our bound is {own:.6g} at δ = {facts['delta']:.3g}"
+        return ok, f"stated: {facts['epsilon']:.6g}; our bound: {own:.6g} at δ = {facts['delta']:.3g}"
 
     def attacks(self) -> tuple[bool | None, str]:
         if (stated := self.facts.get("attack")) is None:
             return not self.facts["private"], "none is stated"
         epsilon, curve = self.own
         if curve is None:
-            return None, "of a search: not worked out here"
+            return None, "not computed for a search"
         found, alarms = stated["true_positive_rate"], stated["false_positive_rate"]
         own = (1 - CLOSE) * most_found(curve, epsilon, alarms)
         right = ((value, float(prior)) for prior, value in stated["precision"].items())
         ok = found >= own and all(value >= p * own / (p * own + (1 - p) * alarms) for value, p in right)
-        return ok, f"stated is {found:.4g} at {alarms:g}, our bound is {own:.4g}"
+        return ok, f"stated: {found:.4g} at {alarms:g}; our bound: {own:.4g}"
 
     def ledger(self) -> tuple[bool | None, str]:
         facts, config = self.facts, self.config
         users, wrong = facts["users"], []
         if not self.private:
-            return config["epsilon"] == math.inf, "no noise was asked for"
+            return config["epsilon"] == math.inf, "no noise was requested"
         pairs = [("epsilon", "epsilon_target"), ("delta", "delta")]
         training = [e for e in facts["events"] if e["kind"] in ("poisson_gaussian", "banded_gaussian")]
         if config["model"] != "counts":
@@ -464,12 +463,12 @@ class Published:
             due = {"sample_rate": batch / users, "steps": -(-epochs * users // batch)}
             pairs += [("clip_norm", "clip_norm"), ("clipping", "clipping"), ("batch_size", "expected_batch_size")]
             if len(training) != 1:
-                return False, f"{len(training)} events are of training; there must be one"
+                return False, f"{len(training)} training events; there must be one"
             noise = {name: training[0][name] for name in ("sample_rate", "steps", "noise_multiplier")}
             wrong += [name for name, value in noise.items() if facts[name] != value or due.get(name, value) != value]
             wrong += ["bands"] * (training[0].get("bands", 1) != config.get("bands", 1))
         elif training:
-            return False, "counts are not trained, and an event says so"
+            return False, "there is a training event, but counts are not trained"
         wrong += [name for name, stated in pairs if name in config and config[name] != facts[stated]]
         labels = {event["label"].split(" (")[0] for event in facts["events"]}
         needed = {"transition counts" if config["model"] == "counts" else "training"} | (
@@ -483,8 +482,8 @@ class Published:
             if config["assume_items_public"]:
                 wrong += ["given"] * ("given" not in facts)
             elif not any(e.get("delta") for e in facts["events"]):
-                wrong.append("no event has released the list of items")
-        right = "steps, rates, bounds and labels; that σ is the calibrated one, dpformer checks"
+                wrong.append("no event has released the item list")
+        right = "steps, rates, bounds and labels; the calibration of σ is checked by dpformer"
         return not wrong, f"differs: {', '.join(wrong)}" if wrong else right
 
     def headline(self) -> tuple[bool | None, str]:
@@ -492,7 +491,7 @@ class Published:
         if not facts["private"]:
             return said.startswith("NOT PRIVATE"), said[:80]
         if (match := re.fullmatch(HEADLINE, said)) is None:
-            return False, "it is not as dpformer writes it"
+            return False, "it does not have the form that dpformer writes"
         epsilon, delta = (float(value.replace(",", "")) for value in match.groups()[:2])
         ok = epsilon >= facts["epsilon"] and delta >= facts["delta"]
         ok &= any(ASSUMED in event["label"] for event in facts["events"]) == ("ASSUMED" in said)
@@ -501,17 +500,17 @@ class Published:
     def hashes(self) -> tuple[bool | None, str]:
         stated = self.facts["hashes"]
         if sha256(self.folder / "model.safetensors") != stated["model"]:
-            return False, "model.safetensors is not the file of the statement"
+            return False, "model.safetensors does not match the statement"
         releases = self.folder / "releases.safetensors"
         if releases.exists() and Tensors(releases) and sha256(releases) != stated.get("releases"):
-            return False, "releases.safetensors is not the file of the statement"
-        return True, "model and releases; that of config.toml is compared by dpformer alone"
+            return False, "releases.safetensors does not match the statement"
+        return True, "model and releases; the hash of config.toml is compared by dpformer only"
 
     def model_file(self) -> tuple[bool | None, str]:
         file = Tensors(self.folder / "model.safetensors")
         odd = [name for name in file.about if not name.startswith("model.") and name not in TENSORS]
         if odd or file.metadata.keys() != {"dpformer"}:
-            return False, f"it holds {(odd or sorted(file.metadata))[0][:60]!r}, which is no part of a model"
+            return False, f"it holds {(odd or sorted(file.metadata))[0][:60]!r}, which is not part of a model"
         about = strict_json(file.metadata["dpformer"])
         metadata = about["metadata"]
         if about.keys() != {"format", "model", "arguments", "metadata", "sha256"}:
@@ -524,10 +523,10 @@ class Published:
             counts = file.doubles("frequencies") * self.facts["users"]
             clear = counts[counts > 1.5]
             if len(clear) >= 20 and (abs(clear - np.round(clear)) < 1e-6).mean() > 0.5:
-                return False, "its frequencies are whole numbers of users: there is no noise on them"
+                return False, "its frequencies are integers: there is no noise on them"
             if not {"frequencies", "items", "transition counts"} & {e["label"] for e in self.facts["events"]}:
-                return False, "it holds frequencies, and no event has paid for them"
-        return True, f"{len(file.about)} tensors; what their numbers hold is not looked at"
+                return False, "it holds frequencies that no event has paid for"
+        return True, f"{len(file.about)} tensors; their values are not examined"
 
     def commitment(self) -> tuple[bool | None, str]:
         stated = self.facts.get("key_commitment")
@@ -538,11 +537,11 @@ class Published:
         ok = re.fullmatch("[0-9a-f]{64}", str(stated)) is not None
         return ok and (
             stated not in known or not self.facts["private"]
-        ), "of none of the seeds below 1,000; which key it is, a replay shows"
+        ), "not the key of a seed below 1,000; a replay can confirm it"
 
     def secrets(self) -> tuple[bool | None, str]:
         left = [name for name in PRIVATE if (self.folder / "checkpoint" / name).exists()]
-        return not left, f"checkpoint/{left[0]} takes the noise off" if left else "none"
+        return not left, f"checkpoint/{left[0]} allows removing the noise" if left else "none"
 
     def signature(self) -> tuple[bool | None, str]:
         sums, signature = self.folder / "SHA256SUMS", self.folder / "SHA256SUMS.sig"
@@ -554,7 +553,7 @@ class Published:
         ]
         listed = {match[2]: match[1] for match in lines if match}
         if len(listed) < len(lines) or not text.endswith(b"\n"):
-            return False, "SHA256SUMS is no list of hashes"
+            return False, "SHA256SUMS is not a list of hashes"
         for name, expected in listed.items():
             if sha256(self.folder / name) != expected:
                 return False, f"{name} is not the file that was signed"
@@ -562,21 +561,21 @@ class Published:
         if unsigned := sorted(there - {".lock", "metrics.jsonl", "checkpoint", "report.html"} - listed.keys()):
             return False, f"{unsigned[0]} is not signed"
         if self.key is None:
-            return None, "the hashes are right; whose they are, --key tells"
+            return None, "the hashes are right; --key checks whose they are"
         ok = is_signed(text, read(signature), self.key)
-        return ok, "under every published file" if ok else "not of the owner of this key"
+        return ok, "under every published file" if ok else "not made by the owner of this key"
 
 
 def verdict(lines: Sequence[Line]) -> str:
-    """One sentence, which never sounds like more than was checked."""
+    """A one-sentence verdict, which never claims more than was checked."""
     wrong, left = ("; ".join(line.claim for line in lines if line.ok is ok) for ok in (False, None))
     return f"CONTRADICTED: {wrong}." if wrong else f"Nothing contradicts the statement. NOT CHECKED: {left}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Checks a published run of dpformer without dpformer.")
+    parser = argparse.ArgumentParser(description="Check a published run of dpformer without dpformer.")
     parser.add_argument("run", type=Path, help="folder with privacy.json, config.toml and model.safetensors")
-    parser.add_argument("--key", type=Path, help="public key (PEM, Ed25519) of whoever should have signed")
+    parser.add_argument("--key", type=Path, help="public key (PEM, Ed25519) of the expected signer")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)
     try:
@@ -590,7 +589,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = {"passed": passed, "headline": said, "verdict": verdict(lines)}
         print(json.dumps({**found, "claims": [line._asdict() for line in lines]}, indent=2, ensure_ascii=False))
         return 0 if passed else 1
-    for claim, ok, how in [*lines, Line("the run states", None, said)]:
+    for claim, ok, how in [*lines, Line("statement", None, said)]:
         shown = {True: "checked", False: "WRONG", None: "not checked"}[ok]
         print(f"{shown:12} {claim}: {how}".translate(dict.fromkeys(range(32), "·")))
     print(verdict(lines))

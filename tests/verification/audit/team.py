@@ -40,7 +40,7 @@ def _count_work() -> list[int]:
 
 
 def _noise_of_every_rank(share: float) -> None:
-    """Each process adds noise of deviation σC·share to its own part of the sum, and the optimizer none."""
+    """Each process adds noise with deviation σC·share to its own part of the sum, and the optimizer none."""
     import torch
 
     from dpformer.training.distributed import Team
