@@ -84,3 +84,14 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("DPFORMER_DATA is not set: real data sets are not here")
     return Path(folder)
+
+
+@pytest.fixture
+def noise_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that depends on key and step alone.
+
+    Otherwise it depends on every bit of the sum, so two loops whose sums round differently have nothing in common.
+    """
+    from dpformer.training.optimizer import PrivateOptimizer
+
+    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)

@@ -172,5 +172,5 @@ def test_wrong_arguments_fail_at_once_and_name_the_right_one() -> None:
         dp.Recommender(where="a = (SELECT 1)")
     with pytest.raises(DpformerError, match="got a int"):
         dp.Recommender(epsilon=50, seed=1).fit(pl.DataFrame({"user_id": [1], "item_id": [1], "ts": [1]}), 7)
-    with pytest.raises(DpformerError, match="name it with user_column="):
+    with pytest.raises(DpformerError, match="give its name with user_column="):
         dp.Recommender(epsilon=50, seed=1).fit(pl.DataFrame({"who": [1], "item_id": [1], "ts": [1]}))

@@ -65,7 +65,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, block in BLOCKS:
         if kind == "python":
             exec(compile(block, "training.md", "exec"), names)
-    assert names["run"].statement["headline"].startswith("User-level differential privacy with ε = ")
+    assert names["run"].statement["headline"].startswith("User-level differential privacy: ε = ")
     assert not names["run"].release.model.training
 
 

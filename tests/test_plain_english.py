@@ -3,8 +3,10 @@
 A hit names file, line and phrase. Reword the sentence; do not add an exception, unless the phrase is code.
 """
 
+import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -70,3 +72,21 @@ def test_phrases_that_may_not_come_back() -> None:
         for match in PATTERN.finditer(line)
     ]
     assert not found, "\n".join(found[:60]) + f"\n({len(found)} in total)"
+
+
+def test_no_sentence_is_cut_in_two() -> None:
+    """`return "one half "` and the other half on a line of its own, without parentheses: Python drops the second."""
+    cut = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(node, name, None)
+                lines = block if isinstance(block, list) else []
+                cut += [
+                    f"{path}:{line.lineno}"
+                    for before, line in pairwise(lines)
+                    if isinstance(line, ast.Expr)
+                    and isinstance(line.value, ast.JoinedStr | ast.Constant)
+                    and not isinstance(before, ast.Assign | ast.AnnAssign)
+                ]
+    assert not cut, cut

@@ -77,5 +77,5 @@ def test_phases_tell_time_and_memory(clock: Clock) -> None:
     for name, seconds in (("reading", 2.0), ("release", 0.5)):
         with phases(name):
             clock.now += seconds
-    assert str(phases).startswith("time and memory: reading 2.0 s (2.0 s of processor, ")
+    assert str(phases).startswith("time and memory: reading 2.0 s (2.0 s CPU, ")
     assert "release 0.5 s" in str(phases) and phases.found[0][3] > 0

@@ -155,7 +155,7 @@ def test_a_second_model_of_the_same_data_hears_of_the_first(tmp_path: Path, capf
     dp.Recommender(epsilon=4.0).fit(log, items)
     assert "used the same data" not in capfd.readouterr().err
     dp.Recommender(epsilon=4.0).fit(log, items)
-    assert "an earlier run of this process saw the same data" in capfd.readouterr().err
+    assert "an earlier run of this process used the same data" in capfd.readouterr().err
 
 
 def test_saved_and_loaded(fitted: dp.Recommender, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_saved_and_loaded(fitted: dp.Recommender, tmp_path: Path) -> None:
 def test_bad_input_is_one_sentence() -> None:
     with pytest.raises(DpformerError, match="not fitted yet"):
         _ = dp.Recommender().statement
-    with pytest.raises(DpformerError, match=r"expected a frame .* got a int"):
+    with pytest.raises(DpformerError, match=r"expected a data frame .* got a int"):
         dp.Recommender().fit(3)
     with pytest.raises(DpformerError, match="unknown key"):
         dp.Recommender(epsylon=3).plan(10)

@@ -31,7 +31,7 @@ def test_a_table_and_a_verdict() -> None:
     result = run(*SMALL)
     assert result.exit_code == 0, result.output
     assert re.search(r"claimed ε for training: (5\.000|4\.99\d)", result.output)
-    assert "noise: standard deviation" in result.output and "Consistent with the claim" in result.output
+    assert "noise: standard" in result.output and "Consistent with the claim" in result.output
 
 
 def test_the_settings_of_a_run(done: Path, tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "'x', 'y'" in invoke("recommend", run, "--history", "i1,x,y").stderr
     assert "knows none of the 2 items" in refused("recommend", run, "--history", "x,y")
     assert "--order needs --histories" in refused("recommend", run, "--history", "i1", "--order", "file")
-    assert "give one of" in refused("recommend", run)
-    assert "give one of" in refused("recommend", run, "--histories", tmp_path / "a", "--history", "i1")
+    assert "give either --history" in refused("recommend", run)
+    assert "give either --history" in refused("recommend", run, "--histories", tmp_path / "a", "--history", "i1")
     assert "does not exist" in refused("recommend", run, "--histories", tmp_path / "nowhere.csv")
     assert "does not exist" in refused("recommend", tmp_path / "nowhere", "--history", "i1")
     assert "holds no model" in refused("recommend", tmp_path, "--history", "i1")
@@ -120,4 +120,4 @@ def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
         assert says in refused("recommend", run, "--histories", bad)
     bad.write_bytes(b"[\xff\xfe]\n")
     assert "is not UTF-8" in refused("recommend", run, "--histories", bad)
-    assert "is not a list of ids" in refused("recommend", run, "--history", "a\nb")
+    assert "is not a comma-separated list of ids" in refused("recommend", run, "--history", "a\nb")

@@ -91,7 +91,7 @@ def test_a_config_file_and_flags_on_top(log: Path, tmp_path: Path) -> None:
     [
         (["--epsilon", 0], "epsilon is 0.0; it must be greater than 0"),
         (["--model", "bert"], "model is 'bert'"),
-        (["--batch-size", 100], "batch_size is 100 and there are 60 users"),
+        (["--batch-size", 100], "batch_size is 100, but there are only 60 users"),
         (["--user-column", "who"], "who"),
         (["--items", 5], "--items needs --dry-run"),
         (["--config", "none.toml"], "none.toml cannot be read"),

@@ -126,7 +126,7 @@ def test_names_of_columns(tmp_path: Path) -> None:
         "\"where:0\" = '1' AND user = 'n'",
     ):
         assert read(rows, filters=Filters(where=condition)).named() == {"a": ["x"]}, condition
-    with pytest.raises(DpformerError, match=r"a column 'kind', and .* has user_id, item_id"):
+    with pytest.raises(DpformerError, match=r"a column 'kind', but .* has user_id, item_id"):
         read(rows, filters=Filters(where="kind = 1"))
     assert len(read(rows, filters=Filters(where="")).codes) == 2
 

@@ -30,7 +30,7 @@ def test_a_usual_log_has_no_hints(tmp_path: Path) -> None:
         ([f"NULL,i{n},{n + 10**9}" for n in range(9)], "user 'NULL' has 9 interactions"),
         ([f"Anonymous,i{n},{n + 10**9}" for n in range(9)], "\"who <> 'Anonymous'\""),
         ([f"u1,none,{n + 10**9}" for n in range(9)], "item 'none' has 9 interactions"),
-        ([f"bot,i{n},{n + 10**9}" for n in range(10_001)], "user 'bot' has 10,001 interactions, where the median is 4"),
+        ([f"bot,i{n},{n + 10**9}" for n in range(10_001)], "user 'bot' has 10,001 interactions, but the median is 4"),
         (["u1,i1,1700000000000"], "some seem to be seconds, others milliseconds"),
         ([f"u1,i{n % 5},{n + 10**9}" for n in range(90)], "of the interactions repeat an item of the user's history"),
     ],
@@ -45,7 +45,10 @@ def test_what_is_kept_of_the_items() -> None:
     dataset = Dataset.from_histories([[0, 1, 2, 0], [0, 1, 3, 1], [0, 4, 5, 2]], 7)  # the last of each is held out
     said = kept_items(dataset, np.array([0, 1]))
     assert said.startswith("items: 2 are frequent enough to be released within ε; with a public item list (--catalog)")
-    assert f"{NOT_PRIVATE}: there are 6 items, and those released have 56% of the 9 interactions" in said
+    assert (
+        f"{NOT_PRIVATE}: the data has 6 items, and the released ones account for 56% of the 9 training interactions"
+        in said
+    )
 
 
 def test_train_says_it_on_the_terminal_and_publishes_nothing_of_it(tmp_path: Path) -> None:

@@ -94,9 +94,9 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
     assert prepare(dates, split_at="2024-01-03").description["split"]["test_users"] == 2
     assert prepare(dates, split_at="2024-01-03", filters=Filters(since="2024-01-02")).train_lengths.tolist() == [1, 1]
     for options, says in (
-        ((), "give the moment before which is training with --until"),
+        ((), "give the end of the training period with --until"),
         (("--until", "soon"), "must be a date"),
-        (("--until", "5", "--validation"), "holds no validation items"),
+        (("--until", "5", "--validation"), "holds out no validation items"),
         (("--until", "5", "--order", "file"), "order is file"),
         (("--until", "5", "--task", "lm", "--unit", "line"), "applies to logs of items"),
     ):

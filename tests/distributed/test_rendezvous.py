@@ -34,7 +34,7 @@ def test_what_the_dead_have_left_is_no_answer(monkeypatch: pytest.MonkeyPatch) -
     found = agree(store, [2, 1, 0], 3)  # the leader comes last
     assert len(set(found)) == 1 and found[0] != "old name"
     monkeypatch.setattr(rendezvous, "ARRIVAL", rendezvous.timedelta(seconds=0.1))
-    with pytest.raises(RuntimeError, match="process 1 has not come within 0:00:00"):
+    with pytest.raises(RuntimeError, match="process 1 did not arrive within 0:00:00"):
         agree(store, [0], 2)
 
 
@@ -47,5 +47,5 @@ def test_a_gpu_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
         check_gpus("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     check_gpus("cpu")
-    with pytest.raises(DpformerError, match="3 processes of this machine have 2 GPUs: give --nproc-per-node 2"):
+    with pytest.raises(DpformerError, match="3 processes on this machine have 2 GPUs: give --nproc-per-node 2"):
         check_gpus("cuda")

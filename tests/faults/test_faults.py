@@ -171,7 +171,7 @@ def test_a_torn_checkpoint(config: Config, stopped: Path, home: Path, where: flo
     content = (stopped / "checkpoint" / "state.safetensors").read_bytes()
     torn = home / "torn.safetensors"
     torn.write_bytes(content[: int(where * len(content))])
-    with pytest.raises(DpformerError, match=r"is not an intact dpformer checkpoint .* start it again") as error:
+    with pytest.raises(DpformerError, match=r"is not an intact dpformer checkpoint .* start a new one") as error:
         load_checkpoint(torn, config=config.hash())
     assert "\n" not in str(error.value)
 

@@ -176,6 +176,7 @@ def over_the_batch(outputs: Any, labels: Any, num_items_in_batch: Any = None) ->
     return each.sum(1) / (labels[:, 1:] != -100).sum()
 
 
+@pytest.mark.usefixtures("noise_by_step")
 def test_losses_of_ones_own(tmp_path: Path) -> None:
     made = trainer(tmp_path / "ours", gpt2().double(), max_steps=1, train_dataset=rows(), compute_loss_func=per_row)
     made.train()

@@ -67,6 +67,7 @@ def no_key_in(folder: Path, saved: str) -> None:
     a_leak_is_found(folder, vault, folder / saved)
 
 
+@pytest.mark.usefixtures("noise_by_step")
 def test_accelerate_is_the_loop_of_the_library(tmp_path: Path) -> None:
     private = loop(tmp_path)
     run(private)
@@ -139,6 +140,7 @@ def fit(made: Any, folder: Path, resume: Path | None = None, **named: Any) -> An
     return trainer
 
 
+@pytest.mark.usefixtures("noise_by_step")
 def test_lightning_is_the_loop_of_the_library(tmp_path: Path) -> None:
     made = module(tmp_path)
     trainer = fit(made, tmp_path)

@@ -343,7 +343,7 @@ def test_many_items_cost_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
         ([0, 9], [0, 2], 1.0, "items must be in 0..4"),
         ([0, 1], [0, 2], 0.0, "noise_multiplier must be"),
         ([0, 1], [0, 3], 1.0, "offsets must increase"),
-        ([0.5, 1], [0, 2], 1.0, "whole numbers"),
+        ([0.5, 1], [0, 2], 1.0, "integers"),
     ],
 )
 def test_bad_input_is_named(items, offsets, sigma, words) -> None:

@@ -101,7 +101,7 @@ def test_bad_input_is_named(model: SequenceModel) -> None:
         model.scores([[23]])
     with pytest.raises(ValueError, match="item -1 is outside"):
         model(Batch.from_histories([[-1, 2]], LENGTH))
-    with pytest.raises(ValueError, match="a history has 13 items, the model takes 12"):
+    with pytest.raises(ValueError, match="a history has 13 items, but the model takes 12"):
         model(Batch.from_histories([list(range(14))], LENGTH + 1))
     with pytest.raises(ValueError, match=r"frequencies have shape \(3,\)"):
         model.set_frequencies(torch.ones(3))

@@ -164,7 +164,7 @@ def test_a_resumed_optimizer_takes_back_what_the_other_added() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"4 groups of users at sample rate 0\.3 are 1\.2 of all users a step"):
+    with pytest.raises(ValueError, match=r"4 groups of users at sample rate 0\.3 are 1\.2 of all users per step"):
         BandedGaussian(1.0, 0.3, 10, 4)
     with pytest.raises(ValueError, match=r"4 groups of users at sample rate 0\.3"):
         PoissonBatches(100, 0.3, 10, noise=Banded(4))
@@ -174,7 +174,7 @@ def test_what_is_refused() -> None:
         optimizer(2, noise_multiplier=0.0)
     for other in (1, 4):
         with pytest.raises(
-            ValueError, match=r"have noise correlated over 3 steps, and users were drawn for (indep|noise corr)"
+            ValueError, match=r"have noise correlated over 3 steps, but users were drawn for (indep|noise corr)"
         ):
             optimizer(3)[1].step(sampler(other).batch(0))
     with pytest.raises(ValueError, match="have independent noise, and users were drawn for noise correlated over 4"):
@@ -217,7 +217,7 @@ def test_every_step_is_a_batch_and_every_batch_a_step() -> None:
     with pytest.raises(ValueError, match="one PoissonBatches must be used for all of training"):
         private.step(sampler(3, 5).batch(0))
     released(p, private, 1)
-    with pytest.raises(ValueError, match="1 steps were taken without a batch, and noise correlated over 3 steps"):
+    with pytest.raises(ValueError, match="1 steps were taken without a batch, but noise correlated over 3 steps"):
         private.event()
     with pytest.raises(ValueError, match="1 steps were taken without a batch"):
         private.event(0.1)

@@ -171,7 +171,7 @@ def test_a_language_model(tmp_path: Path) -> None:
     choices = {**CHOICES, "file": corpus, "task": "lm", "unit": "line", "max_length": 12, "epochs": 1}
     train(Config.make(**choices), tmp_path / "run")
     text = words(write_report(tmp_path / "run"))
-    assert "bits per character" in text and "Protects one line of the text" in text and "Bound on a line" in text
+    assert "bits per character" in text and "Protects one line of the text" in text and "Clip norm per line" in text
     assert "NDCG" not in text and "Recommended next" not in text and "one user" not in text.lower()
 
 
@@ -182,7 +182,7 @@ def test_a_tuned_run_shows_the_cost_of_the_search(run: Path, tmp_path: Path) -> 
     facts = restated(facts, {"epsilon": 6.5, "mean_runs": 10, "events": events, "delta": facts["delta"]})
     (tuned / "privacy.json").write_text(json.dumps(facts))
     text = words(write_report(tuned, public=True))
-    assert "Epsilon, ε 6.5 " in text and "Tuning, 10 runs on average 6.5" in text
+    assert "Epsilon, ε 6.5 " in text and "Tuning (10 runs on average) 6.5" in text
     assert f"One run alone {round_up(facts['epsilon_one_run'])}" in text
 
 

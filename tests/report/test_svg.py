@@ -56,7 +56,7 @@ def test_a_map_shows_each_weight_once_and_nothing_above_the_diagonal() -> None:
     weights = np.tril(np.full((3, 3), 0.25))
     svg = heat_map(weights, label="attention")
     assert svg.count("<rect") == 6 and svg.count(">25<") == 6
-    assert "3 looks at 1: 25.0%" in svg
+    assert "3 attends to 1: 25.0%" in svg
 
 
 def test_texts_are_escaped() -> None:

@@ -74,7 +74,7 @@ def test_an_entry_that_cannot_be_believed_is_refused(run: dict[str, object], tmp
     ledger_file.create(path, 5, 1e-5)
     with ledger_chain.opened(path, write=True) as chain:
         chain.append("run", run)
-    with pytest.raises(DpformerError, match="not a ledger"):
+    with pytest.raises(DpformerError, match="not a readable ledger"):
         ledger_file.reserve(path, "run", [EVENT])
 
 
@@ -188,7 +188,7 @@ def test_it_says_what_each_run_cost_and_how_many_more_fit(tmp_path: Path) -> Non
     assert facts["fits"] == {str(tmp_path / "a"): 2}
     assert facts["runs"][0]["epsilon_alone"] == pytest.approx(EVENT_COST, rel=1e-6)
     text = printed("ledger", path)
-    assert "2 more runs like" in text and "alone" in text and "hash chain intact" in text
+    assert "2 more runs like" in text and "on its own" in text and "hash chain intact" in text
     for run in "bc":
         ledger_file.reserve(path, run, [EVENT])
     with pytest.raises(DpformerError, match="nothing was released"):
@@ -261,7 +261,7 @@ def test_training_takes_its_share_of_a_plan(tmp_path: Path) -> None:
 def test_training_with_a_ledger(tmp_path: Path) -> None:
     log, path = write_log(tmp_path / "log.csv"), tmp_path / "budget.db"
     catalog = ("--catalog", write_catalog(tmp_path / "items.csv"))
-    assert "create a plan with dpformer ledger" in refused(
+    assert "create one with dpformer ledger" in refused(
         "train", log, "--ledger", path, *catalog, "--out", tmp_path / "a"
     )
     assert "ε 0 of 5" in printed("ledger", path, "--epsilon", 5, "--delta", 0.001)
@@ -282,7 +282,9 @@ def states_its_budget(run: Path, spent: float) -> None:
     statement = json.loads(path.read_text())
     known = {name: value for name, value in statement["budget"].items() if name != "hash"}
     assert known == {"epsilon": 5.0, "delta": 0.001, "spent": pytest.approx(spent), "runs": 1, "entry": known["entry"]}
-    assert "of 5 is spent at δ = 0.001 by 1 run, and the rest" in statement["nist_sp_800_226"]["remaining_budget"]
+    assert (
+        "of 5 at δ = 0.001 spent by 1 run, according to the ledger" in statement["nist_sp_800_226"]["remaining_budget"]
+    )
     assert not (run / "checkpoint" / "budget.db").exists()
     assert "budget of many runs" in json.loads(printed("verify", run, "--json"))["not_checked"]
     for wrong in ({"spent": spent / 2}, {"spent": 5.5}, {"runs": 0}, {"more": 1}):
@@ -324,4 +326,4 @@ def test_without_a_ledger_a_second_run_and_a_large_delta_are_noted(tmp_path: Pat
     second = invoke("train", log, *catalog, "--out", tmp_path / "b", "--delta", 0.01)
     assert "used the same data" in second.stderr and "1 / (10" in second.stderr
     third = invoke("train", log, *catalog, "--out", tmp_path / "elsewhere" / "c", "--delta", 0.001)
-    assert "note: an earlier run of this process saw the same data" in third.stderr and "δ" not in third.stderr
+    assert "note: an earlier run of this process used the same data" in third.stderr and "δ" not in third.stderr

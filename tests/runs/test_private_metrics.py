@@ -287,7 +287,7 @@ def test_from_the_command_line(tmp_path: Path, model: str) -> None:
     assert line in printed("evaluate", run, "--private-metrics")
     printed("report", run, "--public")
     page = (run / "report.html").read_text()
-    assert f"{released['ndcg@10']:.4f}" in page and "Released with noise: test items" in page
+    assert f"{released['ndcg@10']:.4f}" in page and "Noisy metrics: " in page
 
 
 def test_evaluate_refuses_to_release_more(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_the_hash_of_the_data_is_published_under_a_salt_only(done: run.Run) -> N
 def test_a_real_run_is_private_and_no_two_are_alike(log: Path, tmp_path: Path) -> None:
     runs = [train(tiny_config(log, seed=None, epochs=1), tmp_path / name) for name in "ab"]
     assert all(run.statement["private"] for run in runs)
-    assert runs[0].statement["headline"].startswith("User-level differential privacy with ε = ")
+    assert runs[0].statement["headline"].startswith("User-level differential privacy: ε = ")
     assert runs[0].statement["random_source"].startswith("operating system key")
     first, second = (run.release.model.items.weight.detach().numpy() for run in runs)
     assert not np.allclose(first, second)

@@ -78,7 +78,7 @@ def test_tokens_are_consumed_in_order() -> None:
     batches.batch(0).consume()
     with pytest.raises(ValueError, match="the batch of step 1 has been used"):
         batches.batch(0).consume()
-    with pytest.raises(ValueError, match="the batch of step 2 was not stepped on, and now that of step 3 comes"):
+    with pytest.raises(ValueError, match="the batch of step 2 was skipped, and now that of step 3 comes"):
         batches.batch(2).consume()
     with pytest.raises(ValueError, match="was not drawn by PoissonBatches"):
         batch(1).consume()

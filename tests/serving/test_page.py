@@ -178,7 +178,7 @@ def test_a_run_that_is_not_private_says_so(browser: Any, tmp_path_factory: pytes
         opened(browser, server) as page,
     ):
         page.wait_for_selector("#not-private", state="visible")
-        assert "NOT PRIVATE" in page.inner_text("#not-private") and page.inner_text("#protects") == "nobody"
+        assert "NOT PRIVATE" in page.inner_text("#not-private") and page.inner_text("#protects") == "no one"
 
 
 def test_phone_and_dark_mode(browser: Any, server: Server) -> None:

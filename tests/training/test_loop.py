@@ -81,6 +81,7 @@ def test_the_sum_is_of_clipped_users_whatever_the_micro_batches(tokens: int) -> 
         torch.testing.assert_close(ours, naive, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.usefixtures("noise_by_step")
 def test_a_step_is_the_noisy_sum_over_the_expected_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, twin = trainer_of(seed=2), trainer_of(seed=2)
     users = twin.batches.draw(0)

@@ -328,7 +328,7 @@ def test_steps_go_into_a_ledger() -> None:
         optimizer.zero_grad()
     sampled = PoissonGaussian(2.0, 1e-9, 9, label="training")
     assert optimizer.events() == (sampled, Gaussian(2.0, 3, label=f"training ({ASSUMED_ONCE})"))
-    with pytest.raises(ValueError, match="12 steps were taken, which are 2 events"):
+    with pytest.raises(ValueError, match="12 steps are 2 events, not one"):
         optimizer.event()
     seeded = private(parameters((2,)))
     seeded.step(PoissonBatches(10, 1e-9, 9, seed=0).batch(0))

@@ -52,8 +52,10 @@ def nist_fields(facts: dict[str, Any]) -> dict[str, str]:
 
 def _releases(facts: dict[str, Any]) -> str:
     labels = ", ".join(event["label"] or event["kind"] for event in facts["events"])
-    return f"one: the results in the ledger ({labels}) are published together, once; a further run would be a further "
-    "release"
+    return (
+        f"one: the results in the ledger ({labels}) are published together, once; a further run would be a further "
+        "release"
+    )
 
 
 def _pre_processing(facts: dict[str, Any]) -> str:

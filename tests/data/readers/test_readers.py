@@ -233,7 +233,7 @@ def test_frames() -> None:
     for values, words in (([1, None], "row 2 of the frame: the timestamp is missing"), ([1, "x"], "'x' is not a time")):
         with pytest.raises(DpformerError, match=words):
             from_frame({"user": [1, 1], "item": [2, 3], "time": values})
-    with pytest.raises(DpformerError, match="no column of times"):
+    with pytest.raises(DpformerError, match="no timestamp column"):
         from_frame({"user": [1], "item": [2]})
 
 
@@ -319,7 +319,7 @@ BAD = {
     "broken JSON": ("log.jsonl", b'{"user_id": 1, "item_id": 2, "ts": 1}\n{"user', "row 2 is not a JSON object"),
     "deep JSON": ("log.jsonl", b'{"a":' * 100_000, "is not a JSON object"),
     "JSON array": ("log.json", b'[{"user_id": 1}]', "one object per line"),
-    "ragged": ("log.csv", b"user_id,item_id,ts\na,b,1\na\n", "row 3 has another number of fields"),
+    "ragged": ("log.csv", b"user_id,item_id,ts\na,b,1\na\n", "row 3 has a different number of fields"),
     "unclosed quote": ("log.csv", b'user_id,item_id,ts\na,"b,1\nc,d,2\n', "an unclosed quote"),
     "column twice": ("log.csv", b"user_id,item_id,item_id\na,b,c\n", "two columns named 'item_id'"),
     "not UTF-8": ("log.csv", b"user_id,item_id,ts\na,b,1\n\xff,b,1\n", "line 3 is not UTF-8: give --encoding"),

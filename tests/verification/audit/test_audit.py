@@ -229,7 +229,7 @@ def test_the_result_as_json_and_as_a_picture(tmp_path: Path) -> None:
         result.plot(tmp_path / name)
     assert b"<svg" in (tmp_path / "audit.svg").read_bytes()
     assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(DpformerError, match=r"audit.txt unsupported image format; use .svg or .png"):
+    with pytest.raises(DpformerError, match=r"audit.txt: unsupported image format; use .svg or .png"):
         result.plot(tmp_path / "audit.txt")
 
 

@@ -112,8 +112,10 @@ class Banded(Noise):
         )
 
     def drawn(self, unit: UnitOfPrivacy) -> str:
-        return f"{unit.plural.capitalize()} are drawn independently in each round; noise is correlated over "
-        f"{self.bands} steps."
+        return (
+            f"{unit.plural.capitalize()} are drawn independently in each round; noise is correlated over "
+            f"{self.bands} steps."
+        )
 
     def rows(self, sample_rate: float, unit: UnitOfPrivacy) -> list[tuple[str, str]]:
         return [
