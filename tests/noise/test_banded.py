@@ -177,7 +177,7 @@ def test_what_is_refused() -> None:
             ValueError, match=r"have noise correlated over 3 steps, but users were drawn for (indep|noise corr)"
         ):
             optimizer(3)[1].step(sampler(other).batch(0))
-    with pytest.raises(ValueError, match="have independent noise, and users were drawn for noise correlated over 4"):
+    with pytest.raises(ValueError, match="have independent noise, but users were drawn for noise correlated over 4"):
         optimizer(1)[1].step(sampler(4).batch(0))
     p, private = optimizer(3)
     released(p, private, 2)

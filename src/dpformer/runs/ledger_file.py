@@ -234,7 +234,7 @@ def _against(chain: Chain, folder: RunFolder) -> str:
         return "" if _counted(chain, folder) else "the ledger does not count it"  # written by an older version
     number, digest = known["entry"], known.get("hash")
     if type(number) is not int or not 0 <= number < len(chain.entries) or chain.entries[number].hash != digest:
-        return f"the ledger does not hold its entry {number} as the run recorded it: it was rewritten, or is another ledger"
+        return f"the ledger does not hold its entry {number} as the run recorded it: it was rewritten or is another one"
     return ""
 
 
