@@ -235,7 +235,7 @@ def test_a_resumed_run_goes_on_with_its_series() -> None:
 def test_what_is_accounted_for_cannot_be_assigned(name: str) -> None:
     """A schedule of σ from 0.5 to 3.1 was priced at its last value: 0.106 instead of more than 1.69."""
     optimizer = Loop().optimizer
-    with pytest.raises(AttributeError, match=f"{name} is fixed.*for a schedule make another PrivateOptimizer"):
+    with pytest.raises(AttributeError, match=f"{name} is fixed.*for a schedule create another PrivateOptimizer"):
         setattr(optimizer, name, 3.1)
     with pytest.raises(AttributeError):
         optimizer.steps = 0  # type: ignore[misc]
