@@ -34,10 +34,7 @@ ROUNDING, TAIL = 1e-15, 1e-16  # of δ: what an FFT may lose in each composition
 PRIVATE = ("state.safetensors", "keys.json", "budget.json")
 TENSORS = {"vocabulary", "titles", "frequencies", "attributes"}
 ASSUMED = "is assumed, not checked"  # in the label of an event: the headline has to say it
-HEADLINE = (
-    r"[A-Z][a-z]+-level differential privacy: ε = ([\d.,]+), δ = ([\d.e-]*\d), under adding or removing [^.;]+\."
-    r"( ASSUMED: [^.]+\.)*"
-)
+HEADLINE = r"(\w+)-level differential privacy: ε = ([\d.,]+), δ = ([\d.e-]*\d), under adding or removing [^.;]+\.(.*)"
 UNSEEN = (  # claims for which no published file is evidence
     ("the noise was drawn, and nothing but noisy sums is in the model", "dpformer verify --replay, with data and key"),
     ("N, and that one id is one person", "known to the owner of the data alone"),
@@ -78,10 +75,7 @@ class Event(NamedTuple):
 
 
 def losses(event: Event, h: float, removed: bool) -> tuple[int, np.ndarray]:
-    """Of one release: the chances of losses h·first, h·(first + 1), …; the rest is infinite loss.
-
-    The mass of each interval goes to its ends, so that both hypotheses keep theirs.
-    """
+    """Chances of losses h·first, h·(first + 1), … in one release; the rest is infinite loss."""
     sigma, q = event.sigma, event.q
 
     def loss(x: float) -> float:  # ln(1 − q + q·e^{(2x − 1)/(2σ²)})
@@ -97,6 +91,7 @@ def losses(event: Event, h: float, removed: bool) -> tuple[int, np.ndarray]:
     one = (1 - q) * nobody + q * user
     if not removed:  # the same losses, the other way round
         first, grid, one, nobody = -last, -grid[::-1], nobody[::-1], one[::-1]
+    # The mass of an interval goes to its ends, so that both hypotheses keep theirs.
     up = np.clip((one - nobody * np.exp(grid[:-1])) / -math.expm1(-h), 0, one)
     chances = np.zeros(len(grid))
     chances[1:] += up
@@ -398,7 +393,7 @@ class Published:
     def events(self, described: Iterable[dict[str, Any]]) -> list[Event]:
         found: list[Event] = []
         for one in described:
-            sigma, kind = float(one["noise_multiplier"]), one["kind"]
+            sigma, kind = one["noise_multiplier"], one["kind"]
             if not 0.05 <= sigma < math.inf or len(found) > 8:
                 raise ValueError(f"noise of {sigma}, or so many events, are beyond what is worked out here")
             if one["private"] is not self.facts["private"]:
@@ -478,6 +473,7 @@ class Published:
         needed |= {"transition counts"} if config.get("warm_start") else set()
         wrong += [f"no event of {one}" for one in sorted(needed - labels)]
         wrong += ["users"] * (type(users) is not int or users < 1)
+        wrong += ["unit"] * (facts["unit"] != config.get("unit", "user"))
         wrong += ["seed"] * ((config.get("seed") is None) != facts["private"])
         if config["task"] == "recommend" and "catalog" not in config and "file" in config:  # items are of the data
             if config["assume_items_public"]:
@@ -493,8 +489,9 @@ class Published:
             return said.startswith("NOT PRIVATE"), said[:80]
         if (match := re.fullmatch(HEADLINE, said)) is None:
             return False, "it is not as dpformer writes it"
-        epsilon, delta = (float(value.replace(",", "")) for value in match.groups()[:2])
+        level, epsilon, delta = match[1], float(match[2].replace(",", "")), float(match[3])
         ok = epsilon >= facts["epsilon"] and delta >= facts["delta"]
+        ok &= level == facts["unit"].capitalize() and re.fullmatch(r"( ASSUMED: [^.]+\.)*", match[4]) is not None
         ok &= any(ASSUMED in event["label"] for event in facts["events"]) == ("ASSUMED" in said)
         return ok and ("given" in facts) == (", given " in said), f"ε = {epsilon:g}, δ = {delta:g}"
 
