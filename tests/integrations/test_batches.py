@@ -150,6 +150,26 @@ def test_a_collator_sees_one_user_and_draws_from_its_own_seed() -> None:
             assert torch.equal(user[name], tensor)
 
 
+class Packing:
+    """Fills rows of eight tokens and keeps what is left for the next call, as packers of streams do."""
+
+    def __init__(self) -> None:
+        self.left: list[int] = []
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        tokens = self.left + [token for example in examples for token in example["input_ids"]]
+        whole = max(8, len(tokens) // 8 * 8)
+        tokens, self.left = tokens + [0] * (whole - len(tokens)), tokens[whole:]
+        ids = torch.tensor(tokens[:whole]).view(-1, 8)
+        return {"input_ids": ids, "labels": ids}
+
+
+def test_a_collator_that_keeps_tokens_between_calls_is_refused() -> None:
+    """The attack: the end of one user's text becomes the beginning of the next one's."""
+    with pytest.raises(DpformerError, match="it keeps something between calls"):
+        batches(Users(rows(users=30), "author"), Packing(), most=100)[0]
+
+
 def test_packing_into_one_row_stays_within_a_user() -> None:
     """DataCollatorWithFlattening puts all examples it gets into one row: of one user, not of the batch."""
     from transformers import DataCollatorWithFlattening

@@ -139,6 +139,43 @@ def test_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
         trainer(tmp_path, **changes)
 
 
+def test_a_compute_loss_that_would_never_be_called_is_refused(tmp_path: Path) -> None:
+    """It trained on the model's own loss instead, and said nothing."""
+
+    class Weighted(PrivateTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            return 2 * model(**inputs).loss
+
+    with pytest.raises(DpformerError, match=r"Weighted overrides compute_loss.*override user_losses"):
+        Weighted(gpt2(), arguments(tmp_path), epsilon=8, train_dataset=rows(), users="author", data_collator=collate)
+
+
+def test_the_step_of_a_subclass_that_adds_users_twice_is_refused(tmp_path: Path) -> None:
+    class Twice(PrivateTrainer):
+        def training_step(self, *given: Any, **named: Any) -> Any:
+            super().training_step(*given, **named)
+            return super().training_step(*given, **named)
+
+    made = trainer(tmp_path)
+    made.__class__ = Twice
+    with pytest.raises(ValueError, match="in the sum of step 1 already"):
+        made.train()
+    assert made.session.taken == 0
+
+
+def test_without_users_the_guarantee_is_for_examples(tmp_path: Path) -> None:
+    """It said "user-level" of rows of a data set, of which a person may have hundreds."""
+    made = trainer(tmp_path, users=None, unit=None, max_steps=1, train_dataset=rows(most=2), seed=None)
+    made.train()
+    facts = made.statement
+    assert facts["unit"] == "example" and facts["headline"].startswith("Example-level differential privacy")
+    assert "example by example, not as a person" in " ".join(facts["words"])
+    made.save_model(tmp_path / "model")
+    assert "Example-level" in (tmp_path / "model" / "README.md").read_text()
+    assert trainer(tmp_path / "said", users=None, unit="user").session.unit.name == "user", "on the caller's word"
+    assert trainer(tmp_path / "known", unit=None).session.unit.name == "user"
+
+
 class Stolen(PrivateTrainer):
     """The attack: Trainer's own backward pass, whose gradients nobody has bounded."""
 

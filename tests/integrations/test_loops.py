@@ -182,6 +182,63 @@ def test_lightning_refuses(changes: dict[str, Any], trainer: dict[str, Any], say
         fit(module(tmp_path, **changes), tmp_path, **trainer)
 
 
+def existing_module(folder: Path, calls: int) -> Any:
+    """A module with a training_step of its own, as every existing one has; it may call ours."""
+    lightning = pytest.importorskip("lightning")
+    made = module(folder)
+    ours = type(made)
+
+    class Existing(ours):  # type: ignore[misc,valid-type]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            for _ in range(calls):
+                super().training_step(batch, batch_idx)
+            return torch.zeros((), requires_grad=True)
+
+    made.__class__ = Existing
+    assert isinstance(made, lightning.LightningModule)
+    return made
+
+
+def test_a_training_step_of_ones_own_does_not_train_on_noise_alone(tmp_path: Path) -> None:
+    """It did, and got a statement for a model that had learnt nothing."""
+    made = existing_module(tmp_path, calls=0)
+    with pytest.raises(DpformerError, match="trains on pure noise"):
+        fit(made, tmp_path)
+    assert made.session.taken == 0
+    made = existing_module(tmp_path / "twice", calls=2)
+    with pytest.raises(ValueError, match="in the sum of step 1 already"):
+        fit(made, tmp_path)
+    assert made.session.taken == 0
+    fit(existing_module(tmp_path / "once", calls=1), tmp_path)
+
+
+def test_a_module_without_user_losses_is_refused_before_it_starts(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    from dpformer.integrations.lightning import Private
+
+    class Plain(Private, lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = gpt2()
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.body(**batch).loss  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> Any:
+            return self.private(adam(self))
+
+    made = Plain()
+    made.make_private(rows(most=2), **{**BUDGET, "keys": tmp_path / "keys"})
+    with pytest.raises(DpformerError, match="define user_losses"):
+        fit(made, tmp_path)
+
+
+@pytest.mark.parametrize("adapter", ["accelerate", "lightning"])
+def test_without_ids_the_guarantee_is_for_examples(adapter: str, tmp_path: Path) -> None:
+    made = (loop if adapter == "accelerate" else module)(tmp_path, by=None)
+    assert made.session.unit.name == "example"
+
+
 @pytest.mark.parametrize("adapter", ["accelerate", "lightning"])
 @pytest.mark.parametrize("begins", [0, 2])
 def test_users_mixed_through_numbers(

@@ -14,6 +14,7 @@ from dpformer.accounting.events import ASSUMED_ONCE, ASSUMED_RATE
 from dpformer.sampling import Batch, Part
 from dpformer.sampling.batch import Due
 from dpformer.statement.build import statement
+from dpformer.training.steps_taken import USED
 
 N, Q, STEPS = 40, 0.3, 12
 DATA = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))
@@ -208,6 +209,64 @@ def test_steps_of_two_samplers_are_two_events() -> None:
         for batch in batches:
             loop.whole(batch)
     assert [(event.repeats, event.sample_rate) for event in loop.optimizer.events()] == [(STEPS, Q), (2, 0.1)]  # type: ignore[attr-defined]
+
+
+def test_a_sampler_that_was_resumed_without_its_optimizer_is_refused() -> None:
+    """The steps before the crash were in nobody's ledger: 7 of 12 steps were priced."""
+    loop, again = Loop(), Loop()
+    for batch in loop.batches:
+        loop.whole(batch)
+        if batch.step == 4:
+            break
+    USED.clear()  # another process
+    again.batches.load_state_dict(loop.batches.state_dict())
+    with pytest.raises(ValueError, match="restore the states of sampler and optimizer together"):
+        again.whole(again.batches.batch(5))
+    assert again.optimizer.steps == 0
+
+
+def test_draws_that_are_used_again_are_refused() -> None:
+    """Twelve samples, each in two noisy sums, were priced as 24 samples: at σ = 0.5 that is far too little."""
+    loop = Loop()
+    start = loop.batches.state_dict()
+    for batch in loop.batches:
+        loop.whole(batch)
+    other = Loop()
+    other.batches.load_state_dict(start)
+    with pytest.raises(ValueError, match="12 steps of this sampler were taken"):
+        other.whole(other.batches.batch(0))
+    key = bytes(range(32))
+    for number in range(2):  # two samplers with one key
+        other = Loop()
+        other.batches = dp.PoissonBatches(N, Q, STEPS, key=key)
+        if number:
+            with pytest.raises(ValueError, match="create a sampler with a new key"):
+                other.whole(other.batches.batch(0))
+        else:
+            other.whole(other.batches.batch(0))
+
+
+def test_a_run_may_be_repeated_with_all_of_its_keys() -> None:
+    """A replay makes the same releases, so it is nothing new."""
+    key, models = bytes(range(1, 33)), []
+    for _ in range(2):
+        loop = Loop(key=key)
+        loop.batches = dp.PoissonBatches(N, Q, STEPS, key=key)
+        for batch in loop.batches:
+            loop.whole(batch)
+        models.append(loop.model.weight.detach())
+    assert torch.equal(*models)
+
+
+@pytest.mark.parametrize("name", ["n", "sample_rate", "steps", "noise"])
+def test_what_batches_are_drawn_with_cannot_be_assigned(name: str) -> None:
+    """The rate was changed in the ledger, and the draws were as before."""
+    loop = Loop()
+    loop.whole(loop.batches.batch(0))
+    with pytest.raises(AttributeError, match=f"{name} is fixed"):
+        setattr(loop.batches, name, 0.001)
+    loop.whole(loop.batches.batch(1))
+    assert loop.optimizer.events() == (PoissonGaussian(1.0, Q, 2, label="training"),)
 
 
 def test_a_resumed_run_goes_on_with_its_series() -> None:

@@ -161,6 +161,10 @@ FORGERIES: dict[str, tuple[Change, str]] = {
         lambda facts: facts.update(headline=facts["headline"].replace("ε = ", "ε = 0.1, that is ")),
         "the headline says no less than ε and δ",
     ),
+    "another unit": (
+        lambda facts: facts.update(unit="author", headline=facts["headline"].replace("User-", "Author-")),
+        "the ledger is what config.toml asks for",
+    ),
     "a key of a seed": (
         lambda facts: facts.update(
             key_commitment=hashlib.sha256(

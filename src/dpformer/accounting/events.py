@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 # Labels of training events whose assumptions the caller vouches for.
-ASSUMED_CLIPPED = "that each user was clipped is assumed, not checked"
+ASSUMED_CLIPPED = "that sums hold each user of their batch once, and clipped, is assumed, not checked"
 ASSUMED_ONCE = "without sampling; that each user counts once in a step is assumed, not checked"
 ASSUMED_RATE = "that users were sampled at this rate, each once in a step, is assumed, not checked"
 ASSUMPTIONS = (ASSUMED_CLIPPED, ASSUMED_ONCE, ASSUMED_RATE)

@@ -29,6 +29,14 @@ USER = UnitOfPrivacy(
     "One user is one person's entire history in the data.",
 )
 UNITS: dict[str, UnitOfPrivacy] = {
+    "example": UnitOfPrivacy(
+        "example",
+        "examples",
+        "one example of the data set",
+        "a given example",
+        "One unit is an example, one item of the data set. Someone with several examples is protected example by "
+        "example, not as a person.",
+    ),
     "chunk": UnitOfPrivacy(
         "chunk",
         "chunks",

@@ -34,6 +34,20 @@ def audit(
     plot: Annotated[
         Path | None, typer.Option(help="Plot the result to this file (SVG or PNG).", show_default=False)
     ] = None,
+    non_members: Annotated[
+        Path | None,
+        typer.Option(
+            help="Log of users who were not in the training data: attack the released model through its answers "
+            "instead of auditing with canaries. The result is for the owner of the data alone.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --non-members, the log of the run (default: the path in its config).", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Audit a run: train on synthetic users with its settings and measure how well members are distinguished.
@@ -45,6 +59,14 @@ def audit(
     """
     flags = {"--epsilon": epsilon, "--noise-multiplier": noise_multiplier, "--users": users, "--batch": batch}
     flags.update({"--epochs": epochs, "--delta": delta})
+    if non_members is not None:
+        from dpformer.cli import membership
+
+        membership.refuse_others(run, [name for name, value in {**flags, "--plot": plot}.items() if value is not None])
+        assert run is not None
+        return membership.attack(run, non_members, data, seed, as_json)
+    if data is not None:
+        raise DpformerError("--data is read for --non-members alone: an audit by canaries touches no data")
     if run is not None and (given := [name for name, value in flags.items() if value is not None]):
         raise DpformerError(
             f"{given[0]} and RUN exclude each other, because a run has its own settings: give one of them"

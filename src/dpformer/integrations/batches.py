@@ -173,8 +173,27 @@ class LogicalBatches(torch.utils.data.Dataset[LogicalBatch]):
         return LogicalBatch(step, [Part.of(collated, self.pad_token, who) for collated, who in made])
 
     def _collated(self, step: int, user: int) -> Mapping[str, Tensor]:
+        """The inputs of a user, collated twice: what a collator keeps from one call would reach the next user."""
+        inputs, again = self._collated_once(step, user), self._collated_once(step, user)
+        if not _same(inputs, again):
+            raise DpformerError(
+                "the collator returns different inputs for the same user and the same random numbers: it keeps "
+                "something between calls, as packing across examples does, and that would put users into each "
+                "other's inputs; give a collator without a state"
+            )
+        return inputs
+
+    def _collated_once(self, step: int, user: int) -> Mapping[str, Tensor]:
         with drawing_from(self.seed(step, user)):
             return self.collate(self.users[user])
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two results of a collator are equal, bit for bit; what is no tensor is refused elsewhere."""
+    if one.keys() != other.keys():
+        return False
+    pairs = [(one[name], other[name]) for name in one]
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor))
 
 
 def _size(user: Mapping[str, Tensor]) -> tuple[int, int]:

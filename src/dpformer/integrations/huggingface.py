@@ -66,7 +66,8 @@ class PrivateTrainer(Trainer):
         delta: δ of the whole run; by default 1 / (10 · number of users).
         train_dataset: one user per item, which is one example or a list; or, with `users`, one example per item.
         users: the user of each example: the name of a column, or a sequence of ids.
-        unit: the unit of privacy in the statement: user, author, document.
+        unit: the unit of privacy in the statement: user, author, document. By default user if `users` is given, and
+            example otherwise.
         clipping: the clip function: `dp.normalize(C)`, the default with C = 1, or `dp.clip(C)`.
         keys: the folder for the keys of the run; by default `args.output_dir` with the suffix `.keys`.
         log_loss: show the exact training loss in logs, which makes them as private as the data.
@@ -83,7 +84,7 @@ class PrivateTrainer(Trainer):
         delta: float | None = None,
         train_dataset: Any,
         users: str | Sequence[Any] | None = None,
-        unit: str = "user",
+        unit: str | None = None,
         clipping: ClipFunction | None = None,
         keys: str | Path | None = None,
         log_loss: bool = False,
@@ -92,6 +93,12 @@ class PrivateTrainer(Trainer):
     ) -> None:
         if others.get("model_init") is not None:
             raise DpformerError("model_init creates a new model for every trial, each with its own budget: give model")
+        if type(self).compute_loss is not Trainer.compute_loss:
+            raise DpformerError(
+                f"{type(self).__name__} overrides compute_loss, which private training never calls, because it returns "
+                "one loss for the whole batch: override user_losses(model, part), one loss per user, or give "
+                "compute_loss_func, one loss per row"
+            )
         self.log_loss = log_loss
         people = Users(train_dataset, users)
         batch_size = args.train_batch_size * args.gradient_accumulation_steps
@@ -304,7 +311,7 @@ def _library(model: nn.Module) -> str:
 
 def _description(users: str | Sequence[Any] | None, args: TrainingArguments) -> str:
     whose = (
-        "Each item of the data set is treated as one user with all of that user's data"
+        "Each item of the data set is one unit of privacy"
         if users is None
         else f"All examples with the same {users if isinstance(users, str) else 'user id'} are one user"
     )

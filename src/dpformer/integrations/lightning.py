@@ -93,6 +93,11 @@ class Private:
         )
 
     def on_fit_start(self) -> None:
+        if type(self).user_losses is Private.user_losses and "user_losses" not in vars(self):
+            raise DpformerError(
+                f"{type(self).__name__} has no user_losses: a training_step of its own returns one loss for the whole "
+                "batch, which cannot be bounded per user; define user_losses(self, part), which returns one per user"
+            )
         steps, trainer = self._made().steps, self.trainer  # type: ignore[attr-defined]
         if not 0 < trainer.max_steps <= steps:
             raise DpformerError(f"max_steps={trainer.max_steps}, but the budget is for {steps}: give max_steps={steps}")

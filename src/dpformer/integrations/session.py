@@ -58,7 +58,8 @@ class PrivateSession:
         batch_size: the expected number of users per step.
         steps: maximum number of steps; if fewer are taken, less is spent.
         clipping: the clip function: `normalize(C)` or `clip(C)`.
-        unit: the unit of privacy in the statement: user, author, document.
+        unit: the unit of privacy in the statement: user, author, document. By default user if `users` were grouped by
+            a column of ids, and example otherwise: whether an item of the data set is all of a person is not known.
         keys: the folder for the keys of the run.
         data: sentences on the data for the statement, without counts.
         seed: for tests only: marks the run as not private.
@@ -74,7 +75,7 @@ class PrivateSession:
         batch_size: int,
         steps: int,
         clipping: ClipFunction | None = None,
-        unit: str = "user",
+        unit: str | None = None,
         keys: Path,
         data: Sequence[str] = (),
         seed: int | None = None,
@@ -86,7 +87,8 @@ class PrivateSession:
         self.model, self.users, self.epsilon_target, self.steps = model, users, epsilon, steps
         self.delta = 1 / (10 * len(users)) if delta is None else delta
         self.batch_size, self.clip = batch_size, clipping or normalize(1.0)
-        self.unit, self.data, self.seed, self.keys = unit_of(unit), list(data), seed, keys
+        self.unit = unit_of(unit or ("user" if users.grouped else "example"))
+        self.data, self.seed, self.keys = list(data), seed, keys
         self.sample_rate = batch_size / len(users)
         self.noise_multiplier = calibrate(epsilon=epsilon, delta=self.delta, sample_rate=self.sample_rate, steps=steps)
         self.clipping, self._check = PhantomClipping(model), UsersCheck(model)

@@ -33,6 +33,11 @@ class Users:
         if len(self) < 2:
             raise DpformerError(f"the training data has {len(self)} users, but at least 2 are needed")
 
+    @property
+    def grouped(self) -> bool:
+        """Whether it is known whose example each item is."""
+        return self._places is not None
+
     def __len__(self) -> int:
         return len(self.dataset) if self._places is None else len(self._places)
 

@@ -68,6 +68,11 @@ class SecureRandom:
             "random numbers from a seed: NOT private, anyone who knows the seed can remove the noise (for tests only)"
         )
 
+    @property
+    def identity(self) -> str:
+        """The same for the same secret and context, different otherwise; does not reveal the secret."""
+        return hashlib.sha256(self.within("identity").words(4, step=0).tobytes()).hexdigest()
+
     def within(self, context: str) -> SecureRandom:
         """The same secret for other numbers: a narrower context. Lengths are included, so contexts are unambiguous."""
         narrower = SecureRandom(f"{len(self.context)}:{self.context}/{context}", key=self._key)

@@ -16,6 +16,7 @@ from dpformer.noise.mechanisms import INDEPENDENT, Noise
 from dpformer.noise.randomness import SecureRandom
 from dpformer.sampling.batch import Batch, Due, Origin
 
+FIXED = {"n", "sample_rate", "steps", "noise"}
 CHUNK = 2**18  # users drawn at a time
 
 
@@ -63,6 +64,15 @@ class PoissonBatches:
         self._random = SecureRandom(f"Poisson batches of {self.n} users at {self.sample_rate!r}", key=key, seed=seed)
         self._threshold = int(Fraction(noise.step_rate(self.sample_rate)) * 2**64)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses to change what its batches claim: they are drawn with what it was created with."""
+        if name in FIXED and name in self.__dict__:
+            raise AttributeError(
+                f"{name} is fixed, since all batches are drawn and accounted for with it: for a schedule create "
+                "another PoissonBatches for each part, and step on both with the same optimizer"
+            )
+        super().__setattr__(name, value)
+
     @property
     def expected_batch_size(self) -> float:
         """q·n: noisy sums are divided by it, whatever the size of the batch. Not an integer in general."""
@@ -82,9 +92,10 @@ class PoissonBatches:
     @property
     def origin(self) -> Origin:
         """The origin recorded in its batches. The identity does not reveal the key."""
-        digest = hashlib.sha256(self._random.within("identity").words(4, step=0).tobytes())
-        digest.update(repr((self.n, self.sample_rate, self.steps, self.noise)).encode())
-        return Origin(digest.hexdigest(), self.n, self.sample_rate, self.steps, self.noise, self.private)
+        facts = repr((self._random.identity, self.n, self.sample_rate, self.steps, self.noise))
+        return Origin(
+            hashlib.sha256(facts.encode()).hexdigest(), self.n, self.sample_rate, self.steps, self.noise, self.private
+        )
 
     def batch(self, step: int) -> Batch:
         """The batch of step 0 ≤ step < steps."""

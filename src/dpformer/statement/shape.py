@@ -63,7 +63,7 @@ class _Statement(_Part):
     private: bool
     epsilon: Number | None
     delta: Probability | None
-    unit: Literal["user", "chunk", "line", "document", "author"]
+    unit: Literal["user", "example", "chunk", "line", "document", "author"]
     adjacency: str
     users: Annotated[int, Field(ge=1)]
     accountant: str | None

@@ -95,13 +95,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self.noise = noise
         if noise.correlated and not self.noise_multiplier:
             raise ValueError(f"{noise.choice}, but there is no noise to correlate: omit it")
-        self._taken = StepsTaken(noise)
         facts = [
             type(inner).__qualname__,
             repr(sorted(inner.defaults.items())),
             *map(str, self._settings().values()),
         ]
         self._random = SecureRandom("noise of the step", key=key, seed=seed).within(repr(facts)).within(context)
+        self._taken = StepsTaken(noise, self._random.identity)
         self._fingerprint = Fingerprint(self._random)
         self._past = NoiseHistory(noise)
 
@@ -349,10 +349,11 @@ class PrivateOptimizer(torch.optim.Optimizer):
         for name, value in self._settings().items():
             if state[name] != value:
                 raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {value}")
-        taken = StepsTaken.load(self.noise, {name: state[name] for name in ("sampled", "unsampled")})
+        random = self._random.with_state(state["random"])
+        counted = {name: state[name] for name in ("sampled", "unsampled")}
+        taken = StepsTaken.load(self.noise, random.identity, counted)
         if state["steps"] != taken.total:
             raise ValueError(f"steps was {state['steps']} when this state was saved, but {taken.total} are counted")
-        random = self._random.with_state(state["random"])
         past = NoiseHistory(self.noise)
         past.load(state.get("past", []), taken.total)
         self.inner.load_state_dict(state["inner"])

@@ -8,7 +8,7 @@ No caller has to supply a rate.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dpformer.accounting.arguments import sample_rate_of, whole
@@ -37,15 +37,27 @@ class Series:
         return cls(origin, whole("first", facts["first"], 0), whole("count", facts["count"], 1))
 
 
+@dataclass
+class Used:
+    """What became of the draws of one sampler in this process."""
+
+    steps: int = 0  # batches that were stepped on
+    noises: set[str] = field(default_factory=set)  # of the optimizers that did
+
+
+USED: dict[str, Used] = {}  # by identity of the sampler
+
+
 class StepsTaken:
     """The steps of one optimizer.
 
     Args:
         noise: the noise of the optimizer.
+        random: names the key and the settings of that noise, and does not reveal the key.
     """
 
-    def __init__(self, noise: Noise) -> None:
-        self.noise = noise
+    def __init__(self, noise: Noise, random: str) -> None:
+        self.noise, self.random = noise, random
         self.unsampled = 0
         self._series: dict[str, Series] = {}
 
@@ -63,7 +75,9 @@ class StepsTaken:
                 "PoissonBatches and PrivateOptimizer the same noise"
             )
         series = self._series.get(batch.origin.identity)
-        if series is not None and batch.step != series.first + series.count:
+        if series is None:
+            self._check_first(batch)
+        elif batch.step != series.first + series.count:
             raise ValueError(
                 f"got the batch of step {batch.step + 1} instead of that of step {series.first + series.count + 1}: "
                 "each batch is one step, in order; restore the states of sampler and optimizer together"
@@ -75,12 +89,29 @@ class StepsTaken:
                 "on this sampler"
             )
 
+    def _check_first(self, batch: Batch) -> None:
+        """Each draw is for one noisy sum: steps on a sampler begin where the steps of others on it ended.
+
+        An optimizer with the same key and settings may repeat them, because it repeats the same releases (a replay).
+        """
+        used = USED.get(batch.origin.identity, Used())
+        if batch.origin.private and batch.step != used.steps and self.random not in used.noises:
+            raise ValueError(
+                f"this optimizer begins at the batch of step {batch.step + 1}, and {used.steps} steps of this sampler "
+                "were taken in this process: a draw that is used again, or steps that nobody counts, cost more than "
+                "the events say; to resume, restore the states of sampler and optimizer together, and for another run "
+                "create a sampler with a new key"
+            )
+
     def count(self, batch: Batch | None) -> None:
         """Record that a step was taken."""
         if batch is None:
             self.unsampled += 1
             return
         batch.consume()
+        used = USED.setdefault(batch.origin.identity, Used())
+        used.steps = batch.step + 1
+        used.noises.add(self.random)
         self._series.setdefault(batch.origin.identity, Series(batch.origin, batch.step)).count += 1
 
     def events(
@@ -122,11 +153,11 @@ class StepsTaken:
         return {"unsampled": self.unsampled, "sampled": [series.to_dict() for series in self._series.values()]}
 
     @classmethod
-    def load(cls, noise: Noise, state: Mapping[str, Any]) -> StepsTaken:
+    def load(cls, noise: Noise, random: str, state: Mapping[str, Any]) -> StepsTaken:
         """The inverse of `state`."""
         if set(state) != {"unsampled", "sampled"}:
             raise ValueError(f"the steps of a state have the keys sampled and unsampled, not {sorted(state)}")
-        found = cls(noise)
+        found = cls(noise, random)
         found.unsampled = whole("unsampled", state["unsampled"], 0)
         every = [Series.from_dict(facts) for facts in state["sampled"]]
         found._series = {series.origin.identity: series for series in every}

@@ -32,11 +32,8 @@ CLOSE = 2e-3  # relative: a stated bound may be this much below ours, which is a
 ROUNDING, TAIL = 1e-15, 1e-16  # of δ: error of an FFT per composition, and truncated mass
 PRIVATE = ("state.safetensors", "keys.json", "budget.json")
 TENSORS = {"vocabulary", "titles", "frequencies", "attributes"}
-ASSUMED = "is assumed, not checked"  # in the label of an event: the headline must say it
-HEADLINE = (
-    r"[A-Z][a-z]+-level differential privacy: ε = ([\d.,]+), δ = ([\d.e-]*\d), under adding or removing [^.;]+\."
-    r"( ASSUMED: [^.]+\.)*"
-)
+ASSUMED = "is assumed, not checked"  # in the label of an event: the headline has to say it
+HEADLINE = r"(\w+)-level differential privacy: ε = ([\d.,]+), δ = ([\d.e-]*\d), under adding or removing [^.;]+\.(.*)"
 UNSEEN = (  # claims for which no published file is evidence
     ("the noise was drawn, and nothing but noisy sums is in the model", "dpformer verify --replay, with data and key"),
     ("N, and that one id is one person", "known to the owner of the data alone"),
@@ -397,7 +394,7 @@ class Published:
     def events(self, described: Iterable[dict[str, Any]]) -> list[Event]:
         found: list[Event] = []
         for one in described:
-            sigma, kind = float(one["noise_multiplier"]), one["kind"]
+            sigma, kind = one["noise_multiplier"], one["kind"]
             if not 0.05 <= sigma < math.inf or len(found) > 8:
                 raise ValueError(f"noise of {sigma}, or this many events, exceed the limits of this verifier")
             if one["private"] is not self.facts["private"]:
@@ -477,6 +474,7 @@ class Published:
         needed |= {"transition counts"} if config.get("warm_start") else set()
         wrong += [f"no event of {one}" for one in sorted(needed - labels)]
         wrong += ["users"] * (type(users) is not int or users < 1)
+        wrong += ["unit"] * (facts["unit"] != config.get("unit", "user"))
         wrong += ["seed"] * ((config.get("seed") is None) != facts["private"])
         if config["task"] == "recommend" and "catalog" not in config and "file" in config:  # items are of the data
             if config["assume_items_public"]:
@@ -492,8 +490,9 @@ class Published:
             return said.startswith("NOT PRIVATE"), said[:80]
         if (match := re.fullmatch(HEADLINE, said)) is None:
             return False, "it does not have the form that dpformer writes"
-        epsilon, delta = (float(value.replace(",", "")) for value in match.groups()[:2])
+        level, epsilon, delta = match[1], float(match[2].replace(",", "")), float(match[3])
         ok = epsilon >= facts["epsilon"] and delta >= facts["delta"]
+        ok &= level == facts["unit"].capitalize() and re.fullmatch(r"( ASSUMED: [^.]+\.)*", match[4]) is not None
         ok &= any(ASSUMED in event["label"] for event in facts["events"]) == ("ASSUMED" in said)
         return ok and ("given" in facts) == (", given " in said), f"ε = {epsilon:g}, δ = {delta:g}"
 

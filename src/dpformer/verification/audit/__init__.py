@@ -6,6 +6,7 @@ from dpformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dpformer.verification.audit.checks import Check
+    from dpformer.verification.audit.membership import MembershipAttack, attack_membership
     from dpformer.verification.audit.observation import Mechanism, Observation
     from dpformer.verification.audit.observer import observe
     from dpformer.verification.audit.queries import audit_query
@@ -16,14 +17,27 @@ if TYPE_CHECKING:
 _HOME = {
     "Audit": "result",
     "Check": "checks",
+    "MembershipAttack": "membership",
     "Mechanism": "observation",
     "Observation": "observation",
+    "attack_membership": "membership",
     "audit": "training",
     "audit_query": "queries",
     "audit_run": "run",
     "observe": "observer",
 }
 
-__all__ = ["Audit", "Check", "Mechanism", "Observation", "audit", "audit_query", "audit_run", "observe"]
+__all__ = [
+    "Audit",
+    "Check",
+    "Mechanism",
+    "MembershipAttack",
+    "Observation",
+    "attack_membership",
+    "audit",
+    "audit_query",
+    "audit_run",
+    "observe",
+]
 
 __getattr__ = lazy_names(__name__, _HOME)
