@@ -38,12 +38,14 @@ class Given:
         files: the files to read, all of one format.
         wanted: the request.
         folder: private folder for unpacked files; it need not exist.
+        together: whether the files are a folder or glob, so that folders such as `day=7` are columns.
     """
 
     connection: Connection
     files: list[Path]
     wanted: Wanted
     folder: Path
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def relation(
 
     Args:
         connection: the DuckDB that will run the SQL.
-        path: a file, folder, glob, database, `-` for standard input, or a URL.
+        path: a file, folder, glob, table, database, `-` for standard input, or a URL.
         columns: names of columns, if they are not the usual ones.
         reading: other reading options.
         filters: which interactions to use.
@@ -97,6 +99,8 @@ def relation(
     brought = None if elsewhere is None else _brought(elsewhere, columns, reading, filters, folder)
     if brought is not None:
         path, reading = brought.path, brought.reading
+    if reading.snapshot is not None:
+        raise DpformerError(f"--snapshot is for tables with numbered states (Delta, Iceberg), and {where} has none")
     files = files_of(path)
     found = {form.name: form for form in (format_of(file, reading) for file in files)}
     if len(found) > 1:
@@ -105,7 +109,7 @@ def relation(
     wanted = Wanted(columns, reading, filters, where)
     if not form.tables and (reading.table is not None or reading.query is not None):
         raise DpformerError(f"--table and --query apply to databases and Parquet, but {wanted.where} is {form.title}")
-    made = replace(form.read(Given(connection, files, wanted, folder)), format=form.title)
+    made = replace(form.read(Given(connection, files, wanted, folder, together=files != [path])), format=form.title)
     if brought is not None:
         made = replace(made, format=brought.title or form.title, snapshot=brought.snapshot)
     if filters.row_filter is not None and not made.filtered:

@@ -10,7 +10,7 @@ from dpformer.engines.duckdb_connection import confine, text
 
 
 def read(given: Given) -> Relation:
-    select, query = parquet(given.files), given.wanted.reading.query
+    select, query = parquet(given.files, given.together), given.wanted.reading.query
     if query is None:
         return table(given.connection, select, given.wanted)
     confine(given.connection, given.files)
@@ -18,10 +18,10 @@ def read(given: Given) -> Relation:
     return table(given.connection, query, given.wanted)
 
 
-def parquet(files: list[Path]) -> str:
+def parquet(files: list[Path], together: bool) -> str:
     """SQL of the rows of Parquet files; folders such as `day=7` are columns, of text."""
     names = ", ".join(text(no_glob(file)) for file in files)
-    parts = "true" if len(files) > 1 else "false"
+    parts = "true" if together else "false"
     return f"SELECT * FROM read_parquet([{names}], hive_partitioning = {parts}, hive_types_autocast = false)"
 
 
