@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -12,11 +13,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from dpformer.engines.duckdb_connection import default_memory
 from dpformer.engines.sql_sums import SqlSums, history_rows
 from dpformer.errors import DpformerError, MissingExtra
 
 ROWS_AT_ONCE = 1 << 23  # rows of a result on this machine
-ROWS_OF_A_PART = 1 << 20  # of a log, in the cluster: twelve pairs each
+ROWS_OF_A_PART = 1 << 18  # of a log, in the cluster: three million pairs
 _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -82,10 +84,11 @@ def spark_sums(session: Any, items: np.ndarray, starts: np.ndarray, stops: np.nd
     return SqlSums(made, len(starts))
 
 
-def spark_session(**options: str) -> Any:
+def spark_session(memory: str | None = None, **options: str) -> Any:
     """The active SparkSession, or one as configured on this machine (spark-submit, spark-defaults.conf).
 
-    What the Java process of a new one writes goes to a file that nobody sees, unless it does not start.
+    What the Java process of a new one writes goes to a file that nobody sees, unless it does not start. Where nothing is
+    configured it may use `memory`, by default as much as other engines; Spark's own default is 1 GB.
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it reports an interrupted call with its stack
     with warnings.catch_warnings():
@@ -100,6 +103,8 @@ def spark_session(**options: str) -> Any:
             return found
         builder = SparkSession.builder.appName("dpformer").config("spark.ui.showConsoleProgress", "false")
         builder = builder.config("spark.log.level", "ERROR")
+        if not _is_configured():
+            builder = builder.config("spark.driver.memory", _java_memory(memory or default_memory()))
         for name, value in options.items():
             builder = builder.config(name.replace("_", "."), value)
         with _stderr_aside() as log:
@@ -112,6 +117,20 @@ def spark_session(**options: str) -> Any:
                 elif "gateway" in said:
                     said = (_last_line(log) or said)[:200]
                 raise DpformerError(f"Spark does not start: {said}") from None
+
+
+def _is_configured() -> bool:
+    """Whether whoever runs Spark here has said how: spark-submit, or a file of defaults."""
+    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(os.environ.get("SPARK_HOME", ""), "conf")
+    return "PYSPARK_GATEWAY_PORT" in os.environ or os.path.isfile(os.path.join(folder, "spark-defaults.conf"))
+
+
+def _java_memory(amount: str) -> str:
+    """An amount of memory as Java writes it: 4GB or 3814MiB as 4g or 3814m."""
+    found = re.fullmatch(r"\s*(\d+)\s*([KMGT])i?B?\s*", amount, re.IGNORECASE)
+    if found is None:
+        raise DpformerError(f"memory is {amount!r}; give an amount such as 4GB")
+    return f"{found[1]}{found[2].lower()}"
 
 
 def for_size(session: Any, rows: int) -> None:

@@ -70,7 +70,7 @@ def cluster_log(
 ) -> ClusterLog:
     """A table (`reading.table`), a query, or Parquet files (`file`) that Spark can access; options as for `prepare`."""
     (filters or Filters()).refuse_rows("does not apply to --engine spark: filter in --query, in the cluster's own SQL")
-    session = spark_session()
+    session = spark_session(reading.memory)
     try:
         log = _Log(session, _source(session, file, reading), columns, reading, filters or Filters())
         skipped = log.check()
