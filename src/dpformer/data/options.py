@@ -56,7 +56,9 @@ class DataOptions(Options):
     skip_bad_rows: bool = option(False, "Skip and count invalid rows.")
     table: str | None = option(None, "Table of a database.")
     query: str | None = option(None, "SQL that selects the log from a database, or from Parquet as table log.")
-    snapshot: str | None = option(None, "Version of a Delta table, or snapshot id of an Iceberg table (default: current).")
+    snapshot: str | None = option(
+        None, "Version of a Delta table, or snapshot id of an Iceberg table (default: current)."
+    )
     engine: Literal["numpy", "duckdb", "spark"] | None = option(
         None, "Backend for counting: numpy, duckdb or spark (default: chosen by data size)."
     )

@@ -87,8 +87,8 @@ def spark_sums(session: Any, items: np.ndarray, starts: np.ndarray, stops: np.nd
 def spark_session(memory: str | None = None, **options: str) -> Any:
     """The active SparkSession, or one as configured on this machine (spark-submit, spark-defaults.conf).
 
-    What the Java process of a new one writes goes to a file that nobody sees, unless it does not start. Where nothing is
-    configured it may use `memory`, by default as much as other engines; Spark's own default is 1 GB.
+    The Java process of a new session writes to a temporary file, which is read only if it does not start. If nothing is
+    configured its limit is `memory`, by default that of other engines; Spark's own default is 1 GB.
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it reports an interrupted call with its stack
     with warnings.catch_warnings():

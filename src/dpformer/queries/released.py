@@ -82,7 +82,7 @@ def release_before_training(config: Config, plan: Plan, dataset: Dataset, random
     """Ask all queries that the config needs before training, each once.
 
     The noise is a function of the run's key, the config and the data: a run that died afterwards releases the same
-    values again. If an engine is named, the order of users, which a cluster does not have, is left out of the address: every
+    values again. If an engine is named, its address leaves out the order of users, which a cluster does not have: every
     engine gives the same bytes under the same key.
     """
     data = dataset.hash if config.engine is None else dataset.unordered_hash
