@@ -21,8 +21,9 @@ FILTERS = ("where", "since", "until", "min_rating", "min_user_actions")
 READING = (*OF_COLUMNS, *OF_READING, *FILTERS)  # options of every command that reads a log
 # Options that describe the format of one file and do not apply to a file of another format.
 OF_FORMAT = ("format", "columns", "delimiter", "quotes", "encoding", "table", "query", "snapshot")
+OF_TABLES = ("format", "table", "query", "snapshot", "memory")  # of logs and of texts
 OF_LOGS = (
-    "item_column", "timestamp_column", "rating_column", *FILTERS, "split", "catalog", *OF_READING,
+    "item_column", "rating_column", *FILTERS, "split", "catalog", *(n for n in OF_READING if n not in OF_TABLES),
     "attributes", "drop_unknown_items", "assume_items_public", "validation", "cache",
 )  # fmt: skip
 
@@ -45,6 +46,7 @@ class DataOptions(Options):
     tokenizer: Path | None = option(None, "Text: a public tokenizer.json, instead of characters.")
     user_column: str | None = option(None, "Column of user ids.")
     item_column: str | None = option(None, "Column of item ids.")
+    text_column: str | None = option(None, "Text: column of texts in a table, or key in JSON lines (default: text).")
     timestamp_column: str | None = option(None, "Column of timestamps.")
     rating_column: str | None = option(None, "Column of ratings.")
     format: str | None = option(None, "Format of the log (default: inferred from its name).")

@@ -153,7 +153,9 @@ class Config(RunOptions, TrainingOptions, PrivacyOptions, ModelOptions, DataOpti
 
     def _check_task(self) -> None:
         if self.task == "recommend":
-            given = [name for name in ("unit", "characters", "tokenizer") if getattr(self, name) is not None]
+            given = [
+                name for name in ("unit", "characters", "tokenizer", "text_column") if getattr(self, name) is not None
+            ]
             if given:
                 raise ValueError(f"{given[0]} applies to text: give --task lm, or omit it")
             return

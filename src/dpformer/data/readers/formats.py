@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from dpformer.data.readers.relation import Relation, Wanted
 from dpformer.data.reading import Reading
 from dpformer.data.sources.elsewhere import Asked, Brought, Source, source_of
 from dpformer.data.sources.files import files_of
+from dpformer.data.sources.ordered import needed
 from dpformer.data.sources.urls import Url, called
 from dpformer.engines.duckdb_connection import Connection
 from dpformer.errors import DpformerError
@@ -59,6 +60,7 @@ class Format:
         read: makes the relation for some files.
         magic: initial bytes of such a file, if no text file can start with them.
         tables: whether it has tables, so that `--table` and `--query` apply.
+        select: makes SQL of the rows as they are, for texts; None: they are read as JSON lines or plain text.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Format:
     read: Callable[[Given], Relation]
     magic: bytes = b""
     tables: bool = False
+    select: Callable[[Given], str] | None = None
 
 
 def formats() -> dict[str, Format]:
@@ -126,7 +129,11 @@ def _brought(
     source, url = elsewhere
     folder = folder / "brought"
     folder.mkdir(parents=True)
-    return source.bring(Asked(url, columns, reading, filters, folder))
+    return source.bring(Asked(url, partial(_needed, columns, reading, filters, str(url)), reading, folder))
+
+
+def _needed(columns: Columns, reading: Reading, filters: Filters, where: str, names: list[str]) -> list[str]:
+    return needed(names, columns, reading, filters, where)
 
 
 def format_of(path: Path, reading: Reading) -> Format:

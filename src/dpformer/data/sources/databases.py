@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dpformer.data.sources.elsewhere import Asked, Brought, Source
-from dpformer.data.sources.ordered import needed, refuse_format, stored
+from dpformer.data.sources.ordered import refuse_format, stored
 from dpformer.data.sources.urls import Url
 from dpformer.errors import DpformerError
 
@@ -61,7 +61,7 @@ def bring(asked: Asked) -> Brought:
     with _opened(url) as database:
         query = reading.query or f"SELECT * FROM {_table(database, url, reading.table)}"
         query = query.strip().rstrip(";")
-        wanted = needed(asked, database.columns(query))
+        wanted = asked.choose(database.columns(query))
         columns = ", ".join(database.quoted(column) for column in wanted)
         path = stored(asked, database.rows(f"SELECT {columns} FROM ({query}) AS log"), wanted)
         title = database.title

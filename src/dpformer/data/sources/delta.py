@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpformer.data.sources.elsewhere import Asked, Brought, Source
-from dpformer.data.sources.ordered import needed, refuse_format, stored
+from dpformer.data.sources.ordered import refuse_format, stored
 from dpformer.data.sources.urls import Url
 from dpformer.engines.duckdb_connection import first_line, name
 from dpformer.errors import DpformerError, MissingExtra
@@ -23,7 +23,7 @@ def bring(asked: Asked) -> Brought:
         raise DpformerError(f"snapshot is {wanted!r}; give the version of the Delta table {asked.url}, such as 12")
     table = _table(asked.url, None if wanted is None else int(wanted))
     names = [field.name for field in table.schema().fields]
-    columns = names if asked.reading.query is not None else needed(asked, names)
+    columns = names if asked.reading.query is not None else asked.choose(names)
     selected = ", ".join(name(column) for column in columns)
     try:
         rows = library.QueryBuilder().register("log", table).execute(f"SELECT {selected} FROM log")

@@ -14,8 +14,6 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from dpformer.data.columns import Columns
-from dpformer.data.filters import Filters
 from dpformer.data.reading import Reading
 from dpformer.data.sources.urls import Url, url_of
 from dpformer.errors import DpformerError
@@ -29,14 +27,14 @@ class Asked:
 
     Attributes:
         url: the URL of the log.
-        columns, reading, filters: the options.
+        choose: names of all columns → those that are needed, by which rows without an order are ordered.
+        reading: the reading options.
         folder: private folder for the copy; it exists.
     """
 
     url: Url
-    columns: Columns
+    choose: Callable[[list[str]], list[str]]
     reading: Reading
-    filters: Filters
     folder: Path
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpformer.data.sources.elsewhere import Asked, Brought, Source
-from dpformer.data.sources.ordered import needed, refuse_format, stored
+from dpformer.data.sources.ordered import refuse_format, stored
 from dpformer.data.sources.urls import Url
 from dpformer.engines.duckdb_connection import first_line
 from dpformer.errors import DpformerError, MissingExtra
@@ -34,7 +34,7 @@ def bring(asked: Asked) -> Brought:
             which = "no rows" if wanted is None else f"no snapshot {wanted} (it may have expired)"
             raise DpformerError(f"the Iceberg table {asked.url} has {which}")
         names = [field.name for field in table.schema().fields]
-        columns = names if asked.reading.query is not None else needed(asked, names)
+        columns = names if asked.reading.query is not None else asked.choose(names)
         scan = table.scan(selected_fields=tuple(columns), snapshot_id=snapshot.snapshot_id)
         path = stored(asked, scan.to_arrow_batch_reader(), columns)
     return Brought(path, replace(asked.reading, snapshot=None), TITLE, str(snapshot.snapshot_id))

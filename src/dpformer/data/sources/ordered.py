@@ -8,18 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpformer.data.columns import resolve
+from dpformer.data.columns import Columns, resolve
+from dpformer.data.filters import Filters
+from dpformer.data.reading import Reading
 from dpformer.data.sources.elsewhere import Asked
 from dpformer.engines.duckdb_connection import connect, name, text
 from dpformer.errors import DpformerError
 
 
-def needed(asked: Asked, names: list[str]) -> list[str]:
-    """The columns that are read, by which rows are ordered: time, user and item first."""
-    filters, where = asked.filters, str(asked.url)
-    if asked.reading.order != "time":
-        raise DpformerError(f"rows of {where} have no order: give a column of times, not --order file")
-    roles = resolve(names, asked.columns, rating=filters.min_rating is not None, order="time", where=where)
+def needed(names: list[str], columns: Columns, reading: Reading, filters: Filters, where: str) -> list[str]:
+    """The columns of a log that are read, by which its rows are ordered: time, user and item first."""
+    if reading.order != "time":
+        raise DpformerError(f"rows of {where} have no order: give a timestamp column, not --order file")
+    roles = resolve(names, columns, rating=filters.min_rating is not None, order="time", where=where)
     wanted = [roles[role] for role in ("timestamp", "user", "item", "rating") if role in roles]
     if filters.row_filter is not None:
         wanted += filters.row_filter.on(names, where).columns
