@@ -127,7 +127,7 @@ def _items(dataset: Dataset) -> np.ndarray:
             "SELECT user_id, item_id, CAST(created_at AS STRING) AS created_at FROM events",
             "'created_at' is string; cast it to one of",
         ),
-        ("SELECT user_id, item_id FROM events", "no column of times"),
+        ("SELECT user_id, item_id FROM events", "no timestamp column"),
         ("SELECT nothing FROM events", "Spark cannot read the log"),
         ("DROP VIEW events", "Spark cannot read the log"),
         ("WITH x AS (SELECT 1) INSERT INTO events SELECT * FROM x", "Spark cannot read the log"),
