@@ -46,7 +46,8 @@ def pytest_runtest_setup() -> None:
 # Libraries, servers and programs that CI installs, as the reason of a skip names them.
 INSTALLED_IN_CI = (
     "pandas", "polars", "pyarrow", "IPython", "nbclient", "ipykernel", "pyspark", "Java", "jsonschema", "Chromium",
-    "playwright", "obstore", "moto",
+    "playwright", "obstore", "moto", "adbc", "pymysql", "PostgreSQL", "MariaDB", "huggingface_hub", "deltalake",
+    "pyiceberg", "pyroaring", "compiler", "setuptools", "uvicorn", "transformers", "onnxruntime", "lightning",
 )  # fmt: skip
 
 

@@ -6,8 +6,7 @@ The public names are listed in `__all__`; they are imported on first use, so tha
 from typing import TYPE_CHECKING
 
 from dpformer.lazy import lazy_names
-
-__version__ = "0.1.0"
+from dpformer.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dpformer import data, evaluation, models, reattention

@@ -399,10 +399,14 @@ class LanguageModel(_Model):
         self.unit = unit
 
     def fit(self, texts: Any, *, out: str | Path | None = None) -> LanguageModel:
-        """Train on a list of texts, each one document; on {author: [texts]}; or on a file."""
+        """Train on a list of texts, each one document; on {author: [texts]}; on a data frame; or on a file or URL."""
         if isinstance(texts, str | Path):
             self._fit(Path(texts), out)
             return self
+        if not isinstance(texts, list | tuple | Mapping):
+            rows = self._rows_of_frame(texts)
+            if rows is not None:
+                return self._fit_rows(rows, out)
         by_author = isinstance(texts, Mapping)
         if by_author != (self.unit == "author") or self.unit not in ("author", "document"):
             raise DpformerError(
@@ -414,9 +418,20 @@ class LanguageModel(_Model):
             if by_author
             else [{"text": text} for text in texts]
         )
+        return self._fit_rows(rows, out)
+
+    def _rows_of_frame(self, frame: Any) -> list[dict[str, str]] | None:
+        from dpformer.data.text import text_columns
+        from dpformer.data.text_table import frame_rows
+
+        chosen = self._choices
+        columns = [chosen.get(f"{name}_column") for name in ("user", "text", "timestamp")]
+        return frame_rows(frame, text_columns(self.unit, columns[0], columns[1] or "text", columns[2]))  # type: ignore[arg-type]
+
+    def _fit_rows(self, rows: list[dict[str, str]], out: str | Path | None) -> LanguageModel:
         path = Path(tempfile.mkdtemp(dir=self._folder())) / "texts.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        self._fit(path, out)
+        self._fit(path, out, timestamp_column=None)  # rows are in order
         return self
 
     def generate(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dpformer.data.unordered_hash import unordered_hash
 from dpformer.data.vocabulary import Vocabulary
 
 MIN_TO_TEST = 3
@@ -194,6 +195,11 @@ class Dataset:
         for name in self.vocabulary.ids:
             digest.update(name.encode("utf-8", "surrogatepass") + b"\n")
         return digest.hexdigest()
+
+    @cached_property
+    def unordered_hash(self) -> str:
+        """The same for the same histories, whatever order users come in; private, too."""
+        return unordered_hash(self.items, self.offsets, self.vocabulary, self.num_users, self.validation)
 
     def _padded(self, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         lengths = stops - starts

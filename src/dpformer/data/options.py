@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from dpformer.data import Columns, Filters, Reading
 
 OF_READING = (
-    "format", "columns", "delimiter", "quotes", "encoding", "order", "skip_bad_rows", "table", "query", "memory",
+    "format", "columns", "delimiter", "quotes", "encoding", "order", "skip_bad_rows", "table", "query", "snapshot",
+    "memory",
 )  # fmt: skip
 OF_COLUMNS = ("user_column", "item_column", "timestamp_column", "rating_column")
 FILTERS = ("where", "since", "until", "min_rating", "min_user_actions")
 READING = (*OF_COLUMNS, *OF_READING, *FILTERS)  # options of every command that reads a log
 # Options that describe the format of one file and do not apply to a file of another format.
-OF_FORMAT = ("format", "columns", "delimiter", "quotes", "encoding", "table", "query")
+OF_FORMAT = ("format", "columns", "delimiter", "quotes", "encoding", "table", "query", "snapshot")
+OF_TABLES = ("format", "table", "query", "snapshot", "memory")  # of logs and of texts
 OF_LOGS = (
-    "item_column", "timestamp_column", "rating_column", *FILTERS, "split", "catalog", *OF_READING,
+    "item_column", "rating_column", *FILTERS, "split", "catalog", *(n for n in OF_READING if n not in OF_TABLES),
     "attributes", "drop_unknown_items", "assume_items_public", "validation", "cache",
 )  # fmt: skip
 
@@ -32,7 +34,7 @@ class DataOptions(Options):
     section: ClassVar[str] = "Data"
 
     file: Path | None = option(
-        None, "Log: a file, folder, glob, database, URL, or - for standard input (default: synthetic data)."
+        None, "Log: a file, folder, glob, table, database, URL, or - for standard input (default: synthetic data)."
     )
     task: Literal["recommend", "lm"] = option("recommend", "recommend (items of users) or lm (language model of text).")
     unit: Literal["chunk", "line", "document", "author"] | None = option(
@@ -44,6 +46,7 @@ class DataOptions(Options):
     tokenizer: Path | None = option(None, "Text: a public tokenizer.json, instead of characters.")
     user_column: str | None = option(None, "Column of user ids.")
     item_column: str | None = option(None, "Column of item ids.")
+    text_column: str | None = option(None, "Text: column of texts in a table, or key in JSON lines (default: text).")
     timestamp_column: str | None = option(None, "Column of timestamps.")
     rating_column: str | None = option(None, "Column of ratings.")
     format: str | None = option(None, "Format of the log (default: inferred from its name).")
@@ -55,6 +58,9 @@ class DataOptions(Options):
     skip_bad_rows: bool = option(False, "Skip and count invalid rows.")
     table: str | None = option(None, "Table of a database.")
     query: str | None = option(None, "SQL that selects the log from a database, or from Parquet as table log.")
+    snapshot: str | None = option(
+        None, "Version of a Delta table, or snapshot id of an Iceberg table (default: current)."
+    )
     engine: Literal["numpy", "duckdb", "spark"] | None = option(
         None, "Backend for counting: numpy, duckdb or spark (default: chosen by data size)."
     )

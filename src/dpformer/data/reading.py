@@ -26,6 +26,8 @@ class Reading:
         skip_bad_rows: skip and count invalid rows, instead of refusing the file.
         table: table of a database.
         query: SQL, with the log as table `log`.
+        snapshot: state of a table that has numbered ones: a version (Delta), a snapshot (Iceberg) or a commit (Hub);
+            by default the current one.
         memory: memory limit of the engine, such as "4GB".
     """
 
@@ -38,6 +40,7 @@ class Reading:
     skip_bad_rows: bool = False
     table: str | None = None
     query: str | None = None
+    snapshot: str | None = None
     memory: str | None = None
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `chunk` | `max_length` consecutive tokens, at fixed places of the file | any text |
 | `line` | a line, ended by `\n` and nothing else | any text |
-| `document` | a line of JSON, or all lines with the same document id | JSON lines with `text` |
+| `document` | a line of JSON or row of a table, or all with the same document id | JSON lines or a table with `text` |
 | `author` | all texts of one author | JSON lines with `text` and `author` |
 
 The vocabulary is public: characters of given Unicode ranges, with one replacement symbol for all others, or the tokens
@@ -32,6 +32,8 @@ import numpy as np
 from dpformer.accounting.units import Unit
 from dpformer.data.dataset import Dataset
 from dpformer.data.population import with_declared
+from dpformer.data.reading import Reading
+from dpformer.data.text_table import Here, TextColumns, here, table_texts
 from dpformer.data.tokens import Tokens
 from dpformer.errors import DpformerError
 
@@ -77,26 +79,29 @@ def read_text(
     max_length: int = 256,
     id_column: str | None = None,
     units: int | None = None,
+    text_column: str = "text",
+    time_column: str | None = None,
+    reading: Reading | None = None,
 ) -> TextDataset:
-    """Read a text file, or JSON lines, as samples of a unit.
+    """Read a text file, JSON lines, or a table as samples of a unit.
 
     Args:
-        path: UTF-8 text, or JSON lines for `document` and `author`.
+        path: UTF-8 text; for `document` and `author` JSON lines or a table (Parquet, DuckDB, Delta, Iceberg, database);
+            a file or a URL.
         unit: what one sample is, and what is protected.
         tokens: characters or a tokenizer (`Tokens`).
         max_length: number of last tokens of a unit to train on; the length of a chunk.
         id_column: key of the author or document id, if it is not one of the usual names.
         units: the declared number of units; by default they are counted.
+        text_column: key or column of the text.
+        time_column: column of a table by which texts are ordered.
+        reading: format, table, query and snapshot of a table.
     """
     if unit not in get_args(Unit):
         raise DpformerError(f"unit is {unit!r}; it must be one of {', '.join(get_args(Unit))}")
-    path = Path(path)
-    if unit == "chunk":
-        train, held_out = _chunks(_read(path), tokens, max_length)
-    elif unit == "line":
-        train, held_out = _split(((line, [line]) for line in _lines(_read(path))), tokens)
-    else:
-        train, held_out = _by_id(_json_texts(path, unit, id_column), tokens)
+    columns = text_columns(unit, id_column, text_column, time_column)
+    with here(Path(path), reading or Reading(), columns) as found:
+        train, held_out = _units(found, unit, tokens, max_length, columns)
     trained = sum(1 for ids in train if len(ids))
     if trained < 2 or not held_out:
         raise DpformerError(f"{path} gives {trained} units of text to train on and {len(held_out)} held out: too few")
@@ -111,6 +116,7 @@ def read_text(
         max_length=max_length,
         description={
             **_description(unit, tokens, max_length),
+            **({} if found.snapshot is None else {"snapshot": found.snapshot}),
             "users": len(names),
             "users_declared": units is not None,
         },
@@ -118,6 +124,34 @@ def read_text(
         held_out_text=[ids.astype(np.int32) for ids, _ in held_out],
         held_out_characters=sum(characters for _, characters in held_out),
     )
+
+
+def text_columns(unit: Unit, id_column: str | None, text: str = "text", time: str | None = None) -> TextColumns:
+    """The columns for a unit; documents need no id."""
+    ids = (id_column,) if id_column is not None else AUTHOR_KEYS if unit == "author" else DOCUMENT_KEYS
+    return TextColumns(text, ids, unit == "author" or id_column is not None, time)
+
+
+def _units(
+    found: Here, unit: Unit, tokens: Tokens, max_length: int, columns: TextColumns
+) -> tuple[list[np.ndarray], Held]:
+    """The sequence that each unit trains on, and what is held out."""
+    form = found.format()
+    if form is not None:
+        if unit not in ("author", "document"):
+            raise DpformerError(f"unit is {unit}, but {found.where} is a table: give --unit author or document")
+        return _by_id(table_texts(found, form, columns), tokens)
+    given = [name for name in ("table", "query", "snapshot") if getattr(found.reading, name) is not None]
+    given += [] if columns.time is None else ["timestamp_column"]
+    if given:
+        raise DpformerError(
+            f"--{given[0].replace('_', '-')} applies to tables, but {found.where} is JSON lines or plain text: omit it"
+        )
+    if unit == "chunk":
+        return _chunks(_read(found.path), tokens, max_length)
+    if unit == "line":
+        return _split(((line, [line]) for line in _lines(_read(found.path))), tokens)
+    return _by_id(_json_texts(found.path, columns), tokens)
 
 
 Held = list[tuple[np.ndarray, int]]  # tokens, and their number of characters
@@ -191,9 +225,8 @@ def _read(path: Path) -> str:
     return text
 
 
-def _json_texts(path: Path, unit: Unit, id_column: str | None) -> Iterator[tuple[str | None, str]]:
+def _json_texts(path: Path, columns: TextColumns) -> Iterator[tuple[str | None, str]]:
     """(id, text) of each line; documents need no id."""
-    keys = (id_column,) if id_column is not None else AUTHOR_KEYS if unit == "author" else DOCUMENT_KEYS
     for number, line in enumerate(_read(path).split("\n"), start=1):  # other line breaks may be part of a text
         if not line.strip():
             continue
@@ -201,12 +234,12 @@ def _json_texts(path: Path, unit: Unit, id_column: str | None) -> Iterator[tuple
             row = json.loads(line, object_pairs_hook=_pairs)
         except (ValueError, RecursionError) as error:
             raise DpformerError(f"{path}, line {number} is not JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise DpformerError(f'{path}, line {number} has no text under "text"')
-        name = next((row[key] for key in keys if row.get(key) is not None), None)
-        if name is None and (unit == "author" or id_column is not None):
-            raise DpformerError(f"{path}, line {number} has no {keys[0]!r}, but each text needs an owner")
-        yield None if name is None else str(name), row["text"]
+        if not isinstance(row, dict) or not isinstance(row.get(columns.text), str):
+            raise DpformerError(f'{path}, line {number} has no text under "{columns.text}"')
+        name = next((row[key] for key in columns.ids if row.get(key) is not None), None)
+        if name is None and columns.required:
+            raise DpformerError(f"{path}, line {number} has no {columns.ids[0]!r}, but each text needs an owner")
+        yield None if name is None else str(name), row[columns.text]
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

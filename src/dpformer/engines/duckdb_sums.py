@@ -30,12 +30,20 @@ class DuckDB:
         return [np.asarray(values, dtype=np.int64) for values in found.values()]
 
     def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
-        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE result AS {sql}")  # spills to disk
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE result AS {sql} ORDER BY 1")  # spills to disk
         rows = int(self.connection.execute("SELECT count(*) FROM result").fetchone()[0])
         for first in range(0, rows, ROWS_AT_ONCE):
             part = f"rowid >= {first} AND rowid < {first + ROWS_AT_ONCE}"
             yield self.query(f"SELECT * FROM result WHERE {part} ORDER BY rowid")
         self.connection.execute("DROP TABLE result")
+
+    def spread(self, led: str, other: str, weights: dict[int, int]) -> str:
+        rows = " UNION ALL ".join(f"SELECT {k} AS k, CAST({weight} AS BIGINT) AS w" for k, weight in weights.items())
+        return f"SELECT u, x, {other} AS y, w FROM {led} CROSS JOIN ({rows}) AS distances WHERE x IS NOT NULL"
+
+    def normed(self, vectors: str) -> str:
+        norms = f"SELECT u, CAST(sum(v * v) AS BIGINT) AS s FROM {vectors} GROUP BY u"
+        return f"SELECT c, v, s FROM {vectors} JOIN ({norms}) AS norms ON {vectors}.u = norms.u"
 
     def _write(self, how: str, columns: dict[str, np.ndarray]) -> None:
         given = {name: np.ascontiguousarray(values, dtype=np.int64) for name, values in columns.items()}

@@ -23,10 +23,18 @@ class Backend(Protocol):
         """Create or replace a table of integers."""
 
     def query(self, sql: str) -> Sequence[np.ndarray]:
-        """The columns of a result, as int64."""
+        """The columns of a result, as int64, its rows in any order."""
 
     def blocks(self, sql: str) -> Iterator[Sequence[np.ndarray]]:
         """The same in blocks of rows, ordered by the first column, whose values are distinct."""
+
+    def spread(self, led: str, other: str, weights: dict[int, int]) -> str:
+        """SQL of (u, x, y, w): each row of `led` once for each k and weight w, with y the column x1, x2, …, xk of it.
+
+        `other` is y as an expression of k, where rows have a column k."""
+
+    def normed(self, vectors: str) -> str:
+        """SQL of (c, v, s): each row (u, c, v) of the table `vectors` with s = Σ v² of its user."""
 
 
 class SqlSums:
@@ -40,12 +48,10 @@ class SqlSums:
         self._placed: np.ndarray | None = None
 
     def items(self, num_items: int) -> np.ndarray:
-        distinct = "SELECT DISTINCT u, i FROM histories"
-        lengths = f"SELECT u, count(*) AS n FROM ({distinct}) AS d GROUP BY u"
-        part = _quantised("1", "n")
         items, sums = self.backend.query(
-            f"SELECT i, CAST(sum({part}) AS BIGINT) AS q FROM ({distinct}) AS x JOIN ({lengths}) AS y ON x.u = y.u "
-            "GROUP BY i"
+            "WITH vectors AS (SELECT DISTINCT u, i AS c, CAST(1 AS BIGINT) AS v FROM histories), "
+            f"normed AS ({self.backend.normed('vectors')}) "
+            f"SELECT c, CAST(sum({_quantised('v', 's')}) AS BIGINT) AS q FROM normed GROUP BY c"
         )
         if len(items) and not 0 <= int(items.min()) <= int(items.max()) < num_items:
             raise ValueError(f"items must be in 0..{num_items - 1}, not {int(items.min())}..{int(items.max())}")
@@ -71,20 +77,17 @@ class SqlSums:
         return found
 
     def _round(self, places: np.ndarray, chosen: str) -> str:
-        """SQL of (cell, sum), ascending; `chosen` gives (u, c, w) of the pairs in play."""
+        """SQL of (cell, sum); `chosen` gives (u, c, w) of the pairs in play."""
         if self._placed is None or not np.array_equal(self._placed, places):
             known = np.flatnonzero(places >= 0)
             self.backend.table("places", {"i": known, "x": places[known]})
             self._placed = places.copy()
         leads = ", ".join(f"lead(x, {k}) OVER w AS x{k}" for k in range(1, WINDOW + 1))
-        distances = " UNION ALL ".join(
-            f"SELECT {k} AS k, CAST({weight} AS BIGINT) AS w" for k, weight in enumerate(WEIGHTS, start=1)
-        )
         other = "CASE k " + " ".join(f"WHEN {k} THEN x{k}" for k in range(1, WINDOW + 1)) + " END"
+        spread = self.backend.spread("led", other, dict(enumerate(WEIGHTS, start=1)))
         each = (
             "SELECT u, least(x, y) AS lo, greatest(x, y) AS hi, CASE WHEN x > y THEN 1 ELSE 0 END AS back, w FROM "
-            f"(SELECT u, x, {other} AS y, w FROM led CROSS JOIN ({distances}) AS distances WHERE x IS NOT NULL) AS xy "
-            "WHERE y IS NOT NULL AND x <> y"
+            f"({spread}) AS xy WHERE y IS NOT NULL AND x <> y"
         )
         return (
             "WITH placed AS (SELECT u, p, x FROM histories LEFT JOIN places ON histories.i = places.i), "
@@ -93,10 +96,9 @@ class SqlSums:
             f"pairs AS (SELECT u, {_half('hi * (hi - 1)')} + lo AS cell, back, w FROM each_pair), "
             f"chosen AS ({chosen}), "
             "vectors AS (SELECT u, c, CAST(sum(w) AS BIGINT) AS v FROM chosen GROUP BY u, c), "
-            "norms AS (SELECT u, CAST(sum(v * v) AS BIGINT) AS s FROM vectors GROUP BY u), "
-            f"parts AS (SELECT c, {_quantised('v', 's')} AS q FROM vectors JOIN norms ON vectors.u = norms.u) "
-            "SELECT CAST(c AS BIGINT) AS c, CAST(sum(q) AS BIGINT) AS q FROM parts GROUP BY c HAVING sum(q) > 0 "
-            "ORDER BY c"
+            f"normed AS ({self.backend.normed('vectors')}), "
+            f"parts AS (SELECT c, {_quantised('v', 's')} AS q FROM normed) "
+            "SELECT CAST(c AS BIGINT) AS c, CAST(sum(q) AS BIGINT) AS q FROM parts GROUP BY c HAVING sum(q) > 0"
         )
 
 

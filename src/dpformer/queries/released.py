@@ -82,9 +82,11 @@ def release_before_training(config: Config, plan: Plan, dataset: Dataset, random
     """Ask all queries that the config needs before training, each once.
 
     The noise is a function of the run's key, the config and the data: a run that died afterwards releases the same
-    values again.
+    values again. If an engine is named, its address leaves out the order of users, which a cluster does not have: every
+    engine gives the same bytes under the same key.
     """
-    random = random.within(f"releases config {config.hash()} data {dataset.hash}")
+    data = dataset.hash if config.engine is None else dataset.unordered_hash
+    random = random.within(f"releases config {config.hash()} data {data}")
     question, values, events = Question(config, dataset), {}, []
     for query in asked_queries(config):
         if query.after_training:

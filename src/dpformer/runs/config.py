@@ -32,7 +32,7 @@ SECTIONS: tuple[type[Options], ...] = (DataOptions, ModelOptions, PrivacyOptions
 
 # Where a run computes rather than what it computes. These are not part of the hash, so that a log may be moved and
 # another machine may resume a run. The contents of the data are bound by their own hash.
-WHERE = ("file", "catalog", "cache", "tokenizer", "base", *RunOptions.model_fields, "memory", "engine")
+WHERE = ("file", "snapshot", "catalog", "cache", "tokenizer", "base", *RunOptions.model_fields, "memory", "engine")
 UNHASHED = (*WHERE, "deployment")  # nor what the owner says about the model
 
 
@@ -65,6 +65,7 @@ class Config(RunOptions, TrainingOptions, PrivacyOptions, ModelOptions, DataOpti
             near = nearest(unknown[0], READING)
             raise DpformerError(f"unknown option {unknown[0]!r} for reading a log; the nearest is {near!r}")
         dropped = [*(OF_FORMAT if self._of_other_format(file) else ()), *(FILTERS if unfiltered else ())]
+        dropped += ["snapshot"] if file != self.file else []
         reset = {name: Config.model_fields[name].default for name in dropped}
         engine = None if self.engine == "spark" else self.engine
         return self.replace(**{**reset, "engine": engine, **given, "file": file})
@@ -152,7 +153,9 @@ class Config(RunOptions, TrainingOptions, PrivacyOptions, ModelOptions, DataOpti
 
     def _check_task(self) -> None:
         if self.task == "recommend":
-            given = [name for name in ("unit", "characters", "tokenizer") if getattr(self, name) is not None]
+            given = [
+                name for name in ("unit", "characters", "tokenizer", "text_column") if getattr(self, name) is not None
+            ]
             if given:
                 raise ValueError(f"{given[0]} applies to text: give --task lm, or omit it")
             return

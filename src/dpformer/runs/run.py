@@ -14,7 +14,7 @@ import torch
 from dpformer.accounting import Ledger
 from dpformer.data import Dataset, Vocabulary
 from dpformer.data.owner_notes import hints, kept_items
-from dpformer.data.sources.urls import resolved
+from dpformer.data.sources.urls import resolved, url_of
 from dpformer.errors import DpformerError
 from dpformer.kinds import auto
 from dpformer.noise import SecureRandom
@@ -30,7 +30,7 @@ from dpformer.runs.planning import check_budget, make_plan, with_share, with_sha
 from dpformer.runs.session import Session
 from dpformer.runs.signals import Interrupted
 from dpformer.runs.tasks import load_dataset
-from dpformer.runs.trust import is_own, mark_as_own
+from dpformer.runs.trust import at_snapshot, is_own, mark_as_own
 from dpformer.statement.data import order_line
 from dpformer.statement.shape import check_shape
 from dpformer.statement.signature import private_key, sign
@@ -206,8 +206,12 @@ def resume(path: str | Path, team: Team | None = None, *, file: Path | None = No
 
 
 def _go_on(folder: RunFolder, config: Config, team: Team | None) -> None:
-    if config.engine == "spark" and not is_own(folder):
-        raise DpformerError(f"{folder.path} was not made by you on this machine, so its SQL is not run in a cluster")
+    elsewhere = config.engine == "spark" or (config.file is not None and url_of(config.file) is not None)
+    if elsewhere and not is_own(folder):
+        raise DpformerError(
+            f"{folder.path} was not made by you on this machine, and its log is not on it: your credentials are not "
+            "used, and no SQL is run, for a folder of somebody else"
+        )
     folder.refuse_released(by_steps=config.kind.trains)
     random, state = SecureRandom("run", seed=config.seed), None
     keys = load_keys(folder, config=config.hash())
@@ -218,7 +222,8 @@ def _go_on(folder: RunFolder, config: Config, team: Team | None) -> None:
         random = random.with_state(state["random"])
     # The folder names the log, and resuming reads it; only the owner's own run may choose where prepared data is
     # written.
-    dataset = load_dataset(config if is_own(folder) else config.replace(cache=None))
+    pinned = at_snapshot(folder, config)
+    dataset = load_dataset(pinned if is_own(folder) else pinned.replace(cache=None))
     for saved in (keys, state):
         if saved is not None:
             check_data(folder.private, saved["data"], dataset.hash)

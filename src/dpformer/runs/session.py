@@ -166,7 +166,9 @@ class Session:
             raise DpformerError(f"{self.folder.checkpoint} is not the state of this run: {said}") from None
 
     def _remember_data(self) -> None:
-        self.folder.write_json(self.folder.data, {"hash": self.dataset.hash, "salt": self._salt().hex()})
+        snapshot = self.dataset.description.get("snapshot")
+        named = {} if snapshot is None else {"snapshot": snapshot}
+        self.folder.write_json(self.folder.data, {"hash": self.dataset.hash, "salt": self._salt().hex(), **named})
 
     def _salt(self) -> bytes:
         return self.random.within("salt of the hash of the data").words(4, step=0).tobytes()
@@ -218,7 +220,7 @@ class Session:
         return facts
 
     def _statement(self) -> dict[str, Any]:
-        data = hmac.new(self._salt(), self.dataset.hash.encode(), hashlib.sha256).hexdigest()
+        data = salted(self._salt(), self.dataset.hash, self.dataset.description.get("snapshot"))
         return statement(
             [event for due in self.plan.events for event in self.ledger if event.label == due.label],
             delta=self.plan.delta,
@@ -237,6 +239,12 @@ class Session:
             commitment=commitment(self.random),
             budget=self.folder.read_json(self.folder.budget) if self.folder.budget.exists() else None,
         )
+
+
+def salted(salt: bytes, data: str, snapshot: str | None) -> str:
+    """What the statement holds of the data's hash, and of the state of the table that was read."""
+    content = data if snapshot is None else f"{data} snapshot {snapshot}"
+    return hmac.new(salt, content.encode(), hashlib.sha256).hexdigest()
 
 
 def _tokens(dataset: Dataset) -> str:

@@ -61,7 +61,8 @@ def followed(folder: RunFolder, config: Config, data: Path | None = None, **read
         reading: reading options that differ from training (`Config.on_file`).
     """
     if is_own(folder):
-        return config if data is None and not reading else config.on_file(data or config.file, **reading)
+        pinned = config if data is not None else at_snapshot(folder, config)
+        return pinned if data is None and not reading else pinned.on_file(data or config.file, **reading)
     if data is None and not config.synthetic:
         name = config.file.name if config.file is not None else config.table or "a query"
         raise NotOwn(
@@ -69,6 +70,14 @@ def followed(folder: RunFolder, config: Config, data: Path | None = None, **read
             f"names is not read: give its data, {name!r} there (as DATA after the run, or with --data)"
         )
     return config.on_file(data, **reading).replace(catalog=None, tokenizer=None, cache=None)
+
+
+def at_snapshot(folder: RunFolder, config: Config) -> Config:
+    """The config with the state of a table that the run was trained on, which need not be the current one any more."""
+    if config.snapshot is not None or not folder.data.is_file():
+        return config
+    snapshot = folder.read_json(folder.data).get("snapshot")
+    return config if snapshot is None else config.replace(snapshot=str(snapshot))
 
 
 class NotOwn(DpformerError):

@@ -91,7 +91,8 @@ def order_line(description: dict[str, Any]) -> str:
     if "order" not in description:
         return ""
     by = "file order" if description["order"] == "file" else f"by {description['time_column']}"
-    line = f"{description['source']} ({description['format']}): histories are ordered {by}"
+    state = f", snapshot {description['snapshot']}" if description.get("snapshot") else ""
+    line = f"{description['source']} ({description['format']}{state}): histories are ordered {by}"
     if description["duplicates"]:
         line += f"; {description['duplicates']:,} exact duplicate rows are kept"
     if description["skipped"]:

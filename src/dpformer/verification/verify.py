@@ -11,7 +11,6 @@ Someone who rewrites config, statement and model consistently can claim anything
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import stat
@@ -29,6 +28,7 @@ from dpformer.runs.checkpoint import load_checkpoint
 from dpformer.runs.config import Config
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.planning import make_plan
+from dpformer.runs.session import salted
 from dpformer.statement.build import DATA_HASH
 from dpformer.statement.signature import check_signature
 from dpformer.training.plan import Plan
@@ -199,8 +199,8 @@ class _Checker:
         if problem := regular(self.folder.data):
             return Finding("hash of the data", None, f"not compared: {problem}; it holds the salt")
         secret = self.folder.read_json(self.folder.data)
-        salted = hmac.new(bytes.fromhex(secret["salt"]), secret["hash"].encode(), hashlib.sha256).hexdigest()
-        if not hmac.compare_digest(salted, str(self.facts["hashes"].get(DATA_HASH))):
+        found = salted(bytes.fromhex(secret["salt"]), secret["hash"], secret.get("snapshot"))
+        if not hmac.compare_digest(found, str(self.facts["hashes"].get(DATA_HASH))):
             return Finding("hash of the data", False, "the statement is about other data than checkpoint/data.json")
         if self.dataset is None:
             return Finding("hash of the data", None, "as in checkpoint/; not compared: the data was not read")

@@ -1,11 +1,14 @@
 """Real servers for tests of data sources: started once, on this machine, and stopped at the end."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,3 +50,100 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
+
+
+def _unprivileged() -> str | None:
+    """A user to run a server as where tests are run by root, which database servers refuse."""
+    return "nobody" if os.geteuid() == 0 else None
+
+
+@contextmanager
+def _served(command: list[str], port: int, folder: Path, user: str | None) -> Iterator[None]:
+    log = folder / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=folder, user=user)
+    try:
+        until(lambda: answers(port), process, log)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def _folder(user: str | None) -> Iterator[Path]:
+    """A folder that the user of a server may enter, as pytest's own may not be."""
+    with tempfile.TemporaryDirectory(prefix="dpformer-server-") as name:
+        folder = Path(name)
+        if user is not None:
+            shutil.chown(folder, user)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    """postgresql://ann@… of a server with an empty database `shop`; the password is `hush`."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres")) or [Path(shutil.which("postgres") or "none")]
+    if not programs[-1].exists():
+        pytest.skip("there is no PostgreSQL: apt-get install postgresql")
+    folder_of, port, user = programs[-1].parent, free_port(), _unprivileged()
+    with _folder(user) as folder:
+        secret = folder / "secret"
+        secret.write_text("hush\n")
+        secret.chmod(0o644)
+        options = ["-D", "data", "-A", "scram-sha-256", "--pwfile=secret", "-U", "ann", "--no-sync", "-E", "UTF8"]
+        made = subprocess.run([folder_of / "initdb", *options], cwd=folder, user=user, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+        command = [str(programs[-1]), "-D", "data", "-p", str(port), "-k", ".", "-c", "fsync=off"]
+        with _served([*command, "-c", "listen_addresses=127.0.0.1,127.0.0.2"], port, folder, user):
+            environment = {**os.environ, "PGPASSWORD": "hush"}
+            psql = [
+                "psql",
+                "-h",
+                "127.0.0.1",
+                "-p",
+                str(port),
+                "-U",
+                "ann",
+                "-d",
+                "postgres",
+                "-c",
+                "CREATE DATABASE shop",
+            ]
+            subprocess.run([folder_of / psql[0], *psql[1:]], env=environment, check=True, capture_output=True)
+            yield f"postgresql://ann@127.0.0.1:{port}/shop"
+
+
+@pytest.fixture(scope="session")
+def mysql() -> Iterator[str]:
+    """mysql://ann@… of a MariaDB server with an empty database `shop`; the password is `hush`."""
+    root_folder = Path(os.environ.get("MARIADB_ROOT", "/"))  # where Debian's package was unpacked
+    program = next((path for path in root_folder.glob("usr/*bin/mariadbd")), None)
+    if program is None:
+        pytest.skip("there is no MariaDB: apt-get install mariadb-server-core")
+    tables = root_folder / "usr" / "share" / "mysql"
+    port, user = free_port(), _unprivileged()
+    with _folder(user) as folder:
+        (folder / "start.sql").write_text(
+            "CREATE DATABASE shop;\nCREATE USER ann@'127.0.0.1' IDENTIFIED BY 'hush';\n"
+            "GRANT ALL ON shop.* TO ann@'127.0.0.1';\n"
+        )
+        (folder / "data").mkdir()
+        if user is not None:
+            shutil.chown(folder / "data", user)
+        command = [str(program), "--no-defaults", f"--datadir={folder}/data", f"--lc-messages-dir={tables}"]
+        command += ["--innodb-log-file-size=4M", "--innodb-flush-log-at-trx-commit=0"]
+        system = ("mysql_system_tables.sql", "mysql_system_tables_data.sql")
+        first = "CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket = NULL;\nSET @skip_auth_anonymous = 1;\n"
+        made = subprocess.run(
+            [*command, "--bootstrap"],
+            input=first + "".join((tables / name).read_text(encoding="utf-8") for name in system),
+            cwd=folder,
+            user=user,
+            capture_output=True,
+            text=True,
+        )
+        assert made.returncode == 0, made.stderr
+        command += [f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder}/socket", "--skip-name-resolve"]
+        with _served([*command, f"--init-file={folder}/start.sql"], port, folder, user):
+            yield f"mysql://ann@127.0.0.1:{port}/shop"

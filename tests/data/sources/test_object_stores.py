@@ -9,7 +9,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dpformer.data import Dataset, prepare
+from dpformer.data import Dataset, Filters, Reading, prepare
+from dpformer.data.histories import read
 from dpformer.data.sources import object_stores
 from dpformer.errors import DpformerError
 from tests.data.sources.servers import free_port, s3  # noqa: F401
@@ -86,14 +87,29 @@ def test_a_cache_belongs_to_one_state_of_the_objects(bucket: Path, tmp_path: Pat
     assert prepare("s3://kept/log.csv", cache=cache).num_interactions == first.num_interactions + 1
 
 
-def test_a_table_is_not_read_as_its_files(bucket: Path) -> None:
+def test_files_of_a_table_are_not_read_one_by_one(bucket: Path) -> None:
     table = bucket / "table"
     logged(table / "day=1" / "part.csv")
     (table / "_delta_log").mkdir()
     (table / "_delta_log" / "00000000000000000000.json").write_text("{}")
     put(bucket, "lake")
-    for name in ("s3://lake/table", "s3://lake/table/day=1", "s3://lake/table/day=1/part.csv", "s3://lake/table/**"):
-        assert "of Delta Lake" in refused("data", name)
+    for name in ("s3://lake/table/day=1", "s3://lake/table/day=1/part.csv", "s3://lake/table/**", "s3://lake"):
+        assert "part of a table of Delta Lake" in refused("data", name)
+    assert "cannot be read as a Delta table" in refused("data", "s3://lake/table")
+
+
+def test_a_delta_table_is_read_by_its_log(bucket: Path, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'dpformer[delta]'")
+    log = logged(tmp_path / "log.csv")
+    rows = duckdb.sql(f"SELECT * FROM read_csv('{log}')").to_arrow_table()
+    deltalake.write_deltalake(str(bucket / "table"), rows)
+    deltalake.DeltaTable(str(bucket / "table")).delete("item_id = 'i3'")
+    put(bucket, "delta")
+    kept = {user: items for user, items in read(log, filters=Filters(where="item_id <> 'i3'")).named().items() if items}
+    assert read("s3://delta/table").named() == kept
+    assert read("s3://delta/table", reading=Reading(snapshot="0")).named() == read(log).named()
+    first = prepare("s3://delta/table", cache=tmp_path / "cache")
+    assert prepare("s3://delta/table", cache=tmp_path / "cache").folder == first.folder
 
 
 def test_what_cannot_be_read_is_one_sentence(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,17 @@ def test_a_table_trains_with_one_command(events: Path, tmp_path: Path) -> None:
     assert "in a cluster" not in printed("verify", out)
 
 
+def test_one_seed_gives_the_same_bytes_from_every_engine(events: Path, tmp_path: Path) -> None:
+    """Through the command line, noise and all: its address must not depend on the order of users."""
+    models = []
+    for engine in ("spark", "duckdb", "numpy"):
+        out = tmp_path / engine
+        options = ("--engine", engine, "--model", "counts", "--seed", 1, "--epsilon", 8)
+        assert "at org.apache" not in printed("train", events, *options, "--out", out)
+        models.append((out / "model.safetensors").read_bytes())
+    assert models[0] == models[1] == models[2]
+
+
 def test_a_catalogue_filters_and_bad_rows(events: Path, tmp_path: Path, spark: Any) -> None:  # noqa: F811
     names = tmp_path / "items.csv"
     names.write_text("item_id\n" + "".join(f"{item}\n" for item in range(30)))

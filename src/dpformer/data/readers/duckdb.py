@@ -11,8 +11,11 @@ from dpformer.errors import DpformerError
 
 
 def read(given: Given) -> Relation:
-    select = duckdb_table(given.connection, given.files, given.wanted.reading)
-    return table(given.connection, select, given.wanted)
+    return table(given.connection, select(given), given.wanted)
+
+
+def select(given: Given) -> str:
+    return duckdb_table(given.connection, given.files, given.wanted.reading)
 
 
 def duckdb_table(connection: Connection, files: list[Path], reading: Reading) -> str:
@@ -30,4 +33,4 @@ def duckdb_table(connection: Connection, files: list[Path], reading: Reading) ->
     return f"SELECT * FROM given.{name(chosen)}"
 
 
-FORMATS = (Format("duckdb", "DuckDB", (".duckdb", ".ddb"), read, tables=True),)
+FORMATS = (Format("duckdb", "DuckDB", (".duckdb", ".ddb"), read, tables=True, select=select),)

@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from dpformer.data.readers.relation import Relation, Wanted
 from dpformer.data.reading import Reading
 from dpformer.data.sources.elsewhere import Asked, Brought, Source, source_of
 from dpformer.data.sources.files import files_of
+from dpformer.data.sources.ordered import needed
 from dpformer.data.sources.urls import Url, called
 from dpformer.engines.duckdb_connection import Connection
 from dpformer.errors import DpformerError
@@ -38,12 +39,14 @@ class Given:
         files: the files to read, all of one format.
         wanted: the request.
         folder: private folder for unpacked files; it need not exist.
+        together: whether the files are a folder or glob, so that folders such as `day=7` are columns.
     """
 
     connection: Connection
     files: list[Path]
     wanted: Wanted
     folder: Path
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Format:
         read: makes the relation for some files.
         magic: initial bytes of such a file, if no text file can start with them.
         tables: whether it has tables, so that `--table` and `--query` apply.
+        select: makes SQL of the rows as they are, for texts; None: they are read as JSON lines or plain text.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Format:
     read: Callable[[Given], Relation]
     magic: bytes = b""
     tables: bool = False
+    select: Callable[[Given], str] | None = None
 
 
 def formats() -> dict[str, Format]:
@@ -87,7 +92,7 @@ def relation(
 
     Args:
         connection: the DuckDB that will run the SQL.
-        path: a file, folder, glob, database, `-` for standard input, or a URL.
+        path: a file, folder, glob, table, database, `-` for standard input, or a URL.
         columns: names of columns, if they are not the usual ones.
         reading: other reading options.
         filters: which interactions to use.
@@ -97,6 +102,8 @@ def relation(
     brought = None if elsewhere is None else _brought(elsewhere, columns, reading, filters, folder)
     if brought is not None:
         path, reading = brought.path, brought.reading
+    if reading.snapshot is not None:
+        raise DpformerError(f"--snapshot is for tables with numbered states (Delta, Iceberg), and {where} has none")
     files = files_of(path)
     found = {form.name: form for form in (format_of(file, reading) for file in files)}
     if len(found) > 1:
@@ -105,7 +112,7 @@ def relation(
     wanted = Wanted(columns, reading, filters, where)
     if not form.tables and (reading.table is not None or reading.query is not None):
         raise DpformerError(f"--table and --query apply to databases and Parquet, but {wanted.where} is {form.title}")
-    made = replace(form.read(Given(connection, files, wanted, folder)), format=form.title)
+    made = replace(form.read(Given(connection, files, wanted, folder, together=files != [path])), format=form.title)
     if brought is not None:
         made = replace(made, format=brought.title or form.title, snapshot=brought.snapshot)
     if filters.row_filter is not None and not made.filtered:
@@ -122,7 +129,11 @@ def _brought(
     source, url = elsewhere
     folder = folder / "brought"
     folder.mkdir(parents=True)
-    return source.bring(Asked(url, columns, reading, filters, folder))
+    return source.bring(Asked(url, partial(_needed, columns, reading, filters, str(url)), reading, folder))
+
+
+def _needed(columns: Columns, reading: Reading, filters: Filters, where: str, names: list[str]) -> list[str]:
+    return needed(names, columns, reading, filters, where)
 
 
 def format_of(path: Path, reading: Reading) -> Format:

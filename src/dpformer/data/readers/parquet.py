@@ -10,19 +10,23 @@ from dpformer.engines.duckdb_connection import confine, text
 
 
 def read(given: Given) -> Relation:
-    select, query = parquet(given.files), given.wanted.reading.query
+    return table(given.connection, select(given), given.wanted)
+
+
+def select(given: Given) -> str:
+    rows, query = parquet(given.files, given.together), given.wanted.reading.query
     if query is None:
-        return table(given.connection, select, given.wanted)
+        return rows
     confine(given.connection, given.files)
-    given.connection.execute(f"CREATE TEMP VIEW log AS {select}")
-    return table(given.connection, query, given.wanted)
+    given.connection.execute(f"CREATE TEMP VIEW log AS {rows}")
+    return query
 
 
-def parquet(files: list[Path]) -> str:
+def parquet(files: list[Path], together: bool) -> str:
     """SQL of the rows of Parquet files; folders such as `day=7` are columns, of text."""
     names = ", ".join(text(no_glob(file)) for file in files)
-    parts = "true" if len(files) > 1 else "false"
+    parts = "true" if together else "false"
     return f"SELECT * FROM read_parquet([{names}], hive_partitioning = {parts}, hive_types_autocast = false)"
 
 
-FORMATS = (Format("parquet", "Parquet", (".parquet", ".pq"), read, magic=b"PAR1", tables=True),)
+FORMATS = (Format("parquet", "Parquet", (".parquet", ".pq"), read, magic=b"PAR1", tables=True, select=select),)

@@ -14,13 +14,11 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from dpformer.data.columns import Columns
-from dpformer.data.filters import Filters
 from dpformer.data.reading import Reading
 from dpformer.data.sources.urls import Url, url_of
 from dpformer.errors import DpformerError
 
-_MODULES = ("object_stores",)
+_MODULES = ("object_stores", "databases", "iceberg", "hub")
 
 
 @dataclass(frozen=True)
@@ -29,14 +27,14 @@ class Asked:
 
     Attributes:
         url: the URL of the log.
-        columns, reading, filters: the options.
+        choose: names of all columns → those that are needed, by which rows without an order are ordered.
+        reading: the reading options.
         folder: private folder for the copy; it exists.
     """
 
     url: Url
-    columns: Columns
+    choose: Callable[[list[str]], list[str]]
     reading: Reading
-    filters: Filters
     folder: Path
 
 
@@ -78,15 +76,31 @@ def sources() -> dict[str, Source]:
 
 
 def source_of(path: Path) -> tuple[Source, Url] | None:
-    """The source of a log and its URL; None if it is a local file."""
+    """The source of a log and its URL, or its path if it is a local table; None if it is local files."""
     url = url_of(path)
     if url is None:
-        return None
+        kind = table_format(path)
+        return None if kind is None else (kind, Url(str(path)))
     found = sources().get(url.scheme)
     if found is None:
         known = ", ".join(f"{scheme}://" for scheme in sources())
         raise DpformerError(f"{url.scheme}:// is unknown: give a file, or a URL that starts with one of {known}")
     return found, url
+
+
+def table_format(path: Path) -> Source | None:
+    """Delta or Iceberg, if a path is the folder of such a table, or a state of it (`….metadata.json`)."""
+    from dpformer.data.sources import delta, iceberg
+
+    try:
+        if (path / "_delta_log").is_dir():
+            return delta.SOURCE
+        named = path.name.endswith(".metadata.json") and path.is_file()
+        if named or next(path.glob("metadata/*.metadata.json"), None) is not None:
+            return iceberg.SOURCES[0]
+    except (OSError, ValueError):  # no path at all
+        return None
+    return None
 
 
 def state_of(source: Source, url: Url) -> object:

@@ -21,9 +21,10 @@ _OPENERS = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
 _PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"\xfd7zXZ\0": "xz -dc", b"BZh": "bzip2 -dc"}
 _TABLES = {"Delta Lake": "_delta_log", "Apache Hudi": ".hoodie", "Apache Iceberg": "metadata/*.metadata.json"}
 NO_TABLE = (
-    "is a table of {kind}, or part of one: its files hold rows that were deleted from it, so they cannot be read "
-    "directly; export its current rows to Parquet files first"
+    "is part of a table of {kind}: its files hold rows that were deleted from it, so they are not read as they are; "
+    "name the table itself"
 )
+NO_HUDI = " (Apache Hudi is not read: write its current rows to Parquet files first)"
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -59,8 +60,13 @@ def _no_table(files: list[Path]) -> list[Path]:
     for folder in sorted(folders):
         kind = next((kind for kind, mark in _TABLES.items() if any(folder.glob(mark))), None)
         if kind is not None:
-            raise DpformerError(f"{folder} {NO_TABLE.format(kind=kind)}")
+            raise DpformerError(f"{folder} {no_table(kind)}")
     return files
+
+
+def no_table(kind: str) -> str:
+    """Why files of a table are not read one by one."""
+    return NO_TABLE.format(kind=kind) + (NO_HUDI if "Hudi" in kind else "")
 
 
 def unpacked(files: list[Path], reading: Reading, folder: Path) -> list[Path]:

@@ -7,38 +7,33 @@ by the usual environment variables; PyArrow's file systems lack `https://`, and 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import Any
 
+from dpformer.data.sources import delta, keys
 from dpformer.data.sources.elsewhere import Asked, Brought, Source
-from dpformer.data.sources.files import NO_TABLE
 from dpformer.data.sources.urls import Url
 from dpformer.errors import DpformerError, MissingExtra
 
 TIMEOUT = timedelta(seconds=20)  # for connecting, and for all attempts
-_GLOB = re.compile(r"[*?\[]")
 _HOW = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; AWS_SKIP_SIGNATURE=true if public",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
 }
-_MARKS = {
-    "Delta Lake": ("_delta_log", r"(^|/)_delta_log/"),
-    "Apache Hudi": (".hoodie", r"(^|/)\.hoodie/"),
-    "Apache Iceberg": ("metadata", r"(^|/)metadata/[^/]*\.metadata\.json$"),
-}
 
 
 def bring(asked: Asked) -> Brought:
-    """Copy the objects that a URL matches, each in the version that was listed."""
+    """Copy the objects that a URL matches, each in the version that was listed; or read the Delta table there."""
+    if _is_delta(asked.url):
+        return delta.bring(asked)
     store, found = _found(asked.url)
     path = asked.url.path.rstrip("/")
     only = len(found) == 1 and found[0]["path"] == path
-    root = str(PurePosixPath(path).parent) if only else _root(path)
+    root = str(PurePosixPath(path).parent) if only else keys.root(path)
     for meta in found:
         target = asked.folder / "objects" / PurePosixPath(meta["path"]).relative_to(root or ".")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -53,6 +48,8 @@ def bring(asked: Asked) -> Brought:
 
 def state(url: Url) -> object:
     """Names, sizes and versions of the objects."""
+    if _is_delta(url):
+        return delta.state(url)
     _, found = _found(url)
     return [[meta["path"], meta["size"], meta.get("e_tag") or str(meta["last_modified"])] for meta in found]
 
@@ -66,17 +63,29 @@ def _found(url: Url) -> tuple[Any, list[Any]]:
     with _sentences(url):
         if url.scheme.startswith("http"):
             return store, [_obstore().head(store, path)]
-        one = None if _GLOB.search(path) or not path else _head(store, path)
-        folder = _root(path)
+        one = None if keys.GLOB.search(path) or not path else _head(store, path)
+        folder = keys.root(path)
         listed = [one] if one is not None else [meta for batch in _list(store, folder) for meta in batch]
-        _refuse_tables(url, store, path, [meta["path"] for meta in listed])
+        above = [str(up) for up in PurePosixPath(folder).parents if str(up) != "."]
+        marks = [f"{up}/{mark}" for up in above for mark, _ in keys.MARKS.values()]
+        beside = [meta for mark in marks for meta in next(_list(store, mark, 100), [])]
+        keys.refuse_tables(url, (meta["path"] for meta in (*listed, *beside)))
     if one is not None:
         return store, listed
-    pattern = re.compile(_regex(path) if _GLOB.search(path) else ".*", re.DOTALL)
-    found = [meta for meta in listed if pattern.fullmatch(meta["path"]) and not _hidden(meta["path"], folder)]
+    by_key = {str(meta["path"]): meta for meta in listed}
+    found = [by_key[key] for key in keys.chosen(path, by_key)]
     if not found:
         raise DpformerError(f"nothing found at {url}")
-    return store, sorted(found, key=lambda meta: str(meta["path"]))
+    return store, found
+
+
+def _is_delta(url: Url) -> bool:
+    """Whether a URL names the folder of a Delta table."""
+    path = url.path.rstrip("/")
+    if url.scheme.startswith("http") or not path or keys.GLOB.search(path):
+        return False
+    with _sentences(url):
+        return any(meta["path"].endswith(".json") for meta in next(_list(_store(url), f"{path}/_delta_log", 100), []))
 
 
 def _store(url: Url) -> Any:
@@ -116,33 +125,6 @@ def _head(store: Any, path: str) -> Any:
 
 def _list(store: Any, folder: str, chunk: int = 1000) -> Iterator[Any]:
     return iter(_obstore().list(store, prefix=folder or None, chunk_size=chunk))
-
-
-def _root(path: str) -> str:
-    """The folder to which names of objects are relative; subfolders such as `day=7` are columns."""
-    found = _GLOB.search(path)
-    return path if found is None else path[: found.start()].rpartition("/")[0]
-
-
-def _hidden(key: str, below: str) -> bool:
-    return any(part[0] in "._" for part in key[len(below) :].split("/") if part)
-
-
-def _regex(path: str) -> str:
-    """The regular expression of a glob, in which `*` and `?` do not match a slash, and `**` does."""
-    if "[" in path:
-        raise DpformerError(f"the glob {path!r} has brackets: use only * and ?")
-    words = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return "".join(words.get(part) or re.escape(part) for part in re.split(r"(\*\*|\*|\?)", path))
-
-
-def _refuse_tables(url: Url, store: Any, path: str, keys: list[str]) -> None:
-    """Refuse the files of a table: they still hold rows that were deleted from it."""
-    above = [str(folder) for folder in PurePosixPath(_root(path)).parents if str(folder) != "."]
-    for kind, (folder, mark) in _MARKS.items():
-        beside = [meta["path"] for up in above for meta in next(_list(store, f"{up}/{folder}", 100), [])]
-        if any(re.search(mark, key) for key in (*keys, *beside)):
-            raise DpformerError(f"{url} {NO_TABLE.format(kind=kind)}")
 
 
 @contextmanager

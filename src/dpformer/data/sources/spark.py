@@ -7,7 +7,6 @@ with `--query`, a SELECT in the cluster's own SQL.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from dpformer.data.dataset import MIN_TO_TEST
 from dpformer.data.filters import Filters
 from dpformer.data.population import check_declared
 from dpformer.data.reading import Reading
+from dpformer.data.unordered_hash import DIGITS, PARTS_OF_A_DIGEST, hash_of_digests
 from dpformer.data.vocabulary import Vocabulary, canonical_order
-from dpformer.engines.spark_sums import Spark, spark_session
+from dpformer.engines.spark_sums import Spark, for_size, spark_session
 from dpformer.engines.sql_sums import SqlSums
 from dpformer.engines.sums import LONGEST
 from dpformer.errors import DpformerError
@@ -27,7 +27,6 @@ _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _NUMBERS = (*_WHOLE, "float", "double", "decimal")
 _TIMES = (*_NUMBERS, "timestamp", "timestamp_ntz", "date")
 _NO_USER = "(u IS NULL OR u = '' OR u RLIKE '[\\\\n\\\\r\\\\x00]')"
-_DIGEST = range(1, 65, 13)  # 52 bits of a SHA-256 at a time, so that their sums are exact
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +41,11 @@ class ClusterLog:
     validation: bool
     hash: str
     description: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def unordered_hash(self) -> str:
+        """Of all histories, in whatever order users come: as `Dataset.unordered_hash` is."""
+        return self.hash
 
     @property
     def num_items(self) -> int:
@@ -66,7 +70,7 @@ def cluster_log(
 ) -> ClusterLog:
     """A table (`reading.table`), a query, or Parquet files (`file`) that Spark can access; options as for `prepare`."""
     (filters or Filters()).refuse_rows("does not apply to --engine spark: filter in --query, in the cluster's own SQL")
-    session = spark_session()
+    session = spark_session(reading.memory)
     try:
         log = _Log(session, _source(session, file, reading), columns, reading, filters or Filters())
         skipped = log.check()
@@ -117,14 +121,22 @@ class _Log:
             "no time": "t IS NULL",
             "no rating": "r IS NULL",
         }
-        cases = " ".join(f"WHEN {test} THEN '{why}'" for why, test in wrong.items())
-        found = self.session.sql(
-            f"SELECT CASE {cases} ELSE '' END AS why, count(*) AS n FROM dpformer_cells GROUP BY 1"
-        )
-        counts = {row["why"]: int(row["n"]) for row in found.collect()}
-        if not counts.get(""):
-            raise DpformerError(f"{self.name} has no rows" + (" readable" if counts else ""))
-        bad = {why: count for why, count in counts.items() if why}
+        tests = list(wrong.values())
+        firsts = [
+            f"{test} AND NOT ({' OR '.join(f'coalesce({t}, false)' for t in tests[:n]) or 'false'})"
+            for n, test in enumerate(tests)
+        ]
+        counted = ", ".join(f"count_if(coalesce({first}, false)) AS bad{n}" for n, first in enumerate(firsts))
+        # N: all users named by a row, before any filter.
+        named = f"count(DISTINCT CASE WHEN NOT coalesce({_NO_USER}, false) THEN u END) AS named"
+        row = self.session.sql(f"SELECT count(*) AS n, {counted}, {named} FROM dpformer_cells").collect()[0]
+        self.named = int(row["named"])
+        for_size(self.session, int(row["n"]))
+        counts = {why: int(row[f"bad{n}"]) for n, why in enumerate(wrong)}
+        counts[""] = int(row["n"]) - sum(counts.values())
+        if not counts[""]:
+            raise DpformerError(f"{self.name} has no rows" + (" readable" if row["n"] else ""))
+        bad = {why: count for why, count in counts.items() if why and count}
         if bad and not self.reading.skip_bad_rows:
             why, count = next(iter(bad.items()))
             raise DpformerError(
@@ -178,65 +190,54 @@ class _Log:
         """Split, keep the training part in the cluster, and count it."""
         held = f"CASE WHEN n >= {MIN_TO_TEST} THEN {1 + validation} ELSE 0 END"
         most = min(max_length or LONGEST, LONGEST)
+        encoded = "SELECT u, t, i FROM dpformer_encoded DISTRIBUTE BY u"
         placed = self.session.sql(
-            "SELECT u, i, row_number() OVER (PARTITION BY u ORDER BY t, i) AS p, count(*) OVER (PARTITION BY u) AS n "
-            "FROM dpformer_encoded"
+            "SELECT u, i, row_number() OVER w AS p, count(*) OVER (PARTITION BY u) AS n, "
+            "CASE WHEN t = lag(t) OVER w AND i = lag(i) OVER w THEN 1 ELSE 0 END AS twice "
+            f"FROM ({encoded}) AS e WINDOW w AS (PARTITION BY u ORDER BY t, i)"
         ).persist()
         placed.createOrReplaceTempView("dpformer_placed")
         training = (
             f"SELECT u, CAST(p AS BIGINT) AS p, CAST(i AS BIGINT) AS i FROM dpformer_placed WHERE p <= n - {held}"
         )
         self._view("histories", f"{training} AND p > n - {held} - {most}")
-        left, rows, longest = self.session.sql(
-            "SELECT count(DISTINCT u), count(*), max(n) FROM dpformer_placed"
-        ).collect()[0]
-        if int(left or 0) < 2:
+        left, rows, longest, twice, digests = self._totals()
+        if left < 2:
             raise DpformerError(f"only {left} user remains, but user-level privacy needs many: check the user column")
-        if int(longest) < 2:
+        if longest < 2:
             raise DpformerError(f"none of the {left:,} users has two items, so there is no next item to predict")
-        users = self._population(declared)
+        users = check_declared(self.named, declared)
         facts = {
             "source": self.name,
             "format": "Spark",
             "order": "timestamp",
             "time_column": self.roles["timestamp"],
             "skipped": skipped,
-            "duplicates": self._duplicates(),
+            "duplicates": twice,
             "vocabulary": {"policy": words.policy, "interactions_dropped": dropped},
             "users": users,
             "users_declared": declared is not None,
             "items": len(words),
-            "interactions": int(rows),
+            "interactions": rows,
             "max_length": max_length,
         }
-        found = self._hash(words, users, validation)
-        return ClusterLog(self.session, users, int(rows), words, max_length, validation, found, facts)
+        found = hash_of_digests(digests, words, users, validation)
+        return ClusterLog(self.session, users, rows, words, max_length, validation, found, facts)
 
-    def _population(self, declared: int | None) -> int:
-        """N: all users named by a row, before any filter; or the declared number."""
-        query = f"SELECT count(DISTINCT u) AS n FROM dpformer_cells WHERE NOT coalesce({_NO_USER}, false)"
-        named = int(self.session.sql(query).collect()[0]["n"])
-        return check_declared(named, declared)
-
-    def _duplicates(self) -> int:
-        twice = "SELECT count(*) - 1 AS more FROM dpformer_encoded GROUP BY u, i, t HAVING count(*) > 1"
-        return int(self.session.sql(f"SELECT coalesce(sum(more), 0) AS n FROM ({twice}) AS d").collect()[0]["n"])
-
-    def _hash(self, words: Vocabulary, users: int, validation: bool) -> str:
-        """A hash of all histories in any order: the sum of their SHA-256, in parts. Private, as is `Dataset.hash`."""
-        texts = (
-            "SELECT sha2(concat_ws(',', transform(array_sort(collect_list(struct(p, i))), x -> CAST(x.i AS STRING))), "
-            "256) AS h FROM dpformer_placed GROUP BY u"
+    def _totals(self) -> tuple[int, int, int, int, list[int]]:
+        """(users, interactions, longest history, exact duplicates, sums of digests), in one pass."""
+        each = (
+            "SELECT max(n) AS n, sum(twice) AS twice, sha2(concat_ws(',', transform(array_sort(collect_list(struct(p, "
+            "i))), x -> CAST(x.i AS STRING))), 256) AS h FROM dpformer_placed GROUP BY u"
         )
         sums = ", ".join(
-            f"CAST(sum(CAST(conv(substring(h, {at}, 13), 16, 10) AS DECIMAL(38, 0))) AS STRING)" for at in _DIGEST
+            f"CAST(sum(CAST(conv(substring(h, {at + 1}, {DIGITS}), 16, 10) AS DECIMAL(38, 0))) AS STRING)"
+            for at in PARTS_OF_A_DIGEST
         )
-        row = self.session.sql(f"SELECT {sums} FROM ({texts}) AS texts").collect()[0]
-        head = f"dpformer cluster 1\n{int(validation)} {users} {len(words)}\n{' '.join(row)}\n"
-        digest = hashlib.sha256(head.encode())
-        for name in words.ids:
-            digest.update(name.encode("utf-8", "surrogatepass") + b"\n")
-        return digest.hexdigest()
+        totals = f"SELECT count(*), sum(n), max(n), sum(twice), {sums} FROM ({each}) AS users"
+        row = self.session.sql(totals).collect()[0]
+        left, rows, longest, twice = (int(value or 0) for value in row[:4])
+        return left, rows, longest, twice, [int(value or 0) for value in row[4:]]
 
     def _view(self, name: str, sql: str) -> None:
         self.session.sql(sql).createOrReplaceTempView(name)

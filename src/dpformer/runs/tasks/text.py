@@ -58,6 +58,9 @@ class Text:
             max_length=max_length,
             id_column=config.user_column,
             units=config.users,
+            text_column=config.text_column or "text",
+            time_column=config.timestamp_column,
+            reading=config.reading(),
         )
 
     def read_again(self, config: Config, release: Release) -> TextDataset:
