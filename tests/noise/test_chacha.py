@@ -11,8 +11,9 @@ from dpformer.noise.chacha import keystream
 from dpformer.noise.fingerprint import Fingerprint
 from dpformer.noise.gaussian import GROUP, normal_of_words
 from dpformer.noise.noisy_sums import Numbers, release_sum
+from tests import second_device
 from tests.distributed import jobs
-from tests.second_device import PLACE, POSSIBLE, SecondDevice
+from tests.second_device import PLACE
 
 
 def counter_of(nonce: str, block: int) -> int:
@@ -97,20 +98,20 @@ def test_numbers_made_by_tensor_operations_are_those_of_the_cpu() -> None:
 
 
 def on_the_second_device() -> None:
-    with SecondDevice():
-        random, here = SecureRandom("x", seed=3), torch.randn(5000)
-        there = torch.empty(3000, dtype=torch.float64, device=PLACE)
-        random.fill_normal(there, step=2, stream=1, start=700)
-        wanted = torch.from_numpy(random.normal(3000, step=2, stream=1, start=700))
-        torch.testing.assert_close(there.cpu(), wanted, rtol=1e-13, atol=1e-13)
-        sums = [torch.zeros(3000), torch.zeros(3000).to(PLACE)]
-        for each in sums:
-            release_sum(each, Numbers(random, 2, 1, 3000, 700), 1.0, 2.0)
-        torch.testing.assert_close(sums[1].cpu(), sums[0], rtol=0, atol=2**-10)
-        assert Fingerprint(random)([here]) == Fingerprint(random)([here.to(PLACE)])
+    second_device.add()
+    random, here = SecureRandom("x", seed=3), torch.randn(5000)
+    there = torch.empty(3000, dtype=torch.float64, device=PLACE)
+    random.fill_normal(there, step=2, stream=1, start=700)
+    wanted = torch.from_numpy(random.normal(3000, step=2, stream=1, start=700))
+    torch.testing.assert_close(there.cpu(), wanted, rtol=1e-13, atol=1e-13)
+    sums = [torch.zeros(3000), torch.zeros(3000).to(PLACE)]
+    for each in sums:
+        release_sum(each, Numbers(random, 2, 1, 3000, 700), 1.0, 2.0)
+    torch.testing.assert_close(sums[1].cpu(), sums[0], rtol=0, atol=2**-10)
+    assert Fingerprint(random)([here]) == Fingerprint(random)([here.to(PLACE)])
 
 
-@pytest.mark.skipif(not POSSIBLE, reason="this torch has no devices written in Python")
+@pytest.mark.skipif(not second_device.POSSIBLE, reason=second_device.REASON)
 def test_noise_is_made_on_the_device_of_the_sum() -> None:
     """The second device refuses whatever mixes with the CPU."""
     assert jobs.finish(jobs.start(1, on_the_second_device)) == [0]

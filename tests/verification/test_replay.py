@@ -151,8 +151,8 @@ def test_counts_with_other_noise_than_that_of_the_key(fault: Callable[..., None]
 def quieter(patch: pytest.MonkeyPatch) -> None:
     noise = PrivateOptimizer._noise
 
-    def scaled(self: PrivateOptimizer, parameters: list[torch.Tensor]) -> list[Any]:
-        return [made and replace(made, ready=0.99 * made.all()) for made in noise(self, parameters)]
+    def scaled(self: PrivateOptimizer, *given: Any) -> list[Any]:
+        return [replace(made, ready=0.99 * made.all()) for made in noise(self, *given)]
 
     patch.setattr(PrivateOptimizer, "_noise", scaled)
 

@@ -33,7 +33,7 @@ from dpformer.integrations.sharding import Gathering, is_sharded
 from dpformer.noise.noisy_sums import SecureRandom, in_turn, release_sums
 from dpformer.sampling.batch import Batch, Part
 from dpformer.training.distributed import add_up_gradients, bound_everywhere, shared_key
-from dpformer.training.optimizer import PrivateOptimizer, real, refuse_other
+from dpformer.training.optimizer import PrivateOptimizer, not_finite, real, refuse_other
 
 __all__ = ["DistributedClipping", "DistributedOptimizer", "share", "shared_key"]
 
@@ -155,10 +155,13 @@ class DistributedOptimizer(PrivateOptimizer):
         gathering.let_go()
         self._finish(batch)
 
-    def _address(self, sums: list[Tensor]) -> SecureRandom:
+    def _address(self, sums: list[Tensor], finite: Tensor | None = None) -> SecureRandom:
         """The same in all processes: of the whole sum, of which each has a copy, or the rows of its shards."""
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, self._fingerprint(map(real, sums)))
+        dist.all_gather_object(found, self._fingerprint.read(map(real, sums), finite))
+        if not all(is_finite for _, is_finite in found):  # what one refuses, all refuse
+            raise not_finite(self._parameters())
+        found = [fingerprint for fingerprint, _ in found]
         if self._gathering is not None:
             return self._random.within(" ".join(found))
         if len(set(found)) > 1:

@@ -21,29 +21,35 @@ BLOCK_WORDS = 8  # words of 64 bits in a block of the keystream
 
 
 def keystream(key: bytes, counter: int, blocks: int, device: torch.device | str) -> Tensor:
-    """(8·blocks,) int64: blocks of the keystream, on this device; `counter`: nonce (96 bits) and first block (32)."""
-    start = _start(key, counter, blocks, device)
-    a, b, c, d = (row.clone() for row in start)
+    """(8·blocks,) int64: blocks of the keystream, on this device; `counter`: nonce (96 bits) and first block (32).
+
+    The number of operations does not depend on `blocks`, and one copy of 16 words reaches the device.
+    """
+    start = _start(torch.tensor(initial_state(key, counter, blocks), dtype=torch.int32).to(device), blocks)
+    a, b, c, d = start
     for _ in range(10):
         a, b, c, d = _quarter_rounds(a, b, c, d)  # the columns
         b, c, d = b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0)
         a, b, c, d = _quarter_rounds(a, b, c, d)  # the diagonals
         b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
-    words = torch.cat([row + first for row, first in zip((a, b, c, d), start, strict=True)])  # (16, blocks)
+    words = torch.cat([a, b, c, d]).add_(torch.cat(start))  # (16, blocks)
     low, high = (words[half::2].T.to(torch.int64) for half in (0, 1))  # (blocks, 8) each
     return ((high << 32) | (low & 0xFFFFFFFF)).reshape(-1)
 
 
-def _start(key: bytes, counter: int, blocks: int, device: torch.device | str) -> list[Tensor]:
-    """The four rows of the state before the rounds, (4, blocks) each."""
-    fixed = [CONSTANTS, struct.unpack("<4i", key[:16]), struct.unpack("<4i", key[16:])]
-    rows = [torch.tensor(row, dtype=torch.int32).to(device)[:, None].repeat(1, blocks) for row in fixed]
-    first, nonce = counter & 0xFFFFFFFF, struct.unpack("<3i", (counter >> 32).to_bytes(12, "little"))
-    if first + blocks > 2**32:
-        raise ValueError(f"block {first + blocks} is beyond the counter")
-    count = torch.arange(first - 2**31, first - 2**31 + blocks, device=device).to(torch.int32) ^ -(2**31)
-    rest = torch.tensor(nonce, dtype=torch.int32).to(device)[:, None].repeat(1, blocks)
-    return [*rows, torch.cat([count[None], rest])]
+def initial_state(key: bytes, counter: int, blocks: int) -> list[int]:
+    """The 16 words of the state of the first block, signed."""
+    if (last := (counter & 0xFFFFFFFF) + blocks) > 2**32:
+        raise ValueError(f"block {last} is beyond the counter")
+    return [*CONSTANTS, *struct.unpack("<8i", key), *struct.unpack("<4i", counter.to_bytes(16, "little"))]
+
+
+def _start(state: Tensor, blocks: int) -> list[Tensor]:
+    """The four rows of the state before the rounds, (4, blocks) each; the first word of the last row counts blocks."""
+    *rows, last = state.view(4, 4, 1).expand(4, 4, blocks).unbind()
+    last = last.clone()
+    last[0] += torch.arange(blocks, dtype=torch.int32, device=state.device)  # wraps like uint32
+    return [*rows, last]
 
 
 def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import local
 from typing import cast
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dpformer.kernels import native
+from dpformer.noise.device_sums import release_on_device
 from dpformer.noise.gaussian import GROUP
 from dpformer.noise.grid import MOST_SUM, RoundedNoise
 from dpformer.noise.native import release_runs
@@ -21,7 +22,7 @@ from dpformer.noise.randomness import MOST_NUMBERS, SecureNoise, SecureRandom, p
 
 __all__ = ["Numbers", "SecureNoise", "SecureRandom", "public_grid", "release_sum", "release_sums"]
 
-PIECE, DEVICE_PIECE = 1 << 19, 1 << 22  # numbers of sums processed at a time
+PIECE = 1 << 19  # numbers of sums processed at a time
 WIDE = 1 << 15  # numbers in float64 at a time on the CPU: few enough that torch does not start its own threads
 _thread = local()
 
@@ -59,6 +60,19 @@ def in_turn(random: SecureRandom, step: int, counts: Iterable[int]) -> Iterator[
             stream, start = stream + 1, 0
         yield Numbers(random, step, stream, count, start)
         start += count
+
+
+def fill_in_turn(out: Tensor, every: Iterable[Numbers]) -> None:
+    """out (n,) ← all numbers of these, one after the other; those with consecutive numbers are generated together."""
+    runs: list[Numbers] = []
+    for numbers in every:
+        last = runs[-1] if runs else None
+        if last is not None and last.stream == numbers.stream and last.start + last.count == numbers.start:
+            last.count += numbers.count
+        else:
+            runs.append(replace(numbers))
+    for part, run in zip(out.split([run.count for run in runs]), runs, strict=True):
+        run.fill(part, 0)
 
 
 @dataclass(slots=True)
@@ -126,16 +140,32 @@ def release_sum(sums: Tensor, numbers: Numbers, deviation: float, divisor: float
 def release_sums(pairs: Iterable[tuple[Tensor, Numbers]], deviation: float, divisor: float) -> None:
     """Each sum ← (sum + deviation·numbers, rounded to the public grid) / divisor, in place; sums have shape (count,).
 
-    Sum and noise are added in float64, one piece at a time; on the device of the sum, unless that lacks float64 (MPS).
-    On the CPU most of it is decided in float32 (grid.py), and small sums share a piece.
+    Sum and noise are added in float64, on the device of the sums (device_sums.py), unless that lacks float64 (MPS). On
+    the CPU most of it is decided in float32 (grid.py), and small sums share a piece.
     """
     release = Release(deviation, divisor)
     pairs = list(pairs)
     for sums, numbers in pairs:  # compiled code writes by address
         if sums.numel() != numbers.count:
             raise ValueError(f"a sum of {sums.numel()} numbers got noise for {numbers.count}")
+    here: list[tuple[Tensor, Numbers]] = []
+    there: dict[tuple[torch.device, bool], list[Piece]] = {}  # float32 has a divisor of its own
+    for sums, numbers in pairs:
+        if sums.device.type in ("cpu", "mps"):
+            here.append((sums, numbers))
+        else:
+            group = there.setdefault((sums.device, sums.dtype == torch.float32), [])
+            group.append(Piece(sums, numbers, 0, numbers.count))
+    for pieces in there.values():
+        release_on_device(pieces, release.scale, 1 / release.grid, release.divisor_of(pieces[0].sums))
+    if here:
+        _release_here(here, release)
+
+
+def _release_here(pairs: list[tuple[Tensor, Numbers]], release: Release) -> None:
+    """On the CPU, by all threads."""
     total = sum(numbers.count for _, numbers in pairs)
-    threads = torch.get_num_threads() if all(sums.device.type == "cpu" for sums, _ in pairs) else 1
+    threads = torch.get_num_threads() if all(sums.is_cpu for sums, _ in pairs) else 1
     each = min(PIECE, max(WIDE, -(-total // (threads * GROUP)) * GROUP))  # one piece per thread, if large enough
     if threads <= 1 or total <= each:
         for pieces in _pieces(pairs, PIECE):
@@ -150,10 +180,9 @@ def _pieces(pairs: Iterable[tuple[Tensor, Numbers]], size: int) -> Iterator[list
     together: list[Run] = []
     filled = 0
     for sums, numbers in pairs:
-        each = size if sums.device.type in ("cpu", "mps") else DEVICE_PIECE
-        for at in range(0, numbers.count, each):
-            count = min(each, numbers.count - at)
-            piece = Piece(sums if numbers.count <= each else sums[at : at + count], numbers, at, count)
+        for at in range(0, numbers.count, size):
+            count = min(size, numbers.count - at)
+            piece = Piece(sums if numbers.count <= size else sums[at : at + count], numbers, at, count)
             if not _is_narrow(piece):
                 yield [Run(piece)]
                 continue
@@ -215,15 +244,17 @@ class Release:
 
     def wide(self, piece: Piece) -> None:
         """In float64."""
-        place = torch.device("cpu") if piece.sums.device.type == "mps" else piece.sums.device
-        divisor = self.narrow_divisor if piece.sums.dtype == torch.float32 else self.divisor
-        each = WIDE if place.type == "cpu" else DEVICE_PIECE
-        for at in range(0, piece.count, each):
-            sums = piece.sums[at : at + each]
-            noisy, total = _room(len(sums), place)
+        divisor = self.divisor_of(piece.sums)
+        for at in range(0, piece.count, WIDE):
+            sums = piece.sums[at : at + WIDE]
+            noisy, total = _room(len(sums))
             piece.numbers.fill(noisy, piece.at + at)
             noisy.mul_(self.scale).add_(total.copy_(sums), alpha=1 / self.grid)  # in units of the grid
             sums.copy_(noisy.round_().div_(divisor))
+
+    def divisor_of(self, sums: Tensor) -> float:
+        """The divisor in units of the grid."""
+        return self.narrow_divisor if sums.dtype == torch.float32 else self.divisor
 
 
 def _fill(runs: list[Run], words: memoryview, start: int, count: int) -> None:
@@ -247,10 +278,8 @@ def _rounded_noise(count: int) -> RoundedNoise:
     return cast(RoundedNoise, _thread.rounded)
 
 
-def _room(count: int, place: torch.device) -> Tensor:
-    """(2, count) float64 scratch space; on the CPU it is shared by all pieces of a thread."""
-    if place.type != "cpu":
-        return torch.empty(2, count, dtype=torch.float64, device=place)
+def _room(count: int) -> Tensor:
+    """(2, count) float64 scratch space, shared by all pieces of a thread."""
     if not hasattr(_thread, "room"):
         _thread.room = torch.empty(2, WIDE, dtype=torch.float64)
     return cast(Tensor, _thread.room[:, :count])

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from torch import Tensor
 
 from dpformer.accounting.arguments import whole
-from dpformer.noise.chacha import BLOCK_WORDS, keystream
+from dpformer.noise.chacha import BLOCK_WORDS, initial_state, keystream
 from dpformer.noise.gaussian import GROUP, Workspace, normal_of_words
 
 KEY_BYTES = 32
@@ -150,6 +150,10 @@ class SecureRandom:
         restored = SecureRandom(self.context, key=bytes.fromhex(str(state["key"])))
         restored.private = bool(state["private"])
         return restored
+
+    def cipher_state(self, step: int, stream: int, block: int, blocks: int) -> list[int]:
+        """The cipher's state at the first of these blocks of an address, for a kernel that computes them; secret."""
+        return initial_state(self._cipher_key, self._counter(step, stream, block), blocks)
 
     def _counter(self, step: int, stream: int, block: int) -> int:
         step, stream = whole("step", step, 0), whole("stream", stream, 0)

@@ -1,6 +1,7 @@
 """The noisy step: add noise to the sum, once; divide by the expected batch size; apply any torch optimizer."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from dpformer.clipping.bits import all_finite
 from dpformer.clipping.bounded import Bound, addends_of, bounds_of, joint_bound, sum_of
 from dpformer.noise.fingerprint import Fingerprint
 from dpformer.noise.mechanisms import INDEPENDENT, Noise, NoiseHistory
-from dpformer.noise.noisy_sums import Numbers, SecureRandom, in_turn, release_sums
+from dpformer.noise.noisy_sums import Numbers, SecureRandom, fill_in_turn, in_turn, release_sums
 from dpformer.sampling.batch import Batch
 from dpformer.training.inner_step import only_private
 from dpformer.training.steps_taken import StepsTaken
@@ -118,12 +119,12 @@ class PrivateOptimizer(torch.optim.Optimizer):
         self._check_due(batch)
         parameters = self._parameters()
         marks: list[Bound | None] = bounds_of(parameters) if self._asks_for_bounds else [None] * len(parameters)
-        self._check(parameters, marks)
+        finite = self._check(parameters, marks)
         if self._asks_for_bounds:
             self._check_bounded(parameters, marks)
             self._check_users(addends_of(parameters, marks), batch)
         self._past.check([tuple(real(p).shape) for p in parameters])
-        self._past.add(self._release(parameters))
+        self._release(parameters, finite)
         self._finish(batch)
 
     def _check_users(self, held: Sequence[Addend], batch: Batch | None) -> None:
@@ -153,8 +154,11 @@ class PrivateOptimizer(torch.optim.Optimizer):
         return self.noise_multiplier > 0 and not self.assume_clipped
 
     @staticmethod
-    def _check(parameters: list[Tensor], marks: list[Bound | None]) -> None:
-        """Refuse gradients to which noise cannot be added; most were already checked by the engine."""
+    def _check(parameters: list[Tensor], marks: list[Bound | None]) -> Tensor | None:
+        """Refuse gradients to which noise cannot be added; most were already checked by the engine.
+
+        Returns whether all gradients on a device are finite, () there, which is read before anything is released.
+        """
         seen = [mark is not None and mark.finite for mark in marks]
         having = [
             (p, p.grad) for p, is_seen in zip(parameters, seen, strict=True) if p.grad is not None and not is_seen
@@ -165,13 +169,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
                     f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse, but noise is added to "
                     "every entry: sparse=False"
                 )
-        if all_finite([real(gradient) for _, gradient in having]):
-            return
-        parameter = next(parameter for parameter, gradient in having if not all_finite([real(gradient)]))
-        raise ValueError(
-            f"the gradient of a parameter of shape {tuple(parameter.shape)} is not finite; a user who is not finite "
-            "must be removed from the sum (as PhantomClipping does)"
-        )
+        if not all_finite([real(gradient) for _, gradient in having if gradient.is_cpu]):
+            raise not_finite(parameters)
+        return finite_on_device([real(gradient) for _, gradient in having if not gradient.is_cpu])
 
     def _check_bounded(self, parameters: list[Tensor], marks: list[Bound | None]) -> None:
         """Noise of σC hides a user only in a sum to which each user adds at most C."""
@@ -182,47 +182,48 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 "value"
             )
 
-    def _noise(self, sums: list[Tensor]) -> Iterator[Numbers | None]:
-        """The noise of each sum in turn; independent noise is generated only when it is added."""
-        if not self.noise_multiplier:
-            yield from [None] * len(sums)
-            return
-        counts = [real(one).numel() for one in sums]
-        for place, numbers in enumerate(in_turn(self._address(sums), self.steps, counts)):
-            if self.noise.correlated:
-                numbers = replace(numbers, ready=self._past.correlated(numbers.all(), place))
-            yield numbers
+    def _noise(self, sums: list[Tensor], finite: Tensor | None) -> list[Numbers]:
+        """The noise of each sum; independent noise is generated only when it is added.
 
-    def _address(self, sums: list[Tensor]) -> SecureRandom:
-        """The random numbers for the noise on exactly these sums."""
-        return self._random.within(self._fingerprint(map(real, sums)))
-
-    def _release(self, parameters: list[Tensor]) -> list[Tensor]:
-        """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division.
-
-        Returns correlated noise for later steps; independent noise is never stored.
+        Args:
+            sums: on which it depends.
+            finite: of sums on a device.
         """
-        latest: list[Tensor] = []
-        copied: list[tuple[Tensor, Tensor]] = []  # sums that are separate from the gradient
-        later: list[tuple[Tensor, Numbers]] = []  # small ones are processed together
+        counts = [real(one).numel() for one in sums]
+        every = list(in_turn(self._address(sums, finite), self.steps, counts))
+        if not self.noise.correlated:
+            return every
+        flat = torch.empty(sum(counts), dtype=torch.float64, device=place_of_noise(sums))
+        fill_in_turn(flat, every)
+        parts = self._past.correlated(flat)
+        return [replace(numbers, ready=part) for numbers, part in zip(every, parts, strict=True)]
+
+    def _address(self, sums: list[Tensor], finite: Tensor | None = None) -> SecureRandom:
+        """The random numbers for the noise on exactly these sums, which are refused if they are not finite."""
+        fingerprint, is_finite = self._fingerprint.read(map(real, sums), finite)
+        if not is_finite:
+            raise not_finite(self._parameters())
+        return self._random.within(fingerprint)
+
+    def _release(self, parameters: list[Tensor], finite: Tensor | None) -> None:
+        """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division."""
         sums = [summed(parameter) for parameter in parameters]
-        for parameter, whole, numbers in zip(parameters, sums, self._noise(sums), strict=True):
-            flat = real(whole).reshape(-1)
+        copied: list[tuple[Tensor, Tensor]] = []  # gradients and sums that are separate from them
+        flats = [real(whole).reshape(-1) for whole in sums]
+        for parameter, whole, flat in zip(parameters, sums, flats, strict=True):
             if whole is not parameter.grad or not whole.is_contiguous():
-                copied.append((real(cast(Tensor, parameter.grad)), flat))
-            if numbers is None:
-                flat.div_(self.expected_batch_size)
-            elif numbers.ready is None:
-                later.append((flat, numbers))
-            else:
-                release_sums([(flat, numbers)], self.noise_std, self.expected_batch_size)
-            if self.noise.correlated and numbers is not None:
-                latest.append(numbers.all().view(real(parameter).shape))
-        if later:
-            release_sums(later, self.noise_std, self.expected_batch_size)
-        for gradient, flat in copied:
-            gradient.copy_(flat.view(gradient.shape))
-        return latest
+                gradient = real(cast(Tensor, parameter.grad))
+                copied.append((gradient, flat.view(gradient.shape)))
+        if self.noise_multiplier:
+            noise = self._noise(sums, finite)
+            release_sums(zip(flats, noise, strict=True), self.noise_std, self.expected_batch_size)
+        elif finite is not None and not bool(finite):
+            raise not_finite(parameters)
+        elif flats:
+            torch._foreach_div_(flats, self.expected_batch_size)
+        if copied:
+            gradients, released = zip(*copied, strict=True)
+            torch._foreach_copy_(list(gradients), list(released))
 
     # Properties.
 
@@ -369,6 +370,29 @@ def refuse_other(batch: object) -> None:
         raise ValueError(
             f"a step takes a batch yielded by PoissonBatches, not {type(batch).__name__}: only it knows who was drawn"
         )
+
+
+def finite_on_device(gradients: list[Tensor]) -> Tensor | None:
+    """() bool, on their device: whether all numbers are finite, in few launches; None if there are none."""
+    gradients = [gradient for gradient in gradients if gradient.numel()]
+    if not gradients:
+        return None
+    return torch.stack(torch._foreach_norm(gradients, math.inf)).isfinite().all()  # NaN if one is
+
+
+def not_finite(parameters: list[Tensor]) -> ValueError:
+    """The refusal, which names the first parameter that is to blame."""
+    parameter = next(p for p in parameters if p.grad is not None and not all_finite([real(p.grad)]))
+    return ValueError(
+        f"the gradient of a parameter of shape {tuple(parameter.shape)} is not finite; a user who is not finite must "
+        "be removed from the sum (as PhantomClipping does)"
+    )
+
+
+def place_of_noise(sums: list[Tensor]) -> torch.device:
+    """The device of the sums, where noise is made; the CPU if that lacks float64 (MPS), or if they are on several."""
+    devices = {one.device for one in sums}
+    return devices.pop() if len(devices) == 1 and not any(d.type == "mps" for d in devices) else torch.device("cpu")
 
 
 def summed(parameter: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def _noise_of_every_rank(share: float) -> None:
     Team._bring_back = noisy  # type: ignore[method-assign]
     from dpformer.noise.noisy_sums import Numbers
 
-    def silent(self: PrivateOptimizer, parameters: Any) -> Any:
+    def silent(self: PrivateOptimizer, parameters: Any, finite: Any) -> Any:
         for stream, p in enumerate(parameters):
             yield Numbers(
                 self._random, self.steps, stream, p.numel(), ready=torch.zeros(p.numel(), dtype=torch.float64)

@@ -54,8 +54,8 @@ def test_a_correct_build_passes() -> None:
 def scaled_noise(monkeypatch: pytest.MonkeyPatch, factor: Callable[[Tensor], Tensor]) -> None:
     noise = PrivateOptimizer._noise
 
-    def wrong(self: PrivateOptimizer, parameters: list[Tensor]) -> list[Numbers | None]:
-        return [made and replace(made, ready=factor(made.all())) for made in noise(self, parameters)]
+    def wrong(self: PrivateOptimizer, *given: Any) -> list[Numbers]:
+        return [replace(made, ready=factor(made.all())) for made in noise(self, *given)]
 
     monkeypatch.setattr(PrivateOptimizer, "_noise", wrong)
 
@@ -107,7 +107,7 @@ def test_noise_used_again_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> Non
     def forgetful(self: PrivateOptimizer, state: dict[str, Any]) -> None:
         load(self, {**state, "steps": 0, "sampled": []})
 
-    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)
+    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, *_: self._random)
     monkeypatch.setattr(PrivateOptimizer, "load_state_dict", forgetful)
     assert "noise: any two steps, before and after a restart" in accusations()
 
@@ -115,7 +115,7 @@ def test_noise_used_again_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_noise_that_does_not_depend_on_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint resumed with other data: the same noise twice, on different sums, can be subtracted."""
     make = PrivateOptimizer.__init__
-    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)
+    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, *_: self._random)
     monkeypatch.setattr(PrivateOptimizer, "__init__", lambda self, *a, **k: make(self, *a, **{**k, "context": ""}))
     assert accusations() == {"noise: resumed with other data"}
 

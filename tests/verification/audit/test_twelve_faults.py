@@ -47,9 +47,9 @@ def accused(result: Audit) -> set[str]:
 def scaled_noise(patch: pytest.MonkeyPatch, factor: Callable[[Tensor, Tensor], Tensor]) -> None:
     noise = PrivateOptimizer._noise
 
-    def wrong(self: PrivateOptimizer, parameters: list[Tensor]) -> list[Any]:
-        made = zip(parameters, noise(self, parameters), strict=True)
-        return [numbers and replace(numbers, ready=factor(p, numbers.all())) for p, numbers in made]
+    def wrong(self: PrivateOptimizer, parameters: list[Tensor], finite: Any) -> list[Any]:
+        made = zip(parameters, noise(self, parameters, finite), strict=True)
+        return [replace(numbers, ready=factor(p, numbers.all())) for p, numbers in made]
 
     patch.setattr(PrivateOptimizer, "_noise", wrong)
 
@@ -71,7 +71,7 @@ def twice_the_sample_rate(patch: pytest.MonkeyPatch) -> None:
 
 def the_same_noise_in_every_step(patch: pytest.MonkeyPatch) -> None:
     in_turn = optimizers.in_turn
-    patch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)
+    patch.setattr(PrivateOptimizer, "_address", lambda self, *_: self._random)
     patch.setattr(optimizers, "in_turn", lambda random, step, counts: in_turn(random, 0, counts))
 
 
