@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from tests.clipping.naive import clipped_sum, norms_of, relative_error, sums
+from tests.clipping.naive import clipped_sum, norms_of, one_at_a_time, relative_error, sums
+from tests.clipping.problems import PROBLEMS, Problem
 
 B, T, D = 4, 4, 4  # as many users as positions and columns, so that nothing is told apart by its size
 
@@ -51,7 +54,7 @@ def total(t: Tensor) -> Tensor:
     return t.square().sum() + t.sin().sum()
 
 
-# -- functions that bring rows together: there is one user, so they cannot ----------------------------------------------
+# -- functions that bring rows together: there is one user, so they cannot --------------------------------------------
 
 
 @case
@@ -174,7 +177,7 @@ def kronecker(model: nn.Module, x: Tensor) -> Tensor:
     return total(torch.kron(model(x)[0], model.w))
 
 
-# -- data-dependent control and values that leave torch: one user at a time ----------------------------------------------
+# -- data-dependent control and values that leave torch: one user at a time -------------------------------------------
 
 
 class Inner(nn.Module):
@@ -256,7 +259,7 @@ def derivative_inside(model: nn.Module, x: Tensor) -> Tensor:
     return total(torch.func.grad(lambda h: h.pow(3).sum())(model(x)))
 
 
-# -- other users' data, past `clipping.users` -----------------------------------------------------------------------------
+# -- other users' data, past `clipping.users` -------------------------------------------------------------------------
 
 
 @refused
@@ -347,6 +350,10 @@ def hidden_gradient(model: nn.Module, x: Tensor) -> Tensor:
     return total(model(x) + h)
 
 
+def total_of(model: nn.Module, x: Tensor) -> Tensor:
+    return total(model(x))
+
+
 def naive(model: nn.Module, loss: Loss, data: Tensor) -> list[list[Tensor]]:
     parameters = list(model.parameters())
     out = []
@@ -405,7 +412,7 @@ def test_refused(name: str, form: Any) -> None:
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
 
 
-# -- what a model keeps ---------------------------------------------------------------------------------------------------
+# -- what a model keeps -----------------------------------------------------------------------------------------------
 
 
 class Keeps(Net):
@@ -449,3 +456,213 @@ def test_a_model_that_keeps_users_is_refused(how: str, form: Any) -> None:
     with pytest.raises(dp.UnsupportedUse):
         for _ in range(2):  # in the first batch there may be nobody to remember
             form(clipping, model, data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
+def test_every_rule(problem: Problem) -> None:
+    torch.manual_seed(0)
+    model = problem.make().double()
+    batch = tuple(t.double() if t.is_floating_point() else t for t in problem.batch())
+    truth = one_at_a_time(model, batch)
+    clipping = dp.PhantomClipping(model)
+    with clipping.users(batch) as user:
+        loss = model(*user)
+    norms = clipping.backward(loss, dp.normalize(1.0))
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=1e-12)
+    assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-9
+
+
+# -- one user at a time, and what is said of it -----------------------------------------------------------------------
+
+
+class Picky(Net):
+    """A layer that looks at numbers, inside a model that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner(lambda h: h[:, h[0].sum(-1) > 0].sum(1, keepdim=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return total(self.b(self.inner(torch.tanh(self.a(x)))))
+
+
+def picky() -> tuple[Picky, Tensor]:
+    torch.manual_seed(0)
+    return Picky().double(), torch.randn(B, T, D, dtype=torch.float64)
+
+
+def test_the_innermost_module_is_computed_alone_and_said_once() -> None:
+    model, data = picky()
+    clipping = dp.PhantomClipping(model)
+    truth = naive(model, lambda m, x: m(x), data)
+    with pytest.warns(UserWarning, match="Inner is computed one user at a time") as said:
+        for _ in range(2):
+            model.zero_grad()
+            norms = with_block(clipping, model, data)
+    assert len([w for w in said if "one user at a time" in str(w.message)]) == 1
+    assert clipping.fallbacks == {"Inner": 2}
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
+    assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-9
+
+
+def test_speed_or_nothing() -> None:
+    model, data = picky()
+    clipping = dp.PhantomClipping(model, fallback="error")
+    with pytest.raises(dp.UnsupportedUse, match="Inner cannot be computed for all users together"):
+        with_block(clipping, model, data)
+    with pytest.raises(dp.UnsupportedUse, match="Inner cannot be computed for all users together"):
+        with_function(clipping, model, data)
+    with pytest.raises(ValueError, match="fallback is 'no'"):
+        dp.PhantomClipping(model, fallback="no")  # type: ignore[arg-type]
+
+
+def test_a_block_names_the_function_form() -> None:
+    model, data = make()
+    with pytest.raises(dp.UnsupportedUse, match=r"clipping.accumulate"):
+        with_block(dp.PhantomClipping(model), lambda x: total(model(x)) * model(x).mean().item(), data)
+
+
+def test_an_error_of_the_model_stays_its_own() -> None:
+    model, data = make()
+    with pytest.raises(IndexError, match="out of bounds"):
+        with_function(dp.PhantomClipping(model), lambda x: total(model(x)[:, 99]), data)
+
+
+def test_batches_after_each_other_and_several_contexts() -> None:
+    model, data = make()
+    truth = naive(model, lambda m, x: total(m(x)), data)
+    clipping = dp.PhantomClipping(model)
+    losses = []
+    for part in (data[:3], data[3:]):
+        with clipping.users(part) as user:
+            losses.append(total(model(user)))
+    norms = torch.cat([clipping.backward(loss, dp.clip(0.5)) for loss in losses])
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
+    assert relative_error(sums(model), clipped_sum(truth, dp.clip(0.5))) < 1e-9
+    with pytest.raises(dp.UnsupportedUse, match="called for it before"):
+        clipping.backward(losses[0], dp.clip(0.5))
+
+
+def test_users_without_finite_gradients_are_left_out_and_counted() -> None:
+    for form in FORMS:
+        model, data = make()
+        data[1] = float("nan")
+        clipping = dp.PhantomClipping(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            norms = form(clipping, partial(total_of, model), data)
+        assert clipping.skipped_users == 1
+        assert norms.isnan().tolist() == [False, True, False, False]
+        keep = torch.tensor([0, 2, 3])
+        truth = naive(model, lambda m, x: total(m(x)), data[keep])
+        assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-9
+
+
+@pytest.mark.parametrize("form", FORMS[:2])
+def test_every_user_of_a_part_counts_once(form: Any) -> None:
+    model, data = make()
+    clipping = dp.PhantomClipping(model)
+    batch = next(batch for batch in dp.PoissonBatches(B, sample_rate=0.9, steps=9, seed=0) if len(batch) == B)
+    part = batch[:]
+    with pytest.raises(ValueError, match="the part has 4 users, but the data have 3"):
+        clipping.accumulate(lambda x: total(model(x)), data[:3], dp.clip(1.0), part)
+    clipping.accumulate(lambda x: total(model(x)), data, dp.clip(1.0), part)
+    with pytest.raises(ValueError, match="already"):
+        with clipping.users(data, part) as user:
+            loss = total(model(user))
+        clipping.backward(loss, dp.clip(1.0))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(4, 2)), "tensors of \\[3, 4\\] rows"),
+        (torch.zeros(()), "without dimensions"),
+        (np.zeros((3, 2)), "torch.from_numpy"),
+        ("text", "hold no tensor, got str"),
+        (torch.zeros(0, 2), "there are no users"),
+    ],
+)
+def test_data_of_other_forms(data: Any, words: str) -> None:
+    model, _ = make()
+    with pytest.raises(ValueError, match=words), dp.PhantomClipping(model).users(data):
+        pass
+
+
+def test_trees_of_tensors() -> None:
+    model, data = make()
+    truth = naive(model, lambda m, x: total(m(x)), data)
+    tree = {"x": data, "more": [(data * 0, None), 3]}
+    clipping = dp.PhantomClipping(model)
+    with clipping.users(tree) as user:
+        assert user["x"].shape == (1, T, D) and user["more"][0][1] is None and user["more"][1] == 3
+        loss = total(model(user["x"] + user["more"][0][0]))
+    norms = clipping.backward(loss, dp.normalize(1.0))
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
+
+
+def test_what_is_declared_public_may_meet_users() -> None:
+    model, data = make()
+    weights, teacher = torch.rand(D, dtype=torch.float64), nn.Linear(D, D).double().requires_grad_(False)
+
+    def loss(x: Tensor) -> Tensor:
+        return total(model(x) * weights + teacher(x))
+
+    truth = naive(model, lambda m, x: loss(x), data)
+    clipping = dp.PhantomClipping(model)
+    with pytest.raises(dp.UnsupportedUse, match=r"clipping.public"):
+        with_block(clipping, loss, data)
+    clipping.public(weights, teacher)
+    torch.testing.assert_close(with_block(clipping, loss, data), norms_of(truth), rtol=1e-9, atol=0)
+    weights.mul_(2)  # no longer what was declared
+    with pytest.raises(dp.UnsupportedUse, match=r"clipping.public"):
+        with_block(clipping, loss, data)
+    with pytest.raises(ValueError, match="must not require a gradient"):
+        clipping.public(nn.Linear(2, 2))
+
+
+def test_losses_of_other_shapes_and_origins() -> None:
+    model, data = make()
+    clipping = dp.PhantomClipping(model)
+    with clipping.users(data) as user:
+        h = model(user)
+    with pytest.raises(ValueError, match=r"one user's loss must be one number, got shape \(1, 4, 4\)"):
+        clipping.backward(h, dp.clip(1.0))
+    with dp.PhantomClipping(model).users(data) as user:
+        loss = total(model(user))
+    with pytest.raises(dp.UnsupportedUse, match="of this engine"):
+        clipping.backward(loss, dp.clip(1.0))
+    with pytest.raises(ValueError, match="one user's loss must be one number"):
+        alone(clipping, model, data)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradient_penalties_are_exact_one_user_at_a_time() -> None:
+    model, data = make()
+
+    def loss(x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        out = total(model(x))
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        return out + slope.square().sum()
+
+    truth = naive(model, lambda m, x: loss(x), data)
+    norms = with_function(dp.PhantomClipping(model), loss, data)
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
+    assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-9
+
+
+def test_nothing_stays_behind() -> None:
+    """Whatever happens inside, torch and the engine are as before."""
+    model, data = make()
+    clipping = dp.PhantomClipping(model)
+    call, apply = nn.Module.__call__, torch.autograd.Function.apply
+    for error in (RuntimeError("own"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), clipping.users(data):
+            raise error
+    assert nn.Module.__call__ is call and torch.autograd.Function.apply == apply
+    assert torch._C._functorch.maybe_current_level() is None
+    truth = naive(model, lambda m, x: total(m(x)), data)
+    norms = with_block(clipping, lambda x: total(model(x)), data)
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)

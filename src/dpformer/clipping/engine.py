@@ -123,7 +123,7 @@ class PhantomClipping:
             yield user
 
     def public(self, *things: Tensor | nn.Module) -> None:
-        """Declares tensors, or modules that are not trained (a teacher, weights of classes), the same for every user."""
+        """Declares tensors or frozen modules (weights of classes, a teacher) the same for every user."""
         self._users.declare(*things)
 
     @property

@@ -59,7 +59,46 @@ class Fallback:
         with ExitStack() as stack:
             stack.enter_context(patch.object(nn.Module, "__call__", module))
             stack.enter_context(patch.object(torch.autograd.Function, "apply", classmethod(function)))
+            for kind in (torch_.ScriptFunction, torch_.ScriptMethod):
+                stack.enter_context(patch.object(kind, "__call__", self._of_script(kind)))
             yield
+
+    def _of_script(self, kind: type) -> Callable[..., Any]:
+        """In the place of kind.__call__: code of torch.jit.script is out of sight."""
+        call, holds_parameters = kind.__call__, kind is torch_.ScriptMethod
+
+        def script(this: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return self._opaque(partial(call, this), str(this.name), args, kwargs, holds_parameters)
+
+        return script
+
+    def _opaque(self, call: Callable[..., Any], name: str, args: Any, kwargs: Any, holds_parameters: bool) -> Any:
+        gate = self.gate
+        if threading.get_ident() != gate.thread or not gate.mark or (gate.alone is None and not gate._in_level()):
+            return call(*args, **kwargs)
+        tensors = tensors_of(*args, *kwargs.values())
+        of_user, args, kwargs = self._given(name, args, kwargs, tensors)
+        if of_user and gate.alone is None:
+            again = partial(self._opaque, call, name, holds_parameters=holds_parameters)
+            why = "it is compiled by torch.jit.script"
+            return self.one_at_a_time(name, why, lambda *a, **k: again(args=a, kwargs=k), args, kwargs)
+        if holds_parameters and gate.level is not None:
+            raise CannotBatch(f"{name} is a module compiled by torch.jit.script")
+        return gate._marked_as(call(*args, **kwargs), of_user, bool(tensors) and all(map(gate.is_public, tensors)))
+
+    def _given(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> tuple[bool, Any, Any]:
+        """Whether there are users' tensors; the arguments, with copies of parameters where one is alone."""
+        gate = self.gate
+        whose = [gate.is_users(t) for t in tensors]
+        of_user = any(whose)
+        managed = [t for t in tensors if gate.is_managed(t)]
+        for t in tensors:
+            if (of_user or managed) and not gate.is_users(t) and not gate.is_public(t) and t.numel():
+                gate._refuse_stranger(name, t)
+        if of_user and gate.alone is not None:
+            swap = {id(t): gate.copy(name, t) for t in managed}
+            args, kwargs = (map_tensors(lambda t: swap.get(id(t), t), given) for given in (args, kwargs))
+        return of_user, args, kwargs
 
     def note(self, name: str, why: str, whole: bool = False) -> None:
         """Says it once."""
@@ -106,18 +145,15 @@ class Fallback:
         if threading.get_ident() != gate.thread or not gate.mark or (gate.alone is None and not gate._in_level()):
             return apply(*args, **kwargs)
         tensors = tensors_of(*args, *kwargs.values())
-        of_user = any([gate.is_users(t) for t in tensors])
-        managed = [t for t in tensors if gate.is_managed(t)]
-        for t in tensors:
-            if (of_user or managed) and not gate.is_users(t) and not gate.is_public(t):
-                gate._refuse_stranger(cls.apply, t)
+        of_user, args, kwargs = self._given(cls.__name__, args, kwargs, tensors)
         if not of_user:
             return gate._marked_as(apply(*args, **kwargs), False, bool(tensors) and all(map(gate.is_public, tensors)))
         if gate.alone is None and not _can_be_batched(cls):
             why = "an autograd.Function without setup_context and generate_vmap_rule"
             return self.one_at_a_time(cls.__name__, why, cls.apply, args, kwargs)
-        swap = {id(t): gate.copy(cls.apply, t) for t in managed}
-        args, kwargs = (map_tensors(lambda t: swap.get(id(t), t), given) for given in (args, kwargs))
+        if gate.alone is None:
+            swap = {id(t): gate.copy(cls.apply, t) for t in tensors if gate.is_managed(t)}
+            args, kwargs = (map_tensors(lambda t: swap.get(id(t), t), given) for given in (args, kwargs))
         before, gate.inside_function = gate.inside_function, True
         try:
             return gate._marked_as(apply(*args, **kwargs), True, False)

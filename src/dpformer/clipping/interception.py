@@ -24,7 +24,7 @@ from itertools import count
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpformer.clipping import torch_names as torch_
 from dpformer.clipping.errors import CannotBatch, UnsupportedUse
@@ -41,6 +41,7 @@ from dpformer.clipping.gate import (
     leaves,
     writes_in_place,
 )
+from dpformer.clipping.on_all_users import ON_ALL_USERS
 from dpformer.clipping.recorded_call import Build, Paired, RecordedCall, own, paired
 from dpformer.clipping.trees import map_tensors, tensors_of
 from dpformer.clipping.uses import Dense
@@ -54,12 +55,14 @@ _BACKWARD = {torch.autograd.backward, Tensor.backward}
 _REQUIRES_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 _marks = count(1)
 
+
 class Interception(Gate):
     """Runs each torch function, and records the calls in which parameters meet users' data."""
 
     def __init__(self, rules: dict[Any, Any], otherwise: Any, user_rules: dict[Any, Any]) -> None:
         super().__init__(rules, otherwise)
         self.user_rules = user_rules
+        self.lists: dict[int, tuple[Any, str]] = {}  # lists and tuples of the model, with what was in them
         self.level: VmapLevel | None = None
         self.mark = 0  # of the users' tensors of this context, or of one user where one is computed alone
         self.together = 0  # the mark of this context
@@ -121,10 +124,10 @@ class Interception(Gate):
             if id(t) in self.own:
                 continue
             if of_user or (self.alone is None and torch_.is_batchedtensor(t) and self._in_level()):  # random numbers
-                t._phantom_user = self.mark
-                t._phantom_public = False
+                t._phantom_user = self.mark  # type: ignore[attr-defined]
+                t._phantom_public = False  # type: ignore[attr-defined]
             elif public:
-                t._phantom_public = True
+                t._phantom_public = True  # type: ignore[attr-defined]
         return out
 
     # -- the functions -------------------------------------------------------------------------------------------------
@@ -161,6 +164,8 @@ class Interception(Gate):
             raise UnsupportedUse(f"{label(func)} cannot be used here: {FREEZE_BATCH_NORM}")
         if writes_in_place(func) or getattr(func, "__name__", "") == "__set__" or kwargs.get("out") is not None:
             self._writes(func, args, kwargs, of_user, stranger is not None)
+        if of_user and func in ON_ALL_USERS and self.alone is None:
+            return self._on_all_users(func, args, kwargs)
         if managed and not self._is_read(func):
             if of_user:
                 return self._marked_as(self._meet(func, args, kwargs, managed), True, False)
@@ -171,20 +176,47 @@ class Interception(Gate):
                 out = rule(self, func, args, kwargs)
                 if out is not NotImplemented:
                     return self._marked_as(out, True, False)
-        public = not of_user and stranger is None and (bool(tensors) or not self._is_from_python(func, args))
-        return self._marked_as(func(*args, **kwargs), of_user, public and not self._takes_list(func, args))
+        public = not of_user and stranger is None and not self._is_from_python(func, args)
+        return self._marked_as(func(*args, **kwargs), of_user, public)
+
+    def _on_all_users(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """One of our own functions: one user's (1, …) are (B, …) to it."""
+        if not self._in_level():
+            raise CannotBatch(f"{label(func)} is used inside a torch.func transform")
+        level, batched = self.level, torch_.is_batchedtensor
+        assert level is not None
+        with Outside():
+
+            def enter(t: Tensor) -> Tensor:
+                if self.is_managed(t):
+                    raise self.refusal(t, func, "detach it")
+                return physical(t).flatten(0, 1) if batched(t) else t
+
+            out = func(*map_tensors(enter, args), **map_tensors(enter, kwargs))
+            return map_tensors(lambda t: self.mine(level.wrap(t.unflatten(0, (level.users, -1)))), out)
 
     def _in_level(self) -> bool:
         return self.level is not None and self.level.is_current()
 
-    @staticmethod
-    def _is_from_python(func: Any, args: Any) -> bool:
-        """A number that the model computes with is not asked where it is from; lists and arrays are."""
-        return func in _FROM_PYTHON and not (bool(args) and isinstance(args[0], (bool, int, float, complex)))
+    def remember_lists(self, model: nn.Module) -> None:
+        """Lists and tuples in attributes of the model before it has seen any user; while unchanged."""
+        for module in model.modules():
+            for value in vars(module).values():
+                for one in (value, *(value.values() if isinstance(value, dict) else ())):
+                    if isinstance(one, (list, tuple)):
+                        self.lists[id(one)] = (one, repr(one))
 
-    @staticmethod
-    def _takes_list(func: Any, args: Any) -> bool:
-        return func in _LEND and not (len(args) > 1 and isinstance(args[1], (bool, int, float, complex, Tensor)))
+    def _is_from_python(self, func: Any, args: Any) -> bool:
+        """A number that the model computes with is not asked where it is from; lists and arrays are."""
+        if func in _FROM_PYTHON:
+            source = args[0] if args else None
+        elif func in _LEND:
+            source = args[1] if len(args) > 1 else None
+        else:
+            return False
+        if isinstance(source, (bool, int, float, complex, Tensor)):
+            return False
+        return not (id(source) in self.lists and self.lists[id(source)][1] == repr(source))
 
     def _refuse_special(self, func: Any, args: Any, kwargs: Any) -> None:
         if func in _BACKWARD:
@@ -197,13 +229,14 @@ class Interception(Gate):
             raise CannotBatch("torch.autograd.grad is called on a user's tensor")
 
     def _refuse_stranger(self, func: Any, t: Tensor) -> NoReturn:
+        name = func if isinstance(func, str) else label(func)
         if t.requires_grad:
             raise UnsupportedUse(
-                f"{label(func)} uses a differentiable tensor of shape {tuple(t.shape)} that is neither the model's nor "
+                f"{name} uses a differentiable tensor of shape {tuple(t.shape)} that is neither the model's nor "
                 f"the user's: register it in the module given to PhantomClipping, or detach it"
             )
         raise UnsupportedUse(
-            f"{label(func)} uses a tensor of shape {tuple(t.shape)} that came in past `clipping.users`, so it may hold "
+            f"{name} uses a tensor of shape {tuple(t.shape)} that came in past `clipping.users`, so it may hold "
             f"other users' data: give users' data to `clipping.users`, and what is the same for all users to "
             f"`clipping.public(...)` or to a buffer of the model; build tensors from sizes and numbers, not from lists"
         )
@@ -365,4 +398,3 @@ def _without_overrides(func: Any) -> Callable[..., Any] | None:
     )
     new.__kwdefaults__ = func.__kwdefaults__
     return new
-

@@ -1,6 +1,7 @@
 """All private names of torch that the clipping engine needs, in one place: tests/clipping/test_torch_names.py holds
 them to the torch that is installed. `torch.func.vmap` itself takes a function, and a `with` block is none."""
 
+from torch._C import ScriptFunction, ScriptMethod
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._C._functorch import (
     _add_batch_dim as add_batch_dim,
@@ -33,6 +34,8 @@ WRAPPERS = [
 
 __all__ = [
     "WRAPPERS",
+    "ScriptFunction",
+    "ScriptMethod",
     "add_batch_dim",
     "enter_level",
     "get_eval_frame_callback",

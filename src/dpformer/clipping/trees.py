@@ -48,10 +48,11 @@ def map_trees(change: Callable[..., Any], *trees: Any) -> Any:
         named = {name: map_trees(change, *(tree[name] for tree in trees)) for name in first}
         if type(first) is dict:
             return named
+        kind: Any = type(first)
         try:
-            return type(first)(**named)  # results of transformers, batches of a tokenizer
+            return kind(**named)  # results of transformers, batches of a tokenizer
         except TypeError:
-            return type(first)(named)
+            return kind(named)
     if is_dataclass(first) and not isinstance(first, type):
         if any(type(tree) is not type(first) for tree in trees):
             raise ValueError("the trees have different forms")

@@ -172,7 +172,7 @@ def attention(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
             return physical(t) if is_batchedtensor(t) else t.expand(users, *t.shape)
 
         if mask is not None and (is_batchedtensor(mask) or (mask.ndim == 4 and mask.shape[0] > 1)):
-            mask = spread(mask if mask.ndim == 4 else mask)
+            mask = spread(mask)
             mask = mask[:, None, None] if mask.ndim == 3 else mask
             mask = mask.expand(users, n, *mask.shape[2:]).flatten(0, 1)
         out = func(*(spread(t).flatten(0, 1) for t in sides), mask, **given)
@@ -214,8 +214,9 @@ def recurrent(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
 @user_rule(torch.gru_cell, torch.lstm_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 def cell(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     """One step."""
-    x, hx, w_ih, w_hh, *biases = (*args, *kwargs.values())
-    b_ih, b_hh = biases or (None, None)
+    given = [*args, *kwargs.values()]
+    x, hx, w_ih, w_hh = given[:4]
+    b_ih, b_hh = given[4:] or (None, None)
     with gate:
         zero = torch.zeros_like(x[..., :1])
         state = tuple(s + zero for s in (hx if isinstance(hx, (tuple, list)) else (hx,)))

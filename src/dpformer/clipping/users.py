@@ -60,6 +60,7 @@ class OneUserExists:
         self.model, self.outer = model, gate
         self.gate = Interception(RULES, any_function, USER_RULES)
         self.gate.calls, self.gate.sink, self.gate.constants = gate.calls, gate.sink, gate.constants
+        self.gate.remember_lists(model)
         self.fallback = Fallback(self.gate, model, allowed)
         self._parts: dict[int, tuple[Part | None, int]] = {}  # by mark: the users, and how many
 
@@ -218,7 +219,9 @@ class OneUserExists:
                 for total, g in zip(totals, gradients, strict=True):
                     total += g.to(total.dtype) * factor.to(total.device)
         dtype = torch.promote_types(loss.dtype, torch.float32)
-        additions = [Addition(p, t, torch.promote_types(p.dtype, torch.float32)) for p, t in zip(parameters, totals)]
+        additions = [
+            Addition(p, t, torch.promote_types(p.dtype, torch.float32)) for p, t in zip(parameters, totals, strict=True)
+        ]
         for addition in additions:
             assert isinstance(addition.total, Tensor)
             addition.total = addition.total.to(addition.dtype)
@@ -276,7 +279,9 @@ def count_of(data: Any) -> int:
 
     map_trees(look, data)
     if not counts:
-        raise ValueError(f"users' data hold no tensor, got {type(data).__name__}: give tensors with a row for each user")
+        raise ValueError(
+            f"users' data hold no tensor, got {type(data).__name__}: give tensors with a row for each user"
+        )
     if len(set(counts)) > 1:
         raise ValueError(f"users' data have tensors of {sorted(set(counts))} rows: each needs one row for each user")
     if counts[0] == 0:
