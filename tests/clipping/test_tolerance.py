@@ -40,9 +40,9 @@ def run(model: nn.Module, dtype: torch.dtype, users: int = 8) -> None:
     torch.manual_seed(0)
     model = model.to(dtype)
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = model(torch.randn(users, 5, 6, dtype=dtype))
-    clipping.backward(losses, dp.normalize(1.0))
+    with clipping.users(torch.randn(users, 5, 6, dtype=dtype)) as user:
+        loss = model(user)
+    clipping.backward(loss, dp.normalize(1.0))
 
 
 @pytest.mark.parametrize(("dtype", "single"), [(torch.float32, False), (torch.float64, True), (torch.float64, False)])

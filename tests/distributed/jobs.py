@@ -309,9 +309,9 @@ def own_loop(out: Path, seed_key: bytes | None = None) -> None:
     for batch in dp.PoissonBatches(40, sample_rate=0.05, steps=12, key=key):
         mine = batch[rank::size]
         if len(mine):
-            with clipping:
-                losses = F.cross_entropy(model(data[mine.users]), labels[mine.users], reduction="none")
-            clipping.backward(losses, dp.clip(0.5), part=mine)
+            with clipping.users((data[mine.users], labels[mine.users]), mine) as (one, label):
+                loss = F.cross_entropy(model(one), label, reduction="none")
+            clipping.backward(loss, dp.clip(0.5))
         add_up_gradients(model.parameters())
         optimizer.step(batch)
         optimizer.zero_grad()

@@ -38,9 +38,9 @@ def test_exact(users: int) -> None:
                                     for p, g in zip(parameters, grads, strict=True)]))  # fmt: skip
     truth = torch.stack(gradients)
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = losses_of(model, *batch)
-    norms = clipping.backward(losses, dp.clip(0.5))
+    with clipping.users(batch) as user:
+        loss = losses_of(model, *user)
+    norms = clipping.backward(loss, dp.clip(0.5))
     torch.testing.assert_close(norms, truth.norm(dim=1), rtol=1e-9, atol=0)
     summed = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters])
     torch.testing.assert_close(summed, (truth * (0.5 / truth.norm(dim=1)).clamp(max=1)[:, None]).sum(0))
@@ -68,9 +68,9 @@ def test_trains() -> None:
     model.train()
     for batch in dp.PoissonBatches(200, sample_rate=0.2, steps=25, seed=0):
         users = batch.users
-        with clipping:
-            losses = losses_of(model, seqs[users], pos[users], neg[users])
-        clipping.backward(losses, dp.normalize(1.0), part=batch[:])
+        with clipping.users((seqs[users], pos[users], neg[users]), batch[:]) as user:
+            loss = losses_of(model, *user)
+        clipping.backward(loss, dp.normalize(1.0))
         optimizer.step(batch)
         optimizer.zero_grad()
     with torch.no_grad():

@@ -66,6 +66,7 @@ class PhantomClipping:
         self.model = model
         self.proof = proof
         self.skipped_users = 0
+        self.losses = torch.zeros(0)  # (B,) of the users of the last backward pass
         self._gate = Gate(RULES, any_function)
         self._walk = Walk(model)
         self._gate.survey(self._walk())
@@ -119,8 +120,13 @@ class PhantomClipping:
             data: a tensor whose first dimension counts the users, or a tuple, list, dict or dataclass of such tensors.
             part: the users of the batch whose data it is; without it the step claims no sampling.
         """
-        with self._users.of(data, part, self._walk) as user:
+        with self._surroundings(), self._users.of(data, part, self._walk) as user:
             yield user
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        """Of every forward pass; for engines whose model is on several processes."""
+        yield
 
     def public(self, *things: Tensor | nn.Module) -> None:
         """Declares tensors or frozen modules (weights of classes, a teacher) the same for every user."""
@@ -170,6 +176,7 @@ class PhantomClipping:
         together = self._users.losses(losses, part)
         if together is not None:
             losses, part = together
+            self.losses = losses.detach()
         try:
             norms, later = self._backward(losses, clip, part, together is not None)
             return norms
@@ -193,9 +200,11 @@ class PhantomClipping:
         self._refuse_frozen()
         if not together:
             self._look_at_order(losses)
-        layout = frozenset(call.layout(users) for call in self._gate.calls)
-        possible = self.proof and losses.requires_grad and not together
-        doubtful = bool(self._gate.doubts) or any(call.doubtful(users) for call in self._gate.calls)
+        layout: object = "one user" if together else frozenset(call.layout(users) for call in self._gate.calls)
+        possible = self.proof and losses.requires_grad
+        doubtful = not together and (
+            bool(self._gate.doubts) or any(call.doubtful(users) for call in self._gate.calls)
+        )
         new = possible and (self._proven.get(layout, 0) < self._enough or doubtful)
         proving = new or (possible and self._due())
         collected = PerUserNorms(self._gate.calls, set(self._gate.names), losses, forget=not proving)

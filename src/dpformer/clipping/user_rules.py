@@ -37,6 +37,7 @@ class UserRule:
         return self.run(gate, func, args, kwargs)
 
 
+_LINEAR = F.linear  # torch's own, also where a test puts another in its place
 USER_RULES: dict[Any, UserRule] = {}
 
 
@@ -71,9 +72,9 @@ def _wrap(gate: Interception, out: Tensor) -> Tensor:
 @user_rule(F.linear, torch.addmm, Tensor.addmm)
 def affine(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     """x Wᵀ + b, b + x W: all but the last dimension of x are rows."""
-    names = ("input", "weight", "bias") if func is F.linear else ("input", "mat1", "mat2")
+    names = ("input", "weight", "bias") if func is _LINEAR else ("input", "mat1", "mat2")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if func is F.linear:
+    if func is _LINEAR:
         x, w, b = given.pop("input", None), given.pop("weight", None), given.pop("bias", None)
     else:
         b, x, w = given.pop("input", None), given.pop("mat1", None), given.pop("mat2", None)
@@ -86,16 +87,16 @@ def affine(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     with Outside():
         x = physical(x)
         shape = x.shape
-        if func is not F.linear:
+        if func is not _LINEAR:
             x = x.reshape(-1, shape[-1])  # rows of a user one behind the other
-        function = F.linear if func is F.linear else torch.addmm
+        function = _LINEAR if func is _LINEAR else torch.addmm
         of_model = id(w) in gate.own and (b is None or id(b) in gate.own)
         trains = w.requires_grad, b is not None and b.requires_grad
         if of_model and any(trains) and is_plain(function, x, w, b):
             out = record_affine(gate, function, x, w, b, *trains)
         else:
-            out = RULES[function](gate, function, (x, w, b) if func is F.linear else (b, x, w), {})
-        return _wrap(gate, out if func is F.linear else out.view(*shape[:-1], out.shape[-1]))
+            out = RULES[function](gate, function, (x, w, b) if func is _LINEAR else (b, x, w), {})
+        return _wrap(gate, out if func is _LINEAR else out.view(*shape[:-1], out.shape[-1]))
 
 
 @user_rule(*_named("matmul __matmul__ mm", torch, Tensor, torch.linalg))

@@ -79,6 +79,7 @@ class OneUserExists:
     @contextmanager
     def of(self, data: Any, part: Part | None, walk: Callable[[], Registered]) -> Iterator[Any]:
         """One user's data; inside, only that user exists."""
+        data, one_of = tree_of(data)
         users = count_of(data)
         if part is not None and len(part) != users:
             raise ValueError(f"the part has {len(part)} users, but the data have {users}: give the data of its users")
@@ -92,7 +93,7 @@ class OneUserExists:
                 with torch._C.DisableTorchFunction():
                     mine = map_trees(self._enter, data)
                 with self.fallback.watching(), self.gate:
-                    yield mine
+                    yield one_of(mine)
             except Exception as error:
                 self._explain(error)
                 raise
@@ -201,15 +202,17 @@ class OneUserExists:
         clip: ClipFunction,
         part: Part | None,
     ) -> Tensor:
+        data, one_of = tree_of(data)
         users, device = count_of(data), next(self.model.parameters()).device
-        with self._watched(clipping._walk):
+        with clipping._surroundings(), self._watched(clipping._walk):
             parameters = list(self.gate.trainable)
             totals = [torch.zeros(p.shape, dtype=_wide(p), device=p.device) for p in parameters]
-            norms, factors = [], []
+            norms, factors, losses = [], [], []
             for user in range(users):
-                gradients, loss = self._alone(user, loss_of, data, parameters)
+                gradients, loss = self._alone(user, lambda mine: loss_of(one_of(mine)), data, parameters)
                 norm = torch.stack([g.abs().double().square().sum().to(device) for g in gradients]).sum().sqrt()
                 norms.append(norm)
+                losses.append(loss.reshape(()))
                 if not bool(torch.isfinite(norm)) or not bool(torch.isfinite(loss)):
                     clipping.skipped_users += 1
                     factors.append(torch.zeros((), dtype=norm.dtype, device=device))
@@ -226,6 +229,7 @@ class OneUserExists:
             assert isinstance(addition.total, Tensor)
             addition.total = addition.total.to(addition.dtype)
         add_bounded(additions, torch.stack(factors).to(dtype), clip.clip_norm, frozenset(self.gate.names), part=part)
+        clipping.losses = torch.stack(losses)
         return torch.stack(norms).to(dtype)
 
     def _alone(
@@ -258,6 +262,16 @@ class OneUserExists:
         found = torch.autograd.grad(loss.reshape(()), parameters, allow_unused=True)
         dense = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
         return [g.to_dense() if g.layout != torch.strided else g for g in dense], loss.detach()
+
+
+def tree_of(data: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Users' data as a tree of tensors, and what makes one user's data of that user's tree.
+
+    An object that keeps them otherwise (dpformer.integrations.batches.Part) has methods for both.
+    """
+    if hasattr(data, "by_user"):
+        return data.by_user(), data.of_user
+    return data, lambda mine: mine
 
 
 def count_of(data: Any) -> int:
