@@ -42,8 +42,8 @@ def refused(losses_of: Callable[..., Tensor], samples: object, words: str = "dep
 
 def engine_sees_nothing(model: nn.Module, losses_of: Callable[[Tensor], Tensor], x: Tensor) -> None:
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = losses_of(x)
+    with clipping.users(x) as user:
+        losses = losses_of(user)
     clipping.backward(losses, dp.clip(1.0))
 
 

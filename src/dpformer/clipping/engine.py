@@ -202,9 +202,7 @@ class PhantomClipping:
             self._look_at_order(losses)
         layout: object = "one user" if together else frozenset(call.layout(users) for call in self._gate.calls)
         possible = self.proof and losses.requires_grad
-        doubtful = not together and (
-            bool(self._gate.doubts) or any(call.doubtful(users) for call in self._gate.calls)
-        )
+        doubtful = not together and (bool(self._gate.doubts) or any(call.doubtful(users) for call in self._gate.calls))
         new = possible and (self._proven.get(layout, 0) < self._enough or doubtful)
         proving = new or (possible and self._due())
         collected = PerUserNorms(self._gate.calls, set(self._gate.names), losses, forget=not proving)

@@ -151,6 +151,7 @@ class Interception(Gate):
                 managed.append(t)
         if of_user:
             self._refuse_special(func, args, kwargs)
+            self.hooked |= func in _HOOKS
             if self.alone is None and self._in_level():
                 if func in _REQUIRES_GRAD:  # nothing before it is trained, and gradients flow through it anyway
                     return args[0] if func is Tensor.requires_grad_ else None

@@ -82,8 +82,8 @@ def affine(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     if not gate.is_public(w) or w.ndim != 2 or w.is_complex() or x.is_complex() or x.ndim == 0:
         return NotImplemented
-    if b is not None and not (gate.is_public(b) and b.ndim == 1):
-        return NotImplemented
+    if b is not None and not (gate.is_public(b) and b.shape == w.shape[func is not _LINEAR :][:1]):
+        return NotImplemented  # it is broadcast
     with Outside():
         x = physical(x)
         shape = x.shape

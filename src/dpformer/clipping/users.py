@@ -98,6 +98,7 @@ class OneUserExists:
                 self._explain(error)
                 raise
             finally:
+                self.outer.hooked |= self.gate.hooked
                 self.gate.close()
                 level.leave()
 
@@ -134,10 +135,10 @@ class OneUserExists:
         """Errors of torch that say that something cannot be batched become a sentence."""
         if isinstance(error, CannotBatch):
             raise CannotBatch(f"{error}; {_FORM}") from error
-        if isinstance(error, UnsupportedUse) or getattr(error, "_phantom_alone", False):
-            return
         if isinstance(error, RuntimeError) and _SAVED in str(error):
             raise UnsupportedUse(_SAVED) from error
+        if isinstance(error, UnsupportedUse) or getattr(error, "_phantom_alone", False):
+            return
         if isinstance(error, (RuntimeError, NotImplementedError)) and _is_of_vmap(error):
             raise CannotBatch(f"torch cannot compute this for all users together ({_short(error)}); {_FORM}") from error
 
@@ -176,10 +177,12 @@ class OneUserExists:
         clip: ClipFunction,
         part: Part | None,
     ) -> Tensor:
+        if not rows_of(data):
+            clipping.losses = torch.zeros(0)
+            return clipping.losses
         try:
             with clipping.users(data, part) as user:
                 loss = loss_of(user)
-            return clipping.backward(loss, clip)
         except CannotBatch as error:
             if not self.fallback.allowed:
                 raise
@@ -190,6 +193,8 @@ class OneUserExists:
             if not self.fallback.allowed or not isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
                 raise
             why = _short(error)
+        else:
+            return clipping.backward(loss, clip)
         norms = self._one_at_a_time(clipping, loss_of, data, clip, part)
         self.fallback.note("the whole loss", why, whole=True)
         return norms
@@ -278,7 +283,18 @@ def count_of(data: Any) -> int:
     """How many users the data are of.
 
     Raises:
-        ValueError: if tensors disagree, or there are none.
+        ValueError: if there are none.
+    """
+    if not (count := rows_of(data)):
+        raise ValueError("there are no users: skip this part, an empty batch needs no forward pass")
+    return count
+
+
+def rows_of(data: Any) -> int:
+    """The rows of all tensors.
+
+    Raises:
+        ValueError: if they disagree.
     """
     counts: list[int] = []
 
@@ -291,15 +307,13 @@ def count_of(data: Any) -> int:
             counts.append(len(leaf))
         return leaf
 
-    map_trees(look, data)
+    map_trees(look, tree_of(data)[0])
     if not counts:
         raise ValueError(
             f"users' data hold no tensor, got {type(data).__name__}: give tensors with a row for each user"
         )
     if len(set(counts)) > 1:
         raise ValueError(f"users' data have tensors of {sorted(set(counts))} rows: each needs one row for each user")
-    if counts[0] == 0:
-        raise ValueError("there are no users: skip this part, an empty batch needs no forward pass")
     return counts[0]
 
 
