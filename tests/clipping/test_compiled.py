@@ -40,7 +40,7 @@ def test_compiled_code_is_there_where_a_compiler_is() -> None:
     """It is optional, so nothing else would say that it does not build any more."""
     if shutil.which("gcc") is None:
         pytest.skip("no compiler")
-    assert native.kernels is not None and native.objects is not None
+    assert native.kernels is not None
 
 
 @needed

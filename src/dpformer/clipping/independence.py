@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpformer.clipping.equal_chances import EqualChances, generators_kept
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.gate import leaves
+from dpformer.clipping.graph import leaves
 from dpformer.clipping.registered import registered
 from dpformer.clipping.state import State
 

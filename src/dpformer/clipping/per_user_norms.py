@@ -19,7 +19,7 @@ from dpformer.clipping import norms
 from dpformer.clipping.affine import AffineCall
 from dpformer.clipping.at_once import AtOnce, can_measure
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.gate import leaves
+from dpformer.clipping.graph import leaves
 from dpformer.clipping.norms import Measured, ParameterUses, by_parameter, measure_all, raised_squares
 from dpformer.clipping.products import Scratch
 from dpformer.clipping.recorded_call import RecordedCall

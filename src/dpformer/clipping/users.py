@@ -22,11 +22,9 @@ from dpformer.clipping.checkpointing import passed_over
 from dpformer.clipping.clip_functions import ClipFunction
 from dpformer.clipping.errors import CannotBatch, UnsupportedUse
 from dpformer.clipping.fallback import Fallback
-from dpformer.clipping.gate import Gate
 from dpformer.clipping.interception import Interception
 from dpformer.clipping.nested import marks_are_kept
 from dpformer.clipping.registered import Registered
-from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
 from dpformer.clipping.torch_names import is_batchedtensor, maybe_current_level
 from dpformer.clipping.trees import map_trees
@@ -52,14 +50,15 @@ class OneUserExists:
 
     Args:
         model: the model.
-        gate: of the engine; the calls are recorded in it.
+        walk: gives its parameters and buffers.
         allowed: whether one user may be computed at a time.
     """
 
-    def __init__(self, model: nn.Module, gate: Gate, allowed: bool) -> None:
-        self.model, self.outer = model, gate
-        self.gate = Interception(RULES, any_function, USER_RULES)
-        self.gate.calls, self.gate.sink, self.gate.constants = gate.calls, gate.sink, gate.constants
+    def __init__(self, model: nn.Module, walk: Callable[[], Registered], allowed: bool) -> None:
+        self.model, self._walk = model, walk
+        self.gate = Interception(USER_RULES)
+        self.gate.survey(walk())
+        self.gate.remember_constants(model)
         self.gate.remember_lists(model)
         self.fallback = Fallback(self.gate, model, allowed)
         self._parts: dict[int, tuple[Part | None, int]] = {}  # by mark: the users, and how many
@@ -77,7 +76,7 @@ class OneUserExists:
                 self.gate.constants[id(t)] = (t, t._version)
 
     @contextmanager
-    def of(self, data: Any, part: Part | None, walk: Callable[[], Registered]) -> Iterator[Any]:
+    def of(self, data: Any, part: Part | None) -> Iterator[Any]:
         """One user's data; inside, only that user exists."""
         data, one_of = tree_of(data)
         users = count_of(data)
@@ -85,7 +84,7 @@ class OneUserExists:
             raise ValueError(f"the part has {len(part)} users, but the data have {users}: give the data of its users")
         if maybe_current_level() is not None:
             raise UnsupportedUse("`clipping.users` is used inside a transform of torch.func or inside itself")
-        with self._watched(walk):
+        with self._watched():
             level = VmapLevel(users)
             try:
                 self.gate.open(level)
@@ -98,7 +97,6 @@ class OneUserExists:
                 self._explain(error)
                 raise
             finally:
-                self.outer.hooked |= self.gate.hooked
                 self.gate.close()
                 level.leave()
 
@@ -109,12 +107,10 @@ class OneUserExists:
         return self.gate.mine(self.gate.level.wrap(leaf.unsqueeze(1)))
 
     @contextmanager
-    def _watched(self, walk: Callable[[], Registered]) -> Iterator[None]:
+    def _watched(self) -> Iterator[None]:
         """Inside, the model must not change, and nothing may compute it again later."""
-        found = walk()
+        found = self._walk()
         self.gate.survey(found)
-        self.outer.survey(found)
-        self.gate.context = self.outer.context
         before, state = len(self.gate.calls), State(found)
         try:
             with ExitStack() as stack:
@@ -123,12 +119,10 @@ class OneUserExists:
                 stack.enter_context(marks_are_kept(self.gate))
                 stack.enter_context(_masks_of_transformers())
                 yield
-            state.compare(walk(), self.gate.is_public)
+            state.compare(self._walk(), self.gate.is_public)
         except BaseException:
             del self.gate.calls[before:]
             raise
-        finally:
-            self.outer.context = self.gate.context
 
     @staticmethod
     def _explain(error: Exception) -> None:
@@ -144,11 +138,9 @@ class OneUserExists:
 
     # -- losses --------------------------------------------------------------------------------------------------------
 
-    def losses(self, losses: Any, part: Part | None) -> tuple[Tensor, Part | None] | None:
-        """(B,) losses of all users that were computed in a context, and the users; None if they are of another kind."""
+    def losses(self, losses: Tensor) -> tuple[Tensor, Part | None]:
+        """(B,) losses of all users that were computed in a context, and the users."""
         mark = getattr(losses, "_phantom_user", 0)
-        if not isinstance(losses, Tensor) or (not mark and not is_batchedtensor(losses)):
-            return None
         if mark not in self._parts:
             raise UnsupportedUse(
                 "the loss was not computed inside `with clipping.users(...)` of this engine, or `backward` was called "
@@ -163,9 +155,7 @@ class OneUserExists:
         for earlier in [m for m in self._parts if m < mark]:
             del self._parts[earlier]
         whole = physical(losses).reshape(users) if is_batchedtensor(losses) else losses.reshape(1).expand(users)
-        if part is not None and known is not None and part is not known:
-            raise ValueError("`backward` is given another part than `users` was: give it to `users` alone")
-        return whole, known if part is None else part
+        return whole, known
 
     # -- one user at a time --------------------------------------------------------------------------------------------
 
@@ -209,7 +199,7 @@ class OneUserExists:
     ) -> Tensor:
         data, one_of = tree_of(data)
         users, device = count_of(data), next(self.model.parameters()).device
-        with clipping._surroundings(), self._watched(clipping._walk):
+        with clipping._surroundings(), self._watched():
             parameters = list(self.gate.trainable)
             totals = [torch.zeros(p.shape, dtype=_wide(p), device=p.device) for p in parameters]
             norms, factors, losses = [], [], []

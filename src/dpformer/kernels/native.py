@@ -1,5 +1,4 @@
-"""Compiled passes over memory (_native.c) and over Python objects (_objects.c); None where there was no compiler when
-dpformer was installed.
+"""Compiled passes over memory (_native.c); None where there was no compiler when dpformer was installed.
 
 Each function has a twin in Python, for other devices, other dtypes and installations without a compiler.
 """
@@ -15,12 +14,6 @@ try:
 except ImportError:
     kernels = None
 
-objects: ModuleType | None
-try:
-    from dpformer.kernels import _objects as objects
-except ImportError:
-    objects = None
-
 # Newer versions of torch let compiled code read tensors where they are, through the C interface of DLPack.
 _offered = kernels is not None and bool(
     kernels.multiplies
@@ -28,7 +21,7 @@ _offered = kernels is not None and bool(
     and kernels.exchange(Tensor.__dlpack_c_exchange_api__)
 )
 
-__all__ = ["kernels", "multiplies", "objects", "reads_tensors", "rows_of"]
+__all__ = ["kernels", "multiplies", "reads_tensors", "rows_of"]
 
 
 def multiplies() -> bool:
