@@ -58,7 +58,7 @@ def test_useless_attributes_cost_next_to_nothing(epsilon: float) -> None:
         log, dealt = dataset(3000, 0.7, seed), brands().of_rows(random.permutation(ITEMS))
         alone.append(accuracy(fitted(log, epsilon, None, seed), judged))
         model = fitted(log, epsilon, dealt, seed)
-        assert not model.num_attributes or float(model.backoff) < 0.05
+        assert not model.num_attributes or float(model.backoff) < 0.15
         useless.append(accuracy(model, judged))
     difference = np.array(useless) - np.array(alone)
     assert difference.mean() > -0.01 * np.mean(alone) - 2 * difference.std() / 2
