@@ -41,7 +41,7 @@ class CountsKind(ModelKind):
     silent = OF_NETWORKS
     trains = False
     text = False
-    repeats = True
+    counted = True
 
     # Chosen.
 

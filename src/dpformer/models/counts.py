@@ -44,6 +44,7 @@ from dpformer.models.explain import Explanation, explain
 from dpformer.models.exported_sums import product_with_columns, sum_of_rows
 from dpformer.models.history import LATEST, add_rows, latest_items, row_of, weights_of
 from dpformer.models.walks import with_walks
+from dpformer.queries.transitions.prior import combined
 from dpformer.queries.transitions.rounds import TransitionRelease, release_transitions
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class TransitionCounts(nn.Module):
             attributes: public facts about the items.
             repeat_weight: ρ.
         """
+        release = combined(release)
         num_items = len(release.frequencies.p)
         known = None if attributes is None else fit_backoff(release, attributes)
         thresholds = with_walks(PLAIN_THRESHOLD if known is None else known.thresholds, release)

@@ -13,6 +13,8 @@ from dpformer.engines.sums import ArraySums
 from dpformer.findings import Finding
 from dpformer.queries.base import Answer, Arrays, Canaries, Inspection, Question
 from dpformer.queries.popularity import PopularityQuery
+from dpformer.queries.transitions.prior import KINDS as PRIOR
+from dpformer.queries.transitions.prior import PREFIX, Prior
 from dpformer.queries.transitions.rounds import (
     LABEL,
     ROUNDS,
@@ -90,11 +92,20 @@ class TransitionsQuery(PopularityQuery):
             return popularity
         again = {} if value.again is None else {AGAIN: value.again}
         rounds = {f"{part} {one.number}": getattr(one, part) for one in value.rounds for part in PARTS}
-        return popularity | {name: getattr(value, name) for name in KINDS if name not in popularity} | again | rounds
+        prior = {} if value.prior is None else value.prior.arrays()
+        return (
+            popularity
+            | prior
+            | {name: getattr(value, name) for name in KINDS if name not in popularity}
+            | again
+            | rounds
+        )
 
     def array_kinds(self, name: str) -> tuple[type, int] | None:
         if name == AGAIN:
             return KINDS["popularity"]
+        if name.startswith(PREFIX):
+            return PRIOR.get(name.removeprefix(PREFIX))
         found = ROUND.fullmatch(name)
         return KINDS.get(name) if found is None else (PARTS[found["part"]], 1)
 
@@ -120,6 +131,7 @@ class TransitionsQuery(PopularityQuery):
             event=event,
             rounds=tuple(RoundRelease(n, arrays[f"cells {n}"], arrays[f"noisy {n}"]) for n in numbers),
             again=again,
+            prior=Prior.restored(arrays, len(arrays["popularity"])),
         )
         _check_places(found)
         return found
@@ -135,6 +147,8 @@ class TransitionsQuery(PopularityQuery):
         if wrong or seen.config.warm_start:
             return wrong
         value = self.restore(arrays, seen.config, seen.plan())
+        if (value.prior is not None) != (seen.config.previous is not None):
+            return "there is a prior without an earlier run in config.toml, or the reverse"
         once = self.parts(value)[0]
         public = seen.config.kind.items_described(seen.config) and seen.config.items_policy != "dp"
         due = public and again_wanted(once, seen.statement["users"])

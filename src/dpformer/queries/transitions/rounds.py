@@ -38,6 +38,7 @@ from dpformer.noise.sparse import noisy_above
 from dpformer.progress import reach, stage
 from dpformer.queries.frequencies import FrequencyRelease, exact_sums, mean_of, of_items, release_sums
 from dpformer.queries.items import release_item_sums
+from dpformer.queries.transitions.prior import Prior
 
 LABEL = "transition counts"
 MOST_NOISE = 2**25  # expected number of cells without data that pass the first round: bounds memory
@@ -98,6 +99,7 @@ class TransitionRelease:
     )
     rounds: tuple[RoundRelease, ...] = ()  # rounds with at most MOST_KEPT pairs
     again: np.ndarray | None = None  # (M,) float64: second release of popularity; `frequencies` is the mean of both
+    prior: Prior | None = None  # counts released by an earlier run, for `combined`
 
 
 class Estimate:
