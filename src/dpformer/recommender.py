@@ -372,7 +372,7 @@ class Recommender(_Model):
             if test is not None and not isinstance(test, str | Path):
                 test = self._log(Frame(test), self._fitted.config.on_file(None, **given))
             return self._measure(test, filter_seen=filter_seen, reading=given)
-        if not filter_seen:
+        if not filter_seen and self._fitted.config.filter_seen:
             raise DpformerError(
                 "noisy metrics were released with seen items excluded: give exact=True, or omit filter_seen"
             )

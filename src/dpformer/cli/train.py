@@ -139,11 +139,15 @@ def default_out(config: Config) -> Path:
 
 def _summary(run: Any) -> str:
     from dpformer.cli.evaluate import covered_line
+    from dpformer.queries.metrics import repeats_words
 
+    released = run.statement.get("metrics")
+    said = "" if released is None else repeats_words(released)
     return "\n".join(
         [
             run.statement["headline"],
-            *([covered_line(run.statement)] if "metrics" in run.statement else []),
+            *([] if released is None else [covered_line(run.statement)]),
+            *([f"repeats    {said}"] if said else []),
             f"model      {run.folder / 'model.safetensors'}",
             f"statement  {run.folder / 'privacy.json'}",
             f"next       dpformer evaluate {run.folder}",

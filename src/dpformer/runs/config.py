@@ -90,6 +90,11 @@ class Config(RunOptions, TrainingOptions, PrivacyOptions, ModelOptions, DataOpti
         return self.private and self.items_policy == "assumed-public"
 
     @property
+    def filter_seen(self) -> bool:
+        """Whether the model is meant for recommendations without items of the history."""
+        return not self.repeat_weight
+
+    @property
     def needs_frequencies(self) -> bool:
         """Whether the model needs a query for item frequencies, which transition counts include."""
         return self.kind.needs_frequencies(self)

@@ -210,7 +210,7 @@ def _go_on(folder: RunFolder, config: Config, team: Team | None) -> None:
     if elsewhere and not is_own(folder):
         raise DpformerError(
             f"{folder.path} was not made by you on this machine, and its log is not on it: your credentials are not "
-            "used, and no SQL is run, for a folder of somebody else"
+            "used, and no SQL is run, for another person's folder"
         )
     folder.refuse_released(by_steps=config.kind.trains)
     random, state = SecureRandom("run", seed=config.seed), None

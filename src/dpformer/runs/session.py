@@ -178,7 +178,11 @@ class Session:
     def _ask_about(self, model: Any) -> None:
         """Ask the queries about the model, each once: a resumed run draws the same noise again."""
         question = Question(
-            self.config, self.dataset, ranks=lambda: served_ranks(model, self.dataset, vocabulary=self.vocabulary)
+            self.config,
+            self.dataset,
+            ranks=lambda: served_ranks(
+                model, self.dataset, vocabulary=self.vocabulary, filter_seen=self.config.filter_seen
+            ),
         )
         for query in asked_queries(self.config):
             if not query.after_training:
