@@ -40,7 +40,9 @@ def documents(folder: RunFolder, config: Config, facts: dict[str, Any], items: C
         if text != _again(CARDS[name], folder, config, facts, items):
             other.insert(0, name)
     if other:
-        return Finding(NAME, None, f"{', '.join(other)}: whether it is true is known to whoever wrote it")
+        return Finding(
+            NAME, None, f"{', '.join(other)}: not checked, because only their author knows whether they are true"
+        )
     return Finding(NAME, True, f"{', '.join(present)}: as dpformer card writes it" if present else "none")
 
 
