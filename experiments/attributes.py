@@ -83,7 +83,7 @@ def measure(dataset: Dataset, attributes: Attributes | None, epsilon: float, see
     model = TransitionCounts.fit(
         items, dataset.num_items, sigma, offsets=offsets, attributes=attributes, ledger=dp.Ledger(), seed=seed
     )
-    ranks = served_ranks(model, dataset, split)
+    ranks = served_ranks(model, dataset, split).ranks
     found = {"ndcg@10": 100 * float(ndcg(ranks, 10)), "hit@10": 100 * float(hit(ranks, 10))}
     return {**found, "attributes": model.num_attributes, "backoff": float(model.backoff) if model.num_attributes else 0}
 

@@ -55,9 +55,9 @@ def largest_error(model: nn.Module, batch: tuple[Tensor, ...], truth: list[list[
     """Of the engine's norms and clipped sum against the users alone, relative."""
     clip = dp.clip(0.7 * float(_norms(truth).median()))
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = model(*batch)
-    norms = clipping.backward(losses, clip)
+    with clipping.users(batch) as user:
+        loss = model(*user)
+    norms = clipping.backward(loss, clip)
     right = _norms(truth)
     worst = float(((norms - right).abs() / right).max())
     parameters = [p for p in model.parameters() if p.requires_grad]

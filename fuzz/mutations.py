@@ -210,7 +210,7 @@ FAULTS = (
     Fault(
         "items: a list that was released is kept for the next run",
         "queries/released.py",
-        'random = random.within(f"releases config {config.hash()} data {dataset.hash}")',
+        'random = random.within(f"releases config {config.hash()} data {data}")',
         'random = globals().setdefault("_kept", {}).setdefault(config.hash(), random)',
         "attacks/test_releases.py::test_a_released_list_is_of_one_run_and_in_no_cache",
     ),
@@ -311,8 +311,8 @@ FAULTS = (
     Fault(
         "files that an untrusted folder names are read",
         "runs/trust.py",
-        "    if is_own(folder):\n        return config if data",
-        "    if True:\n        return config if data",
+        "    if is_own(folder):\n        pinned",
+        "    if True:\n        pinned",
         "attacks/test_folders.py::test_files_that_a_stranger_names_are_not_read",
     ),
     Fault(

@@ -95,4 +95,4 @@ def noise_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from dpformer.training.optimizer import PrivateOptimizer
 
-    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)
+    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, *_: self._random)

@@ -251,7 +251,7 @@ def noise_of_the_step_alone() -> None:
     """The same noise for sums that round otherwise, of which it is a function."""
     from dpformer.training.optimizer import PrivateOptimizer
 
-    PrivateOptimizer._address = lambda self, sums: self._random  # type: ignore[method-assign]
+    PrivateOptimizer._address = lambda self, *_: self._random  # type: ignore[method-assign]
 
 
 def train_with_little_memory(config: Config, out: Path, known: dict[Any, float]) -> None:

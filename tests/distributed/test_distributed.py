@@ -102,7 +102,7 @@ def test_memory_that_runs_out_in_one_process(log: Path, tmp_path: Path, monkeypa
 
     With noise of the step alone: other micro-batches round otherwise, and another sum has other noise.
     """
-    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)
+    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, *_: self._random)
     config = config_of(log, dropout=0.0, batch_size=60, epochs=1, micro_batch_tokens=40)
     expected = training.train(config, tmp_path / "alone").folder
     assert jobs.finish(jobs.start(2, jobs.train_with_little_memory, config, tmp_path / "together", _known)) == [0, 0]

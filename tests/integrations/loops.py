@@ -99,7 +99,7 @@ def train(
 def noise_of_the_step_alone() -> None:
     """The same noise for sums that round otherwise, of which it is a function."""
     for kind in (dp.PrivateOptimizer, DistributedOptimizer):
-        kind._address = lambda self, sums: self._random  # type: ignore[method-assign]
+        kind._address = lambda self, *_: self._random  # type: ignore[method-assign]
 
 
 def both(kind: str, dtype: torch.dtype, noise: float, autocast: bool = False) -> tuple[list[Tensor], list[Tensor]]:

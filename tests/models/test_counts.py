@@ -19,8 +19,10 @@ from dpformer.data.near_pairs import near_pairs
 from dpformer.engines import cells as counts_cells
 from dpformer.engines import sums as counts_sums
 from dpformer.engines.sums import GRID, WEIGHTS, WINDOW, ArraySums, gathered
+from dpformer.kinds.counts_scoring import CountsScoring
 from dpformer.models import counts
 from dpformer.models.counts import TransitionCounts
+from dpformer.models.evidence import Evidence
 from dpformer.models.walks import with_walks
 from dpformer.queries.frequencies import FrequencyRelease, user_counts
 from dpformer.queries.transitions import rounds as counts_release
@@ -421,6 +423,22 @@ def test_model_is_its_formulas(seed: int, histories: list[list[int]]) -> None:
     for row, length in enumerate(lengths.tolist()):
         if length:
             np.testing.assert_allclose(prior[row, length - 1].numpy(), expected[row], atol=1e-4)
+
+
+def test_repeats_are_claimed_by_the_items_of_the_history() -> None:
+    """exp(score) grows by ρ times the item's weight in the history, and nothing else changes."""
+    release = a_release(np.random.default_rng(0))
+    plain, model = (TransitionCounts.from_release(release, repeat_weight=weight) for weight in (0.0, 0.1))
+    history = [0, 4, 7, 4]  # item 4 has no transitions
+    weights = np.zeros(8)
+    np.add.at(weights, history[::-1], 0.75 ** np.arange(4) / (0.75 ** np.arange(4)).sum())
+    expected = plain.scores([history]).exp().numpy()[0] + 0.1 * weights
+    np.testing.assert_allclose(model.scores([history]).exp().numpy()[0], expected, rtol=1e-4)
+    items, offsets = np.array(history), np.array([0, 4])
+    np.testing.assert_allclose(Evidence(model).of(items, offsets)[0], expected, rtol=1e-4)
+    model.check_state()
+    similar = [CountsScoring(one).profiles().toarray() for one in (plain, model)]
+    np.testing.assert_allclose(*similar, atol=1e-6)  # similarity is about other items
 
 
 def test_prior_logits_look_only_back() -> None:

@@ -189,8 +189,10 @@ def test_what_is_refused() -> None:
     bad = [[torch.full((4,), float("nan"))], state["past"][1]]
     with pytest.raises(ValueError, match="saved noise of past steps is not finite"):
         optimizer(3)[1].load_state_dict({**state, "past": bad})
+    with pytest.raises(ValueError, match="does not have the same shapes in every step"):
+        optimizer(3)[1].load_state_dict({**state, "past": [state["past"][0], [torch.zeros(1)]]})
     wide, other = optimizer(3)
-    other.load_state_dict({**state, "past": [state["past"][0], [torch.zeros(1)]]})
+    other.load_state_dict({**state, "past": [[torch.zeros(1)], [torch.zeros(1)]]})
     with pytest.raises(ValueError, match="with noise correlated over 3 steps the same parameters must be trained"):
         other.step()
     assert wide.grad is None and other.steps == 2, "nothing was released"

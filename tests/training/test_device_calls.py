@@ -1,11 +1,15 @@
-"""What a device is asked for is counted: calls, synchronisations and copies."""
+"""What a device is asked for is counted: calls, synchronisations and copies; those of a noisy step are few."""
 
+import importlib.util
+import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import dpformer as dp
+from dpformer.noise.mechanisms import INDEPENDENT, Banded, Noise
 from dpformer.training.device_calls import Counts, DeviceCalls
 from tests import second_device
 from tests.distributed import jobs
@@ -69,3 +73,73 @@ def test_phases_add_up() -> None:
         "other": Counts(calls=1),
     }
     assert counted.total.to_dict() == {"calls": 5, "synchronisations": 1, "copies": 0}
+
+
+IN_TORCH = 600  # operations of the noise without Triton, however many parameters there are
+
+
+def counts_of_steps(layers: int, noise: Noise) -> tuple[Counts, Counts]:
+    """A step of Adam, and a private one around it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(layers))).to("second")
+    inner, plain = (torch.optim.Adam(model.parameters(), foreach=True) for _ in range(2))
+    private = dp.PrivateOptimizer(
+        inner, noise_multiplier=1.0, clip_norm=1.0, expected_batch_size=4, assume_clipped=True, noise=noise
+    )
+    found = []
+    for optimizer in (plain, private):
+        for _ in range(3):  # the first creates the state of Adam and the keys of the fingerprint
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            with DeviceCalls("second") as counted:
+                optimizer.step()
+        found.append(counted.total)
+    return found[0], found[1]
+
+
+def noisy_steps(in_triton: bool) -> None:
+    if in_triton:
+        os.environ["TRITON_INTERPRET"] = "1"
+    second_device.add()
+    for noise in (INDEPENDENT, Banded(2)):
+        most = 20 if in_triton and noise is INDEPENDENT else IN_TORCH
+        few, many = counts_of_steps(2, noise), counts_of_steps(24, noise)
+        assert few == many, "calls must not depend on the number of parameters"
+        plain, private = many
+        assert private.calls <= plain.calls + most, (plain, private)
+        assert private.synchronisations == 1 and private.copies <= 2, private
+
+
+@needs_second
+@pytest.mark.parametrize("in_triton", [False, True])
+def test_a_noisy_step_takes_few_calls(in_triton: bool) -> None:
+    """As many for 48 parameters as for 4: at most 20 more than the inner optimizer's, in Triton."""
+    if in_triton and importlib.util.find_spec("triton") is None:
+        pytest.skip("could not import 'triton'")
+    assert jobs.finish(jobs.start(1, noisy_steps, in_triton)) == [0]
+
+
+def not_finite_there() -> None:
+    second_device.add()
+    for noise_multiplier in (0.0, 1.0):
+        model = nn.Linear(3, 2).to("second")
+        before = model.weight.detach().cpu().clone()
+        optimizer = dp.PrivateOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            noise_multiplier=noise_multiplier,
+            clip_norm=1.0,
+            expected_batch_size=4,
+            assume_clipped=True,
+        )
+        for value in (float("nan"), float("inf"), -float("inf")):
+            model.weight.grad = torch.ones_like(model.weight)
+            model.bias.grad = torch.tensor([1.0, value]).to("second")
+            with pytest.raises(ValueError, match=r"gradient of a parameter of shape \(2,\) is not finite"):
+                optimizer.step()
+        assert optimizer.steps == 0 and torch.equal(model.weight.detach().cpu(), before)
+
+
+@needs_second
+def test_what_is_not_finite_is_refused_before_anything_is_released() -> None:
+    """The flag is read once, together with the fingerprint of the sums."""
+    assert jobs.finish(jobs.start(1, not_finite_there)) == [0]

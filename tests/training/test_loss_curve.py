@@ -15,7 +15,7 @@ from tests.training.test_loop import loss_of, naive_sum, trainer_of
 @pytest.fixture(autouse=True)
 def _noise_of_the_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise is addressed by the sum, so after one different bit all of it differs: here by the step alone."""
-    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, sums: self._random)
+    monkeypatch.setattr(PrivateOptimizer, "_address", lambda self, *_: self._random)
 
 
 def curve(naive: bool, **choices: Any) -> list[float]:

@@ -17,9 +17,12 @@ def export(
     int8: Annotated[
         bool, typer.Option("--int8", help="Quantize weights to 8 bits and report the loss of NDCG.")
     ] = False,
+    allow_seen: Annotated[
+        bool, typer.Option("--allow-seen", help="Also recommend items of the history, fixed in the file.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Export a model as ONNX: histories in, the best unseen items out, for any batch size and length.
+    """Export a model as ONNX: histories in, the best (unseen) items out, for any batch size and length.
 
     A fine-tuned Hugging Face checkpoint is written in its own format, into a folder, with its privacy statement.
     """
@@ -31,7 +34,7 @@ def export(
     if out.suffix != ".onnx" and kind_of(release.model).exports_folder:
         _folder(run, release, out, as_json)
         return
-    exported = export_onnx(release, out, k=k, int8=int8)
+    exported = export_onnx(release, out, k=k, int8=int8, filter_seen=not allow_seen)
     facts: dict[str, Any] = {**asdict(exported), "path": str(exported.path)}
     if int8:
         facts["int8_loss"] = _loss(run, release, exported)
@@ -58,14 +61,15 @@ def _loss(run: Path, release: Any, exported: Any) -> dict[str, Any]:
     if not run.is_dir():
         return {"unknown": f"{run} is a model file only; give the run folder"}
     try:
-        return measure_loss(exported.path, release, held_out_data(finished(run)), exported.k)
+        return measure_loss(exported.path, release, held_out_data(finished(run)), exported.k, exported.filter_seen)
     except DpformerError as error:
         return {"unknown": str(error)}
 
 
 def _words(facts: dict[str, Any]) -> str:
+    seen = "unseen" if facts["filter_seen"] else "seen or unseen"
     lines = [
-        f"{facts['path']}: {facts['bytes'] / 1e6:,.2f} MB, returns the top {facts['k']} unseen items"
+        f"{facts['path']}: {facts['bytes'] / 1e6:,.2f} MB, returns the top {facts['k']} {seen} items"
         + (", int8 weights" if facts["int8"] else ""),
         f"ONNX Runtime agrees with PyTorch on {facts['checked']} random histories; scores differ by at most "
         f"{facts['largest_difference']:.1g}",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from dpformer.clipping.rounding import full_precision
 from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
 from dpformer.clipping.user_rows import Packed, UserRows
+from dpformer.clipping.users import OneUserExists
 from dpformer.sampling.batch import Part
 
 ENOUGH = 16  # users of a layout that are proven before it counts: two may be in order by chance
@@ -55,8 +57,12 @@ class PhantomClipping:
             on every new layout of rows and at random later (proof.py).
     """
 
-    def __init__(self, model: nn.Module, *, proof: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, *, proof: bool = True, fallback: Literal["one at a time", "error"] = "one at a time"
+    ) -> None:
         refuse_distributed(model)
+        if fallback not in ("one at a time", "error"):
+            raise ValueError(f'fallback is {fallback!r}; give "one at a time" or "error"')
         self.model = model
         self.proof = proof
         self.skipped_users = 0
@@ -64,6 +70,7 @@ class PhantomClipping:
         self._walk = Walk(model)
         self._gate.survey(self._walk())
         self._gate.remember_constants(model)
+        self._users = OneUserExists(model, self._gate, fallback == "one at a time")
         self._proven: dict[object, int] = {}  # how many users, by layout
         self._enough = ENOUGH
         self._put_off = 0  # batches that needed a proof and could not be proven
@@ -105,6 +112,41 @@ class PhantomClipping:
             raise
 
     @contextmanager
+    def users(self, data: Any, part: Part | None = None) -> Iterator[Any]:
+        """Inside, one user exists: gives the data of one user, with a leading dimension of 1.
+
+        Args:
+            data: a tensor whose first dimension counts the users, or a tuple, list, dict or dataclass of such tensors.
+            part: the users of the batch whose data it is; without it the step claims no sampling.
+        """
+        with self._users.of(data, part, self._walk) as user:
+            yield user
+
+    def public(self, *things: Tensor | nn.Module) -> None:
+        """Declares tensors or frozen modules (weights of classes, a teacher) the same for every user."""
+        self._users.declare(*things)
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """What was computed one user at a time, by name, and how often."""
+        return dict(self._users.fallback.counts)
+
+    def accumulate(
+        self, loss_of: Callable[[Any], Tensor], data: Any, clip: ClipFunction, part: Part | None = None
+    ) -> Tensor:
+        """Adds the clipped sum of the gradients of loss_of(user) to `p.grad`; returns the norms, shape (B,).
+
+        The same as `users` and `backward`; a loss that torch cannot compute for all users together is computed for one
+        user at a time, by plain autograd.
+
+        Args:
+            loss_of: one user's data, with a leading dimension of 1 → the loss of that user, one number.
+            data, part: as in `users`.
+            clip: the factor of each user by its norm.
+        """
+        return self._users.accumulate(self, loss_of, data, clip, part)
+
+    @contextmanager
     def packed(self, user_of_row: Tensor) -> Iterator[None]:
         """Inside, tensors with len(user_of_row) rows are packed: `user_of_row[n]` is the user of row n, from 0."""
         with torch._C.DisableTorchFunction():  # what is computed here is none of the model's
@@ -125,14 +167,19 @@ class PhantomClipping:
             part: the users of the batch that the losses are of; without it the step claims no sampling.
         """
         later: list[RecordedCall] = []
+        together = self._users.losses(losses, part)
+        if together is not None:
+            losses, part = together
         try:
-            norms, later = self._backward(losses, clip, part)
+            norms, later = self._backward(losses, clip, part, together is not None)
             return norms
         finally:
             self._gate.calls[:] = later
             self._gate.doubts &= {call.context for call in later}
 
-    def _backward(self, losses: Tensor, clip: ClipFunction, part: Part | None) -> tuple[Tensor, list[RecordedCall]]:
+    def _backward(
+        self, losses: Tensor, clip: ClipFunction, part: Part | None, together: bool = False
+    ) -> tuple[Tensor, list[RecordedCall]]:
         """The norms, and the calls of contexts after those that the losses were computed in."""
         if losses.ndim != 1:
             raise ValueError(
@@ -144,9 +191,10 @@ class PhantomClipping:
         if users == 0:
             return torch.zeros(0, dtype=losses.dtype, device=losses.device), []
         self._refuse_frozen()
-        self._look_at_order(losses)
+        if not together:
+            self._look_at_order(losses)
         layout = frozenset(call.layout(users) for call in self._gate.calls)
-        possible = self.proof and losses.requires_grad
+        possible = self.proof and losses.requires_grad and not together
         doubtful = bool(self._gate.doubts) or any(call.doubtful(users) for call in self._gate.calls)
         new = possible and (self._proven.get(layout, 0) < self._enough or doubtful)
         proving = new or (possible and self._due())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dpformer.clipping.bits import Bits, bits_of_all
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.registered import Registered
+from dpformer.clipping.torch_names import is_functorch_wrapped_tensor
 
 LARGE = 1 << 26  # numbers; the contents of a larger model are compared only now and then
 EVERY = 32
@@ -33,7 +34,7 @@ class State:
 
     def _marks(self, tensors: Collection[Tensor]) -> list[tuple[int, int, Bits | None]]:
         """Of each tensor: its memory, the count of its changes, the sum of its bits."""
-        plain = [type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided for t in tensors]
+        plain = [_is_plain(t) for t in tensors]
         bits = iter(bits_of_all(list(compress(tensors, plain))) if self.contents else [])
         return [
             (
@@ -64,3 +65,7 @@ class State:
             )
         if gone := sorted(set(self.tensors) - set(now)):
             raise UnsupportedUse(f"'{gone[0]}' was taken out of the model in the forward pass; leave it in")
+
+
+def _is_plain(t: Tensor) -> bool:
+    return type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided and not is_functorch_wrapped_tensor(t)

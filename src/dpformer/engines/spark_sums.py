@@ -120,7 +120,7 @@ def spark_session(memory: str | None = None, **options: str) -> Any:
 
 
 def _is_configured() -> bool:
-    """Whether whoever runs Spark here has said how: spark-submit, or a file of defaults."""
+    """Whether Spark is configured here already: by spark-submit, or a file of defaults."""
     folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(os.environ.get("SPARK_HOME", ""), "conf")
     return "PYSPARK_GATEWAY_PORT" in os.environ or os.path.isfile(os.path.join(folder, "spark-defaults.conf"))
 
@@ -134,7 +134,7 @@ def _java_memory(amount: str) -> str:
 
 
 def for_size(session: Any, rows: int) -> None:
-    """Cuts shuffles by the size of the log, unless whoever configured Spark has said how (by default into 200)."""
+    """Cuts shuffles by the size of the log, unless their number is configured (Spark's default is 200)."""
     if session.sparkContext.getConf().contains(_PARTITIONS):
         return
     parts = max(session.sparkContext.defaultParallelism, -(-rows // ROWS_OF_A_PART))

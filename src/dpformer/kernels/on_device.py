@@ -1,6 +1,6 @@
 """Which kernels a device other than the CPU has: those in Triton, where it is installed and knows the device.
 
-Whoever calls one has a twin in torch operations.
+Every caller has a reference in torch operations.
 """
 
 from __future__ import annotations

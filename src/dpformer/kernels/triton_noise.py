@@ -29,8 +29,7 @@ LANES = 1 << 14 if os.environ.get("TRITON_INTERPRET") == "1" else 128
 SMALLEST = tl.constexpr(2.0**-64)
 RADIUS = tl.constexpr(2.0**-63)
 ANGLE = tl.constexpr(2 * math.pi * 2.0**-64)
-TO_INTEGER = tl.constexpr(1.5 * 2.0**52)  # adding it leaves no place for digits behind the point
-WHOLE = tl.constexpr(2.0**51)  # numbers above are not rounded: that many grid cells hold no noise
+TO_INTEGER = tl.constexpr(2.0**52)  # float64 from here on are integers: adding it, with the same sign, rounds
 
 
 @triton.jit
@@ -97,7 +96,8 @@ def _release(sums, at, count, z, scale, per_grid, divisor):  # type: ignore[no-u
     before = tl.load(sums + at, mask=mine, other=0.0).to(tl.float64)
     x = scale * z + per_grid * before
     to_integer = tl.full(x.shape, TO_INTEGER, tl.float64)
-    rounded = tl.where(tl.abs(x) < tl.full(x.shape, WHOLE, tl.float64), (x + to_integer) - to_integer, x)
+    signed = tl.where(x < 0, -to_integer, to_integer)
+    rounded = tl.where(tl.abs(x) < to_integer, (x + signed) - signed, x)
     tl.store(sums + at, (rounded / divisor).to(sums.dtype.element_ty), mask=mine)
 
 
@@ -141,7 +141,7 @@ def add_noise(sums: Tensor, state: Tensor, before: int) -> None:
     An operator of torch, so that profilers and `training.device_calls` see it.
 
     Args:
-        sums: contiguous, of any real dtype; at most 2³¹ − 1 of them.
+        sums: contiguous, in float32 or float64; at most 2³¹ − 1 of them.
         state: (19,) int64 on the same device: the 16 words of the cipher's state at the first block of the first group,
             and the bits of scale, per_grid and divisor, in float64.
         before: numbers of the first group that are skipped.

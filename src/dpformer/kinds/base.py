@@ -64,6 +64,7 @@ class ModelKind:
     silent: tuple[str, ...] = ()  # options that do not apply to it
     trains: bool = True  # in steps, with checkpoints
     text: bool = True  # whether it can be a language model
+    counted: bool = False  # whether it is made of counts, to which `repeat_weight` and an earlier run apply
     attention: bool = False  # whether it has attention that Re-Attention can correct
 
     def named_by(self, path: Path) -> dict[str, Any] | None:
@@ -80,6 +81,10 @@ class ModelKind:
         """Raise ValueError for options that this kind does not support. Messages are shown to users verbatim."""
         if config.reattention and not self.attention:
             raise ValueError(f"Re-Attention needs attention, but {config.model} has none: omit it")
+        if config.repeat_weight and not self.counted:
+            raise ValueError(f"repeat_weight applies to counts, but model is {config.model}: omit it")
+        if config.previous is not None and not self.counted:
+            raise ValueError(f"warm_start from an earlier run applies to counts, but model is {config.model}: omit it")
         if config.base is not None:
             raise ValueError("a checkpoint is given by --model FOLDER: omit base")
         if config.lora:
@@ -151,7 +156,9 @@ class ModelKind:
         """Check that untrained parts of the model follow from what was released with noise."""
         raise NotImplementedError
 
-    def follows(self, value: Any, release: Release, attributes: Attributes | None) -> tuple[bool | None, str]:
+    def follows(
+        self, config: Config, value: Any, release: Release, attributes: Attributes | None
+    ) -> tuple[bool | None, str]:
         """Whether the model follows from its query's release; None if that cannot be determined; and a sentence.
 
         Args:

@@ -11,6 +11,8 @@ is estimated from the release itself: mean (D² − sd²) over mean (S² − sd�
 η ≈ 0 and symmetric counts. Then C_ab = (Ŝ + D̂)/2 and C_ba = (Ŝ − D̂)/2.
 - *Probabilities.* T_ab = C_ab / (Σ_b C_ab + 30): a row with few counts is trusted little. With attributes, rows are
 slightly evened out (`backoff.py`).
+- *Repeats.* T_aa = ρ (`repeat_weight`, usually 0) for data in which users come back to items: an item of the history
+  claims itself. The release has no such pairs; ρ is an option, or chosen from the released share of repeats.
 - *Claims.* After a history that ends in x_20, …, x_1 (the latest): c_b = Σ_k α_k (T + μK)_{x_k b}, α_k ∝ 0.75^k,
   or 1/k if attributes say much, Σ α_k = 1; K, the back-off to public attributes of items (`backoff.py`), if any.
 - *Ranking*, `scores`: ln(c_b + 0.01·q_b), q the released popularity, which ranks items without counts.
@@ -45,6 +47,7 @@ from dpformer.models.explain import Explanation, explain
 from dpformer.models.exported_sums import product_with_columns, sum_of_rows
 from dpformer.models.history import LATEST, add_rows, latest_items, row_of, weights_of
 from dpformer.models.walks import with_walks
+from dpformer.queries.transitions.prior import combined
 from dpformer.queries.transitions.rounds import TransitionRelease, nothing_released, release_transitions
 
 if TYPE_CHECKING:
@@ -144,15 +147,26 @@ class TransitionCounts(nn.Module):
         return cls.from_release(release, attributes)
 
     @classmethod
-    def from_release(cls, release: TransitionRelease, attributes: Attributes | None = None) -> TransitionCounts:
+    def from_release(
+        cls, release: TransitionRelease, attributes: Attributes | None = None, *, repeat_weight: float = 0.0
+    ) -> TransitionCounts:
         """The model of a release: post-processing. Uninformative attributes are dropped.
 
         Without evidence for attributes in the release, they are taken to say as much as most do.
+
+        Args:
+            release: the release.
+            attributes: public facts about the items.
+            repeat_weight: ρ.
         """
+        release = combined(release)
         num_items = len(release.frequencies.p)
         known = None if attributes is None else fit_backoff(release, attributes)
         thresholds = with_walks(PLAIN_THRESHOLD if known is None else known.thresholds, release)
         rows, targets, chances = _chances(release, thresholds, 0.0 if known is None else known.evenness)
+        row_sums = np.bincount(rows, weights=chances, minlength=num_items)  # of T without repeats
+        if repeat_weight:
+            rows, targets, chances = _with_repeats(rows, targets, chances, num_items, repeat_weight)
         if known is None:
             model = cls(num_items, len(rows))
         else:
@@ -162,7 +176,7 @@ class TransitionCounts(nn.Module):
             model.attribute_links.copy_(torch.from_numpy(known.attributes.links))
             model.attribute_weights.copy_(torch.from_numpy(known.weights))
             model.pull.copy_(torch.from_numpy(known.pull))
-            model.backoff.fill_(known.share(np.bincount(rows, weights=chances, minlength=num_items)))
+            model.backoff.fill_(known.share(row_sums))
         model.popularity.copy_(torch.from_numpy(release.frequencies.p / release.frequencies.p.sum()))
         model.offsets.copy_(torch.from_numpy(np.searchsorted(rows, np.arange(num_items + 1))))
         model.targets.copy_(torch.from_numpy(targets))
@@ -321,6 +335,16 @@ def _chances(
     shares = counts ** (1 - evenness) * (led_to[targets] + ROW_PRIOR) ** -evenness
     trusted = sums / ((sums + ROW_PRIOR) * np.maximum(np.bincount(rows, weights=shares, minlength=1), 1e-300))
     return rows, targets, shares * trusted[rows]
+
+
+def _with_repeats(
+    rows: np.ndarray, targets: np.ndarray, chances: np.ndarray, num_items: int, weight: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """T + ρI, in the same order."""
+    every = np.arange(num_items)
+    rows, targets = np.concatenate([rows, every]), np.concatenate([targets, every])
+    order = np.lexsort((targets, rows))
+    return rows[order], targets[order], np.concatenate([chances, np.full(num_items, weight)])[order]
 
 
 def _directed(release: TransitionRelease, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpformer.clipping.on_all_users import on_all_users
+
 LEVELS = 1 << 16
 
 
@@ -21,9 +23,13 @@ class Dropout(nn.Dropout):
             return input
         if input.device.type == "mps":  # lacks full-range 64-bit random numbers
             return F.dropout(input, self.p)
-        with torch._C.DisableTorchFunction():  # a mask does not use parameters, so the engine can skip it
-            mask = scaled_mask(input, self.p)
-        return input * mask
+        return masked(input, self.p)
+
+
+@on_all_users
+def masked(input: Tensor, p: float) -> Tensor:
+    """input·mask"""
+    return input * scaled_mask(input, p)
 
 
 def scaled_mask(like: Tensor, p: float) -> Tensor:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from dpformer.clipping import softmax_loss
+from dpformer.clipping.on_all_users import on_all_users
 from dpformer.models.batch import Batch
 
 
@@ -60,14 +61,12 @@ class SequenceModel(nn.Module):
 
     def hidden(self, batch: Batch) -> Tensor:
         """(B, L, d), after validating the input."""
-        longest, largest = batch.items.shape[1], int(batch.items.max()) if len(batch) else 0
+        longest = batch.items.shape[1]
         if longest > self.max_length:
             raise ValueError(
                 f"a history has {longest} items, but the model takes {self.max_length}: keep the last ones"
             )
-        if largest >= self.num_items or (len(batch) and int(batch.items.min()) < 0):
-            seen = largest if largest >= self.num_items else int(batch.items.min())
-            raise ValueError(f"item {seen} is outside the vocabulary 0 … {self.num_items - 1}; map ids first")
+        _refuse_unknown(batch.items, self.num_items)
         return self.encode(batch.items, batch.lengths)
 
     def scores(self, histories: Batch | Sequence[ArrayLike]) -> Tensor:
@@ -106,6 +105,14 @@ class SequenceModel(nn.Module):
             raise ValueError("all frequencies are 0; give at least one item a frequency")
         p = p.clamp(min=float(seen.min()) / 2)
         self.bias.copy_((p / p.sum()).log())
+
+
+@on_all_users
+def _refuse_unknown(items: Tensor, num_items: int) -> None:
+    largest, smallest = (int(items.max()), int(items.min())) if items.numel() else (0, 0)
+    if largest >= num_items or smallest < 0:
+        seen = largest if largest >= num_items else smallest
+        raise ValueError(f"item {seen} is outside the vocabulary 0 … {num_items - 1}; map ids first")
 
 
 def _final(hidden: Tensor, lengths: Tensor) -> Tensor:

@@ -36,6 +36,8 @@ def release_on_device(pieces: Iterable[Piece], scale: float, per_grid: float, di
         sums = [piece.sums for piece in run]
         flat = torch.cat(sums) if len(sums) > 1 or not sums[0].is_contiguous() else sums[0]
         kernel = add_noise_on(flat.device)
+        if flat.dtype not in (torch.float32, torch.float64):  # rounded to half precision once, at the end
+            flat = flat.to(torch.float64)
         if kernel is not None and run[0].numbers.ready is None:
             _in_one_launch(kernel, flat, run[0], (scale, per_grid, divisor))
         else:

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpformer.clipping.on_all_users import on_all_users
 from dpformer.reattention.recording import recording
 
 Variant = Literal["renormalised", "literal"]
@@ -41,6 +42,7 @@ class Spread(NamedTuple):
         return self.left if self.right is None else self.left @ self.right
 
 
+@on_all_users
 def attention(
     q: Tensor,
     k: Tensor,

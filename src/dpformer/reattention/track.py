@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpformer.clipping.on_all_users import on_all_users
 from dpformer.reattention import activations, compiled, moments
 from dpformer.reattention.moments import Gaussian
 from dpformer.reattention.recording import recording
@@ -45,9 +46,13 @@ def linear(layer: nn.Linear, x: Tracked, weight_var: Tensor | None) -> Tracked:
     mean = layer(x.mean)
     if x.var is None or weight_var is None:
         return Tracked(mean, None)
-    rule = _linear_rule(layer, weight_var)
+    return Tracked(mean, _linear_variance(*x.known(), mean.detach(), _linear_rule(layer, weight_var)))
+
+
+@on_all_users
+def _linear_variance(x_mean: Tensor, x_var: Tensor, mean: Tensor, rule: Callable[..., Gaussian]) -> Tensor:
     with torch.no_grad():
-        return Tracked(mean, rule(x.known(), mean=mean).var)
+        return rule(Gaussian(x_mean, x_var), mean=mean).var
 
 
 def layer_norm(layer: nn.LayerNorm, x: Tracked, weight_var: Tensor | None) -> Tracked:
@@ -55,9 +60,15 @@ def layer_norm(layer: nn.LayerNorm, x: Tracked, weight_var: Tensor | None) -> Tr
     if x.var is None or weight_var is None:
         return Tracked(mean, None)
     known, (weight, bias) = x.known(), (Gaussian(p.detach(), weight_var) for p in (layer.weight, layer.bias))
+    return Tracked(mean, _norm_variance(*known, weight, bias, layer.eps))
+
+
+@on_all_users
+def _norm_variance(mean: Tensor, var: Tensor, weight: Gaussian, bias: Gaussian, eps: float) -> Tensor:
+    known = Gaussian(mean, var)
     if compiled.can_read(known):
-        return Tracked(mean, compiled.norm_variance(known, weight.mean, weight_var, layer.eps))
-    return Tracked(mean, _rowwise(lambda m, v: moments.layer_norm(Gaussian(m, v), weight, bias, layer.eps).var, *known))
+        return compiled.norm_variance(known, weight.mean, weight.var, eps)
+    return _rowwise(lambda m, v: moments.layer_norm(Gaussian(m, v), weight, bias, eps).var, *known)
 
 
 def feed_forward(
@@ -95,6 +106,7 @@ def _linear_rule(layer: nn.Linear, weight_var: Tensor) -> Callable[..., Gaussian
     return partial(moments.linear, weight=weight, bias=bias)
 
 
+@on_all_users
 def _rowwise(rule: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """rule(*tensors) without gradient, a tile of positions at a time.
 

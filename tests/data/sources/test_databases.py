@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_one_sentence(
         (f"{scheme}://ann@127.0.0.1:{free_port()}/shop",): "cannot be reached",
         (f"{scheme}://ann@host.invalid/shop",): "cannot be reached",
         (f"{scheme}://ann@{place.partition('/')[0]}",): "names no database",
-        (f"{scheme}://ann:hush@{place}",): "holds a password",
+        (f"{scheme}://ann:hush@{place}",): "contains a password",
     }.items():
         said = refused("data", *given)
         assert sentence in said and "hush" not in said, given

@@ -18,7 +18,7 @@ ITEMS, USERS = 400, 300
 
 
 def write_users(path: Path, seed: int, name: str = "u", length: int = 8) -> Path:
-    """Users who go through items by chance: what is known of one tells nothing of another."""
+    """Users with random items: what is known about one says nothing about another."""
     chance = np.random.default_rng(seed)
     lines = [
         f"{name}{user},i{item},{place}"

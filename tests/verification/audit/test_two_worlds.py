@@ -84,7 +84,7 @@ def test_dividing_by_the_number_that_is_there_is_accused() -> None:
 
 
 def test_both_worlds_publish_the_same_numbers(tmp_path: Path) -> None:
-    """With --users nothing public, B, q, T, σ, δ among it, depends on whether somebody is in the log."""
+    """With --users nothing public, B, q, T, σ, δ among it, depends on whether a user is in the log."""
     facts = []
     for present in (40, 39):
         log = tmp_path / f"{present}.csv"

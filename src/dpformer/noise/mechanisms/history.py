@@ -69,7 +69,7 @@ class NoiseHistory:
             raise ValueError(f"after {steps} steps with {self.noise.name}, noise of {len(past)} steps was saved")
         self._shapes = [tuple(noise.shape) for noise in past[0]] if past else []
         if any([tuple(noise.shape) for noise in step] != self._shapes for step in past):
-            raise ValueError("the saved noise of past steps has not the same shapes in every step")
+            raise ValueError("the saved noise of past steps does not have the same shapes in every step")
         self._steps.clear()
         self._steps.extend(torch.cat([noise.reshape(-1) for noise in step]) for step in past)
 

@@ -17,6 +17,8 @@ from dpformer.noise.randomness import public_grid
 from dpformer.queries.base import Answer, Arrays, Canaries, Inspection, Question
 from dpformer.queries.popularity import PopularityQuery
 from dpformer.queries.transitions.attribute_evidence import AttributeEvidence
+from dpformer.queries.transitions.prior import KINDS as PRIOR
+from dpformer.queries.transitions.prior import PREFIX, Prior
 from dpformer.queries.transitions.rounds import (
     LABEL,
     ROUNDS,
@@ -100,13 +102,22 @@ class TransitionsQuery(PopularityQuery):
             near = round(value.evidence.chance * cells_below(len(value.frequencies.counts)))
             again |= {EVIDENCE: value.evidence.sums, NEAR: np.array([near])}
         rounds = {f"{part} {one.number}": getattr(one, part) for one in value.rounds for part in PARTS}
-        return popularity | {name: getattr(value, name) for name in KINDS if name not in popularity} | again | rounds
+        prior = {} if value.prior is None else value.prior.arrays()
+        return (
+            popularity
+            | prior
+            | {name: getattr(value, name) for name in KINDS if name not in popularity}
+            | again
+            | rounds
+        )
 
     def array_kinds(self, name: str) -> tuple[type, int] | None:
         if name in (AGAIN, EVIDENCE):
             return KINDS["popularity"]
         if name == NEAR:
             return KINDS["items"]
+        if name.startswith(PREFIX):
+            return PRIOR.get(name.removeprefix(PREFIX))
         found = ROUND.fullmatch(name)
         return KINDS.get(name) if found is None else (PARTS[found["part"]], 1)
 
@@ -137,6 +148,7 @@ class TransitionsQuery(PopularityQuery):
             rounds=tuple(RoundRelease(n, arrays[f"cells {n}"], arrays[f"noisy {n}"]) for n in numbers),
             again=again,
             evidence=evidence,
+            prior=Prior.restored(arrays, len(arrays["popularity"])),
         )
         _check_places(found)
         return found
@@ -152,6 +164,8 @@ class TransitionsQuery(PopularityQuery):
         if wrong or seen.config.warm_start:
             return wrong
         value = self.restore(arrays, seen.config, seen.plan())
+        if (value.prior is not None) != (seen.config.previous is not None):
+            return "there is a prior without an earlier run in config.toml, or the reverse"
         if _described(seen.config) != (value.evidence is not None):
             return "evidence for attributes was released without need, or is missing"
         if value.evidence is not None and (value.evidence.sums / public_grid(value.evidence.deviation) % 1).any():

@@ -46,6 +46,7 @@ from dpformer.queries.transitions.attribute_evidence import (
     exact_evidence,
     release_evidence,
 )
+from dpformer.queries.transitions.prior import Prior
 
 LABEL = "transition counts"
 MOST_NOISE = 2**25  # expected number of cells without data that pass the first round: bounds memory
@@ -107,6 +108,7 @@ class TransitionRelease:
     rounds: tuple[RoundRelease, ...] = ()  # rounds with at most MOST_KEPT pairs
     again: np.ndarray | None = None  # (M,) float64: second release of popularity; `frequencies` is the mean of both
     evidence: AttributeEvidence | None = None  # None: items have no public attributes
+    prior: Prior | None = None  # counts released by an earlier run, for `combined`
 
 
 class Estimate:

@@ -1,0 +1,262 @@
+"""One user at a time: what torch cannot compute for all users together is computed for each of them alone.
+
+Mixtures of experts that look for their rows, `.item()`, `if` on data, autograd functions without a batching rule: the
+innermost module (or autograd function) that raises is run again, user after user, on that user's tensors and on that
+user's copies of the parameters, and its results are put together. Norms and sums are the same; it takes as long as
+batches of one, and memory for a copy of the module's parameters for each user.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping import torch_names as torch_
+from dpformer.clipping.errors import CannotBatch, UnsupportedUse
+from dpformer.clipping.interception import Interception, _marks
+from dpformer.clipping.python_state import PythonState
+from dpformer.clipping.trees import map_tensors, map_trees, tensors_of
+from dpformer.clipping.vmap_level import Outside, physical
+
+_SEVERAL = "its results have another form for each user"
+
+
+class Fallback:
+    """Runs modules and autograd functions one user at a time where they cannot be batched.
+
+    Args:
+        gate: the interception of the model.
+        model: the model.
+        allowed: if not, `CannotBatch` is raised instead.
+    """
+
+    def __init__(self, gate: Interception, model: nn.Module, allowed: bool) -> None:
+        self.gate, self.model, self.allowed = gate, model, allowed
+        self.counts: Counter[str] = Counter()  # how often, by name
+        self._alone: set[int] = set()  # identities of modules that cannot be batched
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, modules and autograd functions that cannot be batched are computed one user at a time."""
+        apply = torch.autograd.Function.__dict__["apply"].__func__
+        call = nn.Module.__call__
+
+        def module(this: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            return self._module(partial(call, this), this, args, kwargs)
+
+        def function(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return self._function(partial(apply, cls), cls, args, kwargs)
+
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(nn.Module, "__call__", module))
+            stack.enter_context(patch.object(torch.autograd.Function, "apply", classmethod(function)))
+            for kind in (torch_.ScriptFunction, torch_.ScriptMethod):
+                stack.enter_context(patch.object(kind, "__call__", self._of_script(kind)))
+            yield
+
+    def _of_script(self, kind: type) -> Callable[..., Any]:
+        """In the place of kind.__call__: code of torch.jit.script is out of sight."""
+        call, holds_parameters = kind.__call__, kind is torch_.ScriptMethod
+
+        def script(this: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return self._opaque(partial(call, this), str(this.name), args, kwargs, holds_parameters)
+
+        return script
+
+    def _opaque(self, call: Callable[..., Any], name: str, args: Any, kwargs: Any, holds_parameters: bool) -> Any:
+        gate = self.gate
+        if threading.get_ident() != gate.thread or not gate.mark or (gate.alone is None and not gate._in_level()):
+            return call(*args, **kwargs)
+        tensors = tensors_of(*args, *kwargs.values())
+        of_user, args, kwargs = self._given(name, args, kwargs, tensors)
+        if of_user and gate.alone is None:
+            again = partial(self._opaque, call, name, holds_parameters=holds_parameters)
+            why = "it is compiled by torch.jit.script"
+            return self.one_at_a_time(name, why, lambda *a, **k: again(args=a, kwargs=k), args, kwargs)
+        if holds_parameters and gate.level is not None:
+            raise CannotBatch(f"{name} is a module compiled by torch.jit.script")
+        return gate._marked_as(call(*args, **kwargs), of_user, bool(tensors) and all(map(gate.is_public, tensors)))
+
+    def _given(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> tuple[bool, Any, Any]:
+        """Whether there are users' tensors; the arguments, with copies of parameters where one is alone."""
+        gate = self.gate
+        whose = [gate.is_users(t) for t in tensors]
+        of_user = any(whose)
+        managed = [t for t in tensors if gate.is_managed(t)]
+        for t in tensors:
+            if (of_user or managed) and not gate.is_users(t) and not gate.is_public(t) and t.numel():
+                gate._refuse_stranger(name, t)
+        if of_user and gate.alone is not None:
+            swap = {id(t): gate.copy(name, t) for t in managed}
+            args, kwargs = (map_tensors(lambda t: swap.get(id(t), t), given) for given in (args, kwargs))
+        return of_user, args, kwargs
+
+    def note(self, name: str, why: str, whole: bool = False) -> None:
+        """Says it once."""
+        if not self.counts[name]:
+            cost = "as slow as batches of one" if whole else (
+                "as slow as batches of one, with a copy of its parameters for each user"
+            )  # fmt: skip
+            warnings.warn(f"{name} is computed one user at a time, {cost}: {why}", stacklevel=3)
+        self.counts[name] += 1
+
+    def _is_batching(self) -> bool:
+        gate = self.gate
+        return threading.get_ident() == gate.thread and gate.alone is None and gate._in_level()
+
+    def _module(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not self._is_batching():
+            return call(*args, **kwargs)
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise UnsupportedUse(
+                f"{type(module).__name__} has backward hooks, which would see the gradients of all users together: "
+                f"remove them"
+            )
+        before, why = len(self.gate.calls), "it could not be batched before"
+        if id(module) not in self._alone:
+            try:
+                return call(*args, **kwargs)
+            except CannotBatch as error:
+                why = str(error)
+            except UnsupportedUse:
+                raise
+            except Exception as error:
+                if getattr(error, "_phantom_alone", False):
+                    raise
+                why = _first_line(error)
+            del self.gate.calls[before:]
+            self.gate.forget_copies()
+        name = type(module).__name__
+        out = self.one_at_a_time(name, why, call, args, kwargs)
+        self._alone.add(id(module))
+        return out
+
+    def _function(self, apply: Callable[..., Any], cls: Any, args: Any, kwargs: Any) -> Any:
+        gate = self.gate
+        if threading.get_ident() != gate.thread or not gate.mark or (gate.alone is None and not gate._in_level()):
+            return apply(*args, **kwargs)
+        tensors = tensors_of(*args, *kwargs.values())
+        of_user, args, kwargs = self._given(cls.__name__, args, kwargs, tensors)
+        if not of_user:
+            return gate._marked_as(apply(*args, **kwargs), False, bool(tensors) and all(map(gate.is_public, tensors)))
+        if gate.alone is None and not _can_be_batched(cls):
+            why = "an autograd.Function without setup_context and generate_vmap_rule"
+            return self.one_at_a_time(cls.__name__, why, cls.apply, args, kwargs)
+        if gate.alone is None:
+            swap = {id(t): gate.copy(cls.apply, t) for t in tensors if gate.is_managed(t)}
+            args, kwargs = (map_tensors(lambda t: swap.get(id(t), t), given) for given in (args, kwargs))
+        before, gate.inside_function = gate.inside_function, True
+        try:
+            return gate._marked_as(apply(*args, **kwargs), True, False)
+        finally:
+            gate.inside_function = before
+
+    # -- user after user -----------------------------------------------------------------------------------------------
+
+    def one_at_a_time(self, name: str, why: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What `run` gives for each user alone, put together."""
+        gate = self.gate
+        if not self.allowed:
+            raise CannotBatch(f"{name} cannot be computed for all users together: {why}")
+        if not gate._in_level():
+            raise CannotBatch(f"{name} cannot be computed for all users together inside a torch.func transform: {why}")
+        assert gate.level is not None
+        slices: dict[int, tuple[Tensor, ...]] = {}
+        results, marks = [], []
+        with Outside():
+            for user in range(gate.level.users):
+                given: list[Tensor] = []
+                with self.alone(user):
+                    own_args, own_kwargs = (
+                        map_tensors(partial(self._own, user, slices, given), tree) for tree in (args, kwargs)
+                    )
+                    results.append(self._run(name, run, own_args, own_kwargs))
+                    marks.append(gate.mark)
+                with torch._C.DisableTorchFunction():
+                    if any(t._version for t in given):
+                        raise CannotBatch(f"{name} writes into what it was given")
+            try:
+                with torch._C.DisableTorchFunction():
+                    out = map_trees(partial(self._join, marks), *results)
+            except ValueError:
+                raise CannotBatch(f"{name}: {_SEVERAL}") from None
+        self.note(name, why)
+        return out
+
+    def _own(self, user: int, slices: dict[int, tuple[Tensor, ...]], given: list[Tensor], t: Tensor) -> Tensor:
+        """The user's part of a tensor of all users."""
+        if getattr(t, "_phantom_user", 0) != self.gate.together:
+            return t
+        with torch._C.DisableTorchFunction():
+            if id(t) not in slices:
+                slices[id(t)] = physical(t).unbind(0)
+            part = slices[id(t)][user]
+            part = part.clone() if part.requires_grad else part.detach().clone()
+        given.append(self.gate.mine(part))
+        return part
+
+    @staticmethod
+    def _run(name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except UnsupportedUse:
+            raise
+        except Exception as error:
+            error._phantom_alone = True  # type: ignore[attr-defined]  # the model's own: no other module can help
+            raise
+
+    @contextmanager
+    def alone(self, user: int) -> Iterator[None]:
+        """Inside, the user is the only one."""
+        gate, mark = self.gate, self.gate.mark
+        state = PythonState(self.model)
+        gate.alone, gate.mark = user, next(_marks)
+        try:
+            yield
+            state.compare()
+        finally:
+            gate.alone, gate.mark = None, mark
+
+    def _join(self, marks: list[int], *values: Any) -> Any:
+        gate, first = self.gate, values[0]
+        assert gate.level is not None
+        if not isinstance(first, Tensor):
+            if all(value is first or (_is_plain(value) and value == first) for value in values):
+                return first
+            raise CannotBatch("it returns a Python value that differs between users")
+        if not all(isinstance(value, Tensor) for value in values):
+            raise CannotBatch(_SEVERAL)
+        if all(value is first for value in values) and gate.is_public(first):
+            return first
+        for value, mark in zip(values, marks, strict=True):
+            if getattr(value, "_phantom_user", 0) not in (0, mark, gate.together):
+                gate._refuse_stale(value._phantom_user)
+        if any(value.shape != first.shape or value.dtype != first.dtype for value in values):
+            raise CannotBatch("its results have another shape for each user")
+        if any(torch_.is_batchedtensor(value) for value in values):
+            raise CannotBatch("a tensor of all users is used where one user is computed alone")
+        return gate.mine(gate.level.wrap(torch.stack(values)))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.Size))
+
+
+def _can_be_batched(cls: Any) -> bool:
+    function = torch.autograd.Function
+    defines = cls.setup_context is not function.setup_context
+    return defines and (cls.generate_vmap_rule or cls.vmap is not function.vmap)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

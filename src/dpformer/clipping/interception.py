@@ -1,0 +1,400 @@
+"""Every torch function that is called on one user's data passes here.
+
+Inside `clipping.users` one user exists (vmap_level.py): torch batches what is done with its tensors, so no function can
+bring two users together. What is left to decide is where a tensor comes from:
+
+- a *user's* tensor carries the mark of the context that it was made in;
+- a *public* tensor is the same for every user: parameters, buffers, constants of the model, what is made inside from
+  sizes and numbers, and whatever is computed from public tensors alone;
+- any other tensor came in past `clipping.users`: through a closure, a global variable, a Python list. It may hold other
+  users' data, and is refused where it meets a user's tensor or a parameter. So is a user's tensor of another context,
+  which a model may have kept in an attribute.
+
+Where a parameter meets a user's tensor a gradient of that user arises: rules/ knows the gradients of the common
+functions (user_rules.py calls them). In any other function each user gets a copy of the parameter, a view, whose
+gradient is that user's: exact for every function, but written out for each user.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping import torch_names as torch_
+from dpformer.clipping.errors import CannotBatch, UnsupportedUse
+from dpformer.clipping.gate import (
+    _BATCH_NORMS,
+    _COMPILED,
+    _SIZES,
+    FREEZE_BATCH_NORM,
+    Gate,
+    _storage,
+    _under_autocast,
+    _uses_batch_statistics,
+    label,
+    leaves,
+    writes_in_place,
+)
+from dpformer.clipping.on_all_users import ON_ALL_USERS
+from dpformer.clipping.recorded_call import Build, Paired, RecordedCall, own, paired
+from dpformer.clipping.trees import map_tensors, tensors_of
+from dpformer.clipping.uses import Dense
+from dpformer.clipping.vmap_level import Outside, VmapLevel, physical
+
+# They may carry data of users out of Python lists and arrays.
+_FROM_PYTHON = {torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray, torch.frombuffer, torch.from_dlpack}
+_LEND = {Tensor.new_tensor}
+_HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad}
+_BACKWARD = {torch.autograd.backward, Tensor.backward}
+_REQUIRES_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_marks = count(1)
+
+
+class Interception(Gate):
+    """Runs each torch function, and records the calls in which parameters meet users' data."""
+
+    def __init__(self, rules: dict[Any, Any], otherwise: Any, user_rules: dict[Any, Any]) -> None:
+        super().__init__(rules, otherwise)
+        self.user_rules = user_rules
+        self.lists: dict[int, tuple[Any, str]] = {}  # lists and tuples of the model, with what was in them
+        self.level: VmapLevel | None = None
+        self.mark = 0  # of the users' tensors of this context, or of one user where one is computed alone
+        self.together = 0  # the mark of this context
+        self.alone: int | None = None  # the user that is computed alone
+        self.inside_function = False  # in the forward of an autograd.Function
+        self.thread = 0
+        self.copies: dict[int, tuple[Tensor, Tensor]] = {}  # of a parameter: itself, (B, *shape)
+        self.copies_alone: dict[int, tuple[Tensor, ...]] = {}  # the same, one for each user
+
+    def open(self, level: VmapLevel | None) -> None:
+        """A context begins; without a level, one user is computed alone, by plain autograd."""
+        self.level, self.mark = level, next(_marks)
+        self.together, self.thread = self.mark, threading.get_ident()
+        self.context += 1
+        self.written.clear()
+
+    def close(self) -> None:
+        self.level, self.mark, self.together, self.alone = None, 0, 0, None
+        for t in self.written.values():  # no longer public, wherever it is kept
+            t._phantom_public = False  # type: ignore[attr-defined]
+        self.written.clear()
+        self.forget_copies()
+
+    def forget_copies(self) -> None:
+        self.copies.clear()
+        self.copies_alone.clear()
+
+    # -- whose a tensor is ---------------------------------------------------------------------------------------------
+
+    def is_users(self, t: Tensor) -> bool:
+        """Whether it is of the user whose data is computed; one of other users is refused."""
+        mark = getattr(t, "_phantom_user", 0)
+        if mark == self.mark and mark:
+            return True
+        if mark:
+            self._refuse_stale(mark)
+        if torch_.is_functorch_wrapped_tensor(t) and not self.is_public(t):
+            raise UnsupportedUse(
+                "a tensor was computed where the engine cannot see it (torch._C.DisableTorchFunction, a function that "
+                "was compiled, a transform of torch.func that was begun outside): leave that out"
+            )
+        return False
+
+    def _refuse_stale(self, mark: int) -> NoReturn:
+        if self.alone is not None and mark == self.together:
+            raise CannotBatch("a tensor of all users is used where one user is computed alone")
+        raise UnsupportedUse(
+            "a tensor of users of another batch, or of another user, was kept in an attribute, a buffer or a list, and "
+            "is used again: keep nothing of users between calls of the model"
+        )
+
+    def mine(self, t: Tensor) -> Tensor:
+        """Marks a tensor as the user's."""
+        t._phantom_user = self.mark  # type: ignore[attr-defined]
+        return t
+
+    def _marked_as(self, out: Any, of_user: bool, public: bool) -> Any:
+        for t in (out,) if isinstance(out, Tensor) else tensors_of(out):
+            if id(t) in self.own:
+                continue
+            if of_user or (self.alone is None and torch_.is_batchedtensor(t) and self._in_level()):  # random numbers
+                t._phantom_user = self.mark  # type: ignore[attr-defined]
+                t._phantom_public = False  # type: ignore[attr-defined]
+            elif public:
+                t._phantom_public = True  # type: ignore[attr-defined]
+        return out
+
+    # -- the functions -------------------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _SIZES or threading.get_ident() != self.thread:
+            return func(*args, **kwargs)
+        if torch_.get_eval_frame_callback() is not None:
+            raise UnsupportedUse(_COMPILED)
+        managed: list[Tensor] = []
+        of_user, stranger = False, None
+        tensors = tensors_of(*args, *kwargs.values())
+        for t in tensors:
+            if self.is_users(t):
+                of_user = True
+            elif not self.is_public(t):
+                if t.numel() or t.requires_grad:
+                    stranger = t
+            elif t.requires_grad:
+                managed.append(t)
+        if of_user:
+            self._refuse_special(func, args, kwargs)
+            if self.alone is None and self._in_level():
+                if func in _REQUIRES_GRAD:  # nothing before it is trained, and gradients flow through it anyway
+                    return args[0] if func is Tensor.requires_grad_ else None
+                if func is Tensor.requires_grad.__get__:  # type: ignore[attr-defined]  # a wrapper always says no
+                    return torch_.get_unwrapped(args[0]).requires_grad
+                if func is Tensor.__bool__:
+                    return self._agreed(args[0])
+        if stranger is not None and (of_user or managed) and not self._is_read(func):
+            self._refuse_stranger(func, stranger)
+        if func in _BATCH_NORMS and _uses_batch_statistics(args, kwargs):
+            raise UnsupportedUse(f"{label(func)} cannot be used here: {FREEZE_BATCH_NORM}")
+        if writes_in_place(func) or getattr(func, "__name__", "") == "__set__" or kwargs.get("out") is not None:
+            self._writes(func, args, kwargs, of_user, stranger is not None)
+        if of_user and func in ON_ALL_USERS and self.alone is None:
+            return self._on_all_users(func, args, kwargs)
+        if managed and not self._is_read(func):
+            if of_user:
+                return self._marked_as(self._meet(func, args, kwargs, managed), True, False)
+            return self._express(func, args, kwargs)
+        if of_user and self.alone is None:
+            rule = self.user_rules.get(func)
+            if rule is not None and rule.without_parameters and self._in_level():
+                out = rule(self, func, args, kwargs)
+                if out is not NotImplemented:
+                    return self._marked_as(out, True, False)
+        public = not of_user and stranger is None and not self._is_from_python(func, args)
+        return self._marked_as(func(*args, **kwargs), of_user, public)
+
+    def _on_all_users(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """One of our own functions: one user's (1, …) are (B, …) to it."""
+        if not self._in_level():
+            raise CannotBatch(f"{label(func)} is used inside a torch.func transform")
+        level, batched = self.level, torch_.is_batchedtensor
+        assert level is not None
+        with Outside():
+
+            def enter(t: Tensor) -> Tensor:
+                if self.is_managed(t):
+                    raise self.refusal(t, func, "detach it")
+                return physical(t).flatten(0, 1) if batched(t) else t
+
+            out = func(*map_tensors(enter, args), **map_tensors(enter, kwargs))
+            return map_tensors(lambda t: self.mine(level.wrap(t.unflatten(0, (level.users, -1)))), out)
+
+    def _in_level(self) -> bool:
+        return self.level is not None and self.level.is_current()
+
+    def remember_lists(self, model: nn.Module) -> None:
+        """Lists and tuples in attributes of the model before it has seen any user; while unchanged."""
+        for module in model.modules():
+            for value in vars(module).values():
+                for one in (value, *(value.values() if isinstance(value, dict) else ())):
+                    if isinstance(one, (list, tuple)):
+                        self.lists[id(one)] = (one, repr(one))
+
+    def _is_from_python(self, func: Any, args: Any) -> bool:
+        """A number that the model computes with is not asked where it is from; lists and arrays are."""
+        if func in _FROM_PYTHON:
+            source = args[0] if args else None
+        elif func in _LEND:
+            source = args[1] if len(args) > 1 else None
+        else:
+            return False
+        if isinstance(source, (bool, int, float, complex, Tensor)):
+            return False
+        return not (id(source) in self.lists and self.lists[id(source)][1] == repr(source))
+
+    def _refuse_special(self, func: Any, args: Any, kwargs: Any) -> None:
+        if func in _BACKWARD:
+            raise UnsupportedUse(
+                "backward() is called inside the forward pass: the engine runs the one backward pass itself"
+            )
+        if self.alone is None and func in _HOOKS:
+            raise CannotBatch("a hook is put on a user's tensor")
+        if self._in_level() and func is torch.autograd.grad:
+            raise CannotBatch("torch.autograd.grad is called on a user's tensor")
+
+    def _refuse_stranger(self, func: Any, t: Tensor) -> NoReturn:
+        name = func if isinstance(func, str) else label(func)
+        if t.requires_grad:
+            raise UnsupportedUse(
+                f"{name} uses a differentiable tensor of shape {tuple(t.shape)} that is neither the model's nor "
+                f"the user's: register it in the module given to PhantomClipping, or detach it"
+            )
+        raise UnsupportedUse(
+            f"{name} uses a tensor of shape {tuple(t.shape)} that came in past `clipping.users`, so it may hold "
+            f"other users' data: give users' data to `clipping.users`, and what is the same for all users to "
+            f"`clipping.public(...)` or to a buffer of the model; build tensors from sizes and numbers, not from lists"
+        )
+
+    def _agreed(self, t: Tensor) -> bool:
+        """The answer, if it is the same for every user: then each user alone goes the same way."""
+        with Outside():
+            found = physical(t).detach().flatten()
+            if not self._answers(found):
+                raise CannotBatch("an `if` goes one way for one user and the other way for another")
+            return bool(found[0])
+
+    @staticmethod
+    def _answers(found: Tensor) -> bool:
+        truth = found != 0
+        return bool((truth == truth[0]).all())
+
+    def _writes(self, func: Any, args: Any, kwargs: Any, of_user: bool, strange: bool) -> None:
+        """A tensor that users' data is written into is the user's from then on, or of unknown origin."""
+        written = tensors_of(kwargs.get("out")) + [a for a in args[:1] if isinstance(a, Tensor)]
+        for t in written:
+            if id(t) in self.own:
+                if of_user or strange:
+                    raise UnsupportedUse(
+                        f"{label(func)} writes users' data into a parameter or buffer of the model, which would stay "
+                        f"there outside the guarantee; keep no running statistics of users"
+                    )
+                continue
+            if not (of_user or strange) or not self.is_public(t):
+                continue
+            if of_user and self.alone is None:
+                raise CannotBatch(f"{label(func)} writes a user's data into a tensor that is the same for all users")
+            self.written[_storage(t)] = t
+            for whole in (t, t._base):
+                if whole is not None:
+                    whole._phantom_public = False  # type: ignore[attr-defined]
+                    if of_user:
+                        self.mine(whole)
+
+    def _meet(self, func: Any, args: Any, kwargs: Any, managed: list[Tensor]) -> Any:
+        """A parameter, or an expression of parameters, meets a user's tensor."""
+        if not torch.is_grad_enabled():
+            if self.inside_function:  # it is differentiated by its own backward, by what it was given
+                return func(*args, **kwargs)
+            raise UnsupportedUse(
+                f"{self.name(managed[0])} is used by {label(func)} under no_grad, so its gradient would be lost; "
+                f"leave no_grad, freeze the parameter, or use parameter.detach() if that is meant"
+            )
+        if writes_in_place(func) and any(args[0] is t for t in managed):
+            raise self.refusal(managed[0], func, "build a new tensor instead of writing into one")
+        if self.alone is None:
+            if not self._in_level():
+                raise CannotBatch("a parameter is used inside another torch.func transform")
+            rule = self.user_rules.get(func)
+            if rule is not None:
+                out = rule(self, func, args, kwargs)
+                if out is not NotImplemented:
+                    return out
+            opened = without_overrides(func)
+            if opened is not None:  # what it is made of
+                with self:
+                    return opened(*args, **kwargs)
+        swap = {id(t): self.copy(func, t) for t in managed}
+
+        def change(t: Tensor) -> Tensor:
+            return swap.get(id(t), t)
+
+        args, kwargs = map_tensors(change, args), map_tensors(change, kwargs)
+        rule = self.user_rules.get(func)
+        if self.alone is None and rule is not None and rule.without_parameters:
+            out = rule(self, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        return func(*args, **kwargs)
+
+    def copy(self, func: Any, p: Tensor) -> Tensor:
+        """The user's own copy of a parameter, a view; its gradient is the user's gradient."""
+        if self.level is None:  # the whole loss is computed one user at a time, by plain autograd
+            return p
+        if id(p) not in self.copies:
+            with Outside():
+                self.copies[id(p)] = (p, self._spread(func, p))
+        spread = self.copies[id(p)][1]
+        if self.alone is None:
+            return self.mine(self.level.wrap(spread))
+        if id(p) not in self.copies_alone:
+            with Outside():
+                self.copies_alone[id(p)] = spread.unbind(0)
+        return self.mine(self.copies_alone[id(p)][self.alone])
+
+    def _spread(self, func: Any, p: Tensor) -> Tensor:
+        """(B, *shape), recorded."""
+        assert self.level is not None
+        spread = p.detach().unsqueeze(0).expand(self.level.users, *p.shape)
+
+        def build(grad: Tensor, rows: Any) -> list[tuple[Tensor, Any]]:
+            return [(p, Dense(grad))]
+
+        def copies(q: Tensor) -> Tensor:
+            return q.expand(spread.shape)
+
+        return self.record(func, [p], paired(copies), build, spread, rows=spread, inside=True)
+
+    # -- for the rules, which see tensors of all users, (B, …) ---------------------------------------------------------
+
+    def record(
+        self,
+        func: Any,
+        managed: list[Tensor],
+        paired: Paired,
+        build: Build,
+        out: Tensor,
+        rows: Tensor,
+        reads: Sequence[Tensor] = (),
+        inside: bool = False,
+    ) -> Tensor:
+        """Records a call with its output `out` (Gate.record)."""
+        out = out if inside else own(out)
+        for parameter in managed:
+            if not parameter.numel():
+                raise self.refusal(parameter, func, "it has no numbers, so nothing can be trained: leave its layer out")
+            if parameter.grad_fn is not None and any(id(leaf) not in self.names for leaf in leaves(parameter)):
+                fix = "users' data was written into it in a way that is not seen: build a new tensor instead"
+                raise self.refusal(parameter, func, fix)
+        names = tuple(self.names.get(id(m), "expression") for m in managed)
+        if torch.is_autocast_enabled(rows.device.type):
+            paired = _under_autocast(paired, rows.device.type)
+        build = self._unchanged(build, [*reads, *managed], managed[0], func)
+        call = RecordedCall(
+            func, names, managed, paired, build, tuple(rows.shape), None, self.sink, self.context,
+            assumed=False, raw=False,
+        )  # fmt: skip
+        self.calls.append(call)
+        return call.watch(out, self.token)
+
+
+_opened: dict[Any, Callable[..., Any] | None] = {}
+
+
+def without_overrides(func: Any) -> Callable[..., Any] | None:
+    """A Python function of torch as it runs where nothing is overridden, so that its parts are seen one by one; None
+    for a function that is compiled."""
+    if func not in _opened:
+        _opened[func] = _without_overrides(func)
+    return _opened[func]
+
+
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+def _without_overrides(func: Any) -> Callable[..., Any] | None:
+    if not isinstance(func, types.FunctionType) or not set(_CHECKS) & set(func.__code__.co_names):
+        return None
+    if getattr(func, "__module__", "").split(".")[0] != "torch":
+        return None
+    never = {name: lambda *_: False for name in _CHECKS}
+    new = types.FunctionType(
+        func.__code__, {**func.__globals__, **never}, func.__name__, func.__defaults__, func.__closure__
+    )
+    new.__kwdefaults__ = func.__kwdefaults__
+    return new

@@ -1,0 +1,320 @@
+"""`clipping.users`: inside, one user exists.
+
+The data of B users enter a level of torch's vmap (vmap_level.py), every torch function passes the interception
+(interception.py), and what cannot be batched is computed one user at a time (fallback.py). A loss that cannot be
+computed in a `with` block, which runs once, can in `clipping.accumulate`, which has a function to call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpformer.clipping.bounded import Addition, add_bounded
+from dpformer.clipping.checkpointing import passed_over
+from dpformer.clipping.clip_functions import ClipFunction
+from dpformer.clipping.errors import CannotBatch, UnsupportedUse
+from dpformer.clipping.fallback import Fallback
+from dpformer.clipping.gate import Gate
+from dpformer.clipping.interception import Interception
+from dpformer.clipping.nested import marks_are_kept
+from dpformer.clipping.registered import Registered
+from dpformer.clipping.rules import RULES, any_function
+from dpformer.clipping.state import State
+from dpformer.clipping.torch_names import is_batchedtensor, maybe_current_level
+from dpformer.clipping.trees import map_trees
+from dpformer.clipping.user_rules import USER_RULES
+from dpformer.clipping.vmap_level import VmapLevel, physical
+from dpformer.sampling.batch import Part
+
+if TYPE_CHECKING:
+    from dpformer.clipping.engine import PhantomClipping
+
+_SAVED = (
+    "hooks on saved tensors (activation checkpointing other than torch.utils.checkpoint.checkpoint, offloading) are "
+    "not supported: switch them off and make the micro-batches smaller instead"
+)
+_FORM = (
+    "in a `with` block it cannot be computed one user at a time unless it is inside a module: use "
+    "`clipping.accumulate(loss_of, data, clip, part)`, which can"
+)
+
+
+class OneUserExists:
+    """The contexts of an engine, and whose losses they gave.
+
+    Args:
+        model: the model.
+        gate: of the engine; the calls are recorded in it.
+        allowed: whether one user may be computed at a time.
+    """
+
+    def __init__(self, model: nn.Module, gate: Gate, allowed: bool) -> None:
+        self.model, self.outer = model, gate
+        self.gate = Interception(RULES, any_function, USER_RULES)
+        self.gate.calls, self.gate.sink, self.gate.constants = gate.calls, gate.sink, gate.constants
+        self.gate.remember_lists(model)
+        self.fallback = Fallback(self.gate, model, allowed)
+        self._parts: dict[int, tuple[Part | None, int]] = {}  # by mark: the users, and how many
+
+    def declare(self, *things: Tensor | nn.Module) -> None:
+        """Tensors that are the same for every user."""
+        for thing in things:
+            tensors = [thing] if isinstance(thing, Tensor) else [*thing.parameters(), *thing.buffers()]
+            for t in tensors:
+                if t.requires_grad:
+                    raise ValueError(
+                        f"a tensor of shape {tuple(t.shape)} that is the same for all users must not require a "
+                        f"gradient: freeze it with requires_grad_(False), or register it in the model"
+                    )
+                self.gate.constants[id(t)] = (t, t._version)
+
+    @contextmanager
+    def of(self, data: Any, part: Part | None, walk: Callable[[], Registered]) -> Iterator[Any]:
+        """One user's data; inside, only that user exists."""
+        users = count_of(data)
+        if part is not None and len(part) != users:
+            raise ValueError(f"the part has {len(part)} users, but the data have {users}: give the data of its users")
+        if maybe_current_level() is not None:
+            raise UnsupportedUse("`clipping.users` is used inside a transform of torch.func or inside itself")
+        with self._watched(walk):
+            level = VmapLevel(users)
+            try:
+                self.gate.open(level)
+                self._parts[self.gate.mark] = part, users
+                with torch._C.DisableTorchFunction():
+                    mine = map_trees(self._enter, data)
+                with self.fallback.watching(), self.gate:
+                    yield mine
+            except Exception as error:
+                self._explain(error)
+                raise
+            finally:
+                self.gate.close()
+                level.leave()
+
+    def _enter(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        assert self.gate.level is not None
+        return self.gate.mine(self.gate.level.wrap(leaf.unsqueeze(1)))
+
+    @contextmanager
+    def _watched(self, walk: Callable[[], Registered]) -> Iterator[None]:
+        """Inside, the model must not change, and nothing may compute it again later."""
+        found = walk()
+        self.gate.survey(found)
+        self.outer.survey(found)
+        self.gate.context = self.outer.context
+        before, state = len(self.gate.calls), State(found)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(_SAVED))
+                stack.enter_context(passed_over())
+                stack.enter_context(marks_are_kept(self.gate))
+                stack.enter_context(_masks_of_transformers())
+                yield
+            state.compare(walk(), self.gate.is_public)
+        except BaseException:
+            del self.gate.calls[before:]
+            raise
+        finally:
+            self.outer.context = self.gate.context
+
+    @staticmethod
+    def _explain(error: Exception) -> None:
+        """Errors of torch that say that something cannot be batched become a sentence."""
+        if isinstance(error, CannotBatch):
+            raise CannotBatch(f"{error}; {_FORM}") from error
+        if isinstance(error, UnsupportedUse) or getattr(error, "_phantom_alone", False):
+            return
+        if isinstance(error, RuntimeError) and _SAVED in str(error):
+            raise UnsupportedUse(_SAVED) from error
+        if isinstance(error, (RuntimeError, NotImplementedError)) and _is_of_vmap(error):
+            raise CannotBatch(f"torch cannot compute this for all users together ({_short(error)}); {_FORM}") from error
+
+    # -- losses --------------------------------------------------------------------------------------------------------
+
+    def losses(self, losses: Any, part: Part | None) -> tuple[Tensor, Part | None] | None:
+        """(B,) losses of all users that were computed in a context, and the users; None if they are of another kind."""
+        mark = getattr(losses, "_phantom_user", 0)
+        if not isinstance(losses, Tensor) or (not mark and not is_batchedtensor(losses)):
+            return None
+        if mark not in self._parts:
+            raise UnsupportedUse(
+                "the loss was not computed inside `with clipping.users(...)` of this engine, or `backward` was called "
+                "for it before"
+            )
+        if losses.numel() != 1:
+            raise ValueError(
+                f"one user's loss must be one number, got shape {tuple(losses.shape)}: take the sum or the mean over "
+                f"that user's own positions"
+            )
+        known, users = self._parts.pop(mark)
+        for earlier in [m for m in self._parts if m < mark]:
+            del self._parts[earlier]
+        whole = physical(losses).reshape(users) if is_batchedtensor(losses) else losses.reshape(1).expand(users)
+        if part is not None and known is not None and part is not known:
+            raise ValueError("`backward` is given another part than `users` was: give it to `users` alone")
+        return whole, known if part is None else part
+
+    # -- one user at a time --------------------------------------------------------------------------------------------
+
+    def accumulate(
+        self,
+        clipping: PhantomClipping,
+        loss_of: Callable[[Any], Tensor],
+        data: Any,
+        clip: ClipFunction,
+        part: Part | None,
+    ) -> Tensor:
+        try:
+            with clipping.users(data, part) as user:
+                loss = loss_of(user)
+            return clipping.backward(loss, clip)
+        except CannotBatch as error:
+            if not self.fallback.allowed:
+                raise
+            why = str(error).removesuffix(f"; {_FORM}")
+        except UnsupportedUse:
+            raise
+        except Exception as error:
+            if not self.fallback.allowed or not isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
+                raise
+            why = _short(error)
+        norms = self._one_at_a_time(clipping, loss_of, data, clip, part)
+        self.fallback.note("the whole loss", why, whole=True)
+        return norms
+
+    def _one_at_a_time(
+        self,
+        clipping: PhantomClipping,
+        loss_of: Callable[[Any], Tensor],
+        data: Any,
+        clip: ClipFunction,
+        part: Part | None,
+    ) -> Tensor:
+        users, device = count_of(data), next(self.model.parameters()).device
+        with self._watched(clipping._walk):
+            parameters = list(self.gate.trainable)
+            totals = [torch.zeros(p.shape, dtype=_wide(p), device=p.device) for p in parameters]
+            norms, factors = [], []
+            for user in range(users):
+                gradients, loss = self._alone(user, loss_of, data, parameters)
+                norm = torch.stack([g.abs().double().square().sum().to(device) for g in gradients]).sum().sqrt()
+                norms.append(norm)
+                if not bool(torch.isfinite(norm)) or not bool(torch.isfinite(loss)):
+                    clipping.skipped_users += 1
+                    factors.append(torch.zeros((), dtype=norm.dtype, device=device))
+                    continue
+                factor = clipping._factors(norm[None], norm[None] * (1 + 1e-9), clip)[0]
+                factors.append(factor)
+                for total, g in zip(totals, gradients, strict=True):
+                    total += g.to(total.dtype) * factor.to(total.device)
+        dtype = torch.promote_types(loss.dtype, torch.float32)
+        additions = [
+            Addition(p, t, torch.promote_types(p.dtype, torch.float32)) for p, t in zip(parameters, totals, strict=True)
+        ]
+        for addition in additions:
+            assert isinstance(addition.total, Tensor)
+            addition.total = addition.total.to(addition.dtype)
+        add_bounded(additions, torch.stack(factors).to(dtype), clip.clip_norm, frozenset(self.gate.names), part=part)
+        return torch.stack(norms).to(dtype)
+
+    def _alone(
+        self, user: int, loss_of: Callable[[Any], Tensor], data: Any, parameters: list[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
+        """The gradients and the loss of one user, by plain autograd."""
+        gate = self.gate
+        gate.open(None)
+        try:
+            with self.fallback.alone(user):
+                with torch._C.DisableTorchFunction():
+                    mine = map_trees(
+                        lambda leaf: gate.mine(leaf[user : user + 1].clone()) if isinstance(leaf, Tensor) else leaf,
+                        data,
+                    )
+                with self.fallback.watching(), gate:
+                    loss = loss_of(mine)
+        finally:
+            gate.close()
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"one user's loss must be one number, got {got}")
+        if not (getattr(loss, "_phantom_user", 0) or gate.is_public(loss)):
+            raise UnsupportedUse(
+                "the loss was computed where the engine cannot see it (torch._C.DisableTorchFunction), or not from the "
+                "user's data: leave that out"
+            )
+        if not loss.requires_grad:
+            return [torch.zeros_like(p) for p in parameters], loss.detach()
+        found = torch.autograd.grad(loss.reshape(()), parameters, allow_unused=True)
+        dense = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        return [g.to_dense() if g.layout != torch.strided else g for g in dense], loss.detach()
+
+
+def count_of(data: Any) -> int:
+    """How many users the data are of.
+
+    Raises:
+        ValueError: if tensors disagree, or there are none.
+    """
+    counts: list[int] = []
+
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            raise ValueError(f"users' data have an array of shape {leaf.shape}: give tensors (torch.from_numpy)")
+        if isinstance(leaf, Tensor):
+            if leaf.ndim == 0:
+                raise ValueError("users' data have a tensor without dimensions: the first one must count the users")
+            counts.append(len(leaf))
+        return leaf
+
+    map_trees(look, data)
+    if not counts:
+        raise ValueError(
+            f"users' data hold no tensor, got {type(data).__name__}: give tensors with a row for each user"
+        )
+    if len(set(counts)) > 1:
+        raise ValueError(f"users' data have tensors of {sorted(set(counts))} rows: each needs one row for each user")
+    if counts[0] == 0:
+        raise ValueError("there are no users: skip this part, an empty batch needs no forward pass")
+    return counts[0]
+
+
+def _wide(p: Tensor) -> torch.dtype:
+    return torch.promote_types(p.dtype, torch.float64)
+
+
+@contextmanager
+def _masks_of_transformers() -> Iterator[None]:
+    """transformers looks into padding to leave masks out, except while a model is traced; so it does inside."""
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is None or not hasattr(masks, "is_tracing"):
+        yield
+        return
+    before = masks.is_tracing
+
+    def is_tracing(tensor: Any = None) -> bool:
+        return True if isinstance(tensor, Tensor) and is_batchedtensor(tensor) else bool(before(tensor))
+
+    with patch.object(masks, "is_tracing", is_tracing):
+        yield
+
+
+_SIGNS = ("vmap", "functorch", "atching rule", "transformed by", "storage")
+
+
+def _is_of_vmap(error: Exception) -> bool:
+    return any(sign in str(error) for sign in _SIGNS)
+
+
+def _short(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
