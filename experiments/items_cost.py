@@ -36,7 +36,7 @@ def measured(data: str, model: str, epsilon: float, items: str, seed: int) -> di
         run = train(config, Path(folder) / "run")
         dataset = load_dataset(run.config)
         known = vocabulary_of(run.release)
-        ranks = served_ranks(run.release.model, dataset, vocabulary=known)
+        ranks = served_ranks(run.release.model, dataset, vocabulary=known).ranks
     held_out = known.match([dataset.vocabulary.ids[item] for item in dataset.test_items.tolist()])
     return {
         "items": len(known),

@@ -129,11 +129,13 @@ def test_the_real_trial_trains_and_scores_with_noise(
     signed = verify(tmp_path / "run", key=tmp_path / "public.pem")
     assert signed.passed and {f.name: f.ok for f in signed.findings}["signature"] is True, "of the whole search"
     ((ranks, given, named),) = asked
-    assert (given, named) == ((tuning.SCORE_NOISE,), {"label": "score"}), "with noise, and without a seed"
+    assert (given, named) == ((tuning.SCORE_NOISE,), {"filter_seen": True, "label": "score"}), (
+        "with noise, and without a seed"
+    )
     model = load_release(tmp_path / "run" / "model.safetensors").model
     dataset = load_dataset(config.replace(validation=True))
-    assert np.array_equal(ranks, served_ranks(model, dataset, "validation"))
-    assert not np.array_equal(ranks, served_ranks(model, dataset, "test"))
+    assert np.array_equal(ranks, served_ranks(model, dataset, "validation").ranks)
+    assert not np.array_equal(ranks, served_ranks(model, dataset, "test").ranks)
 
 
 def test_candidates_are_drawn_at_random_and_independently(

@@ -40,8 +40,10 @@ def test_everything_that_shows_accuracy_knows_it(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert any("lead@10" in record.get("served", {}) for record in records)
     facts = json.loads((run / "privacy.json").read_text())
-    assert 0 <= facts["metrics"]["lead@10"] <= 1 and len(facts["metrics"]["sums"]) == 4
-    assert any("Lead@10" in sentence and "all numbers may be published" in sentence for sentence in facts["words"])
+    assert 0 <= facts["metrics"]["lead@10"] <= 1 and len(facts["metrics"]["sums"]) == 5
+    assert any(
+        "Lead@10" in sentence and "all of these numbers may be published" in sentence for sentence in facts["words"]
+    )
     assert verify(run).passed
     measured = json.loads(printed("evaluate", run, "--json"))
     assert "lead@10" in measured["metrics"]["model"]["served"] and measured["longest@10"] >= 1

@@ -112,6 +112,17 @@ def test_any_batch_and_length_gives_the_models_own_list(
             assert [release.vocabulary[item] for item in items[row]] == [entry["item_id"] for entry in best]
 
 
+@pytest.mark.parametrize("kind", ["transformer", "attributes"])
+def test_seen_items_are_recommended_if_asked(kind: str, tmp_path: Path) -> None:
+    release = made(kind)
+    runtime = session(_export(release, tmp_path / "m.onnx", filter_seen=False))
+    histories = [np.array([3, 1, 4]), np.array([5])]
+    items, scores = runtime.run(["items", "scores"], {"history": padded(histories)})
+    expected = release.model.scores(histories)
+    assert torch.allclose(torch.from_numpy(scores), expected.topk(7).values, atol=1e-4)
+    assert torch.allclose(torch.from_numpy(scores), expected.gather(1, torch.from_numpy(items)), atol=1e-4)
+
+
 def test_more_pads_change_nothing(exported: dict[str, tuple[Release, Any]]) -> None:
     for _, runtime in exported.values():
         history = np.array([[3, 1, 4, -1], [5, -1, -1, -1]])
@@ -144,7 +155,7 @@ def test_a_file_that_disagrees_is_not_written(tmp_path: Path, monkeypatch: pytes
     release, other, convert = made("gru"), made("gru"), module._convert
     with torch.no_grad():
         other.model.items.weight[5] += 0.01
-    monkeypatch.setattr(module, "_convert", lambda model, *rest: convert(other.model, *rest))
+    monkeypatch.setattr(module, "_convert", lambda _, *rest: convert(module.TopItems(other.model, 10), *rest))
     with pytest.raises(DpformerError, match="nothing was written"):
         export_onnx(release, tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())

@@ -37,7 +37,7 @@ def test_a_user_who_counts_twice_is_found(label: str, monkeypatch: pytest.Monkey
 
     counted, popular, values = frequencies.user_counts, items.exact_popularity, metrics.user_values
     monkeypatch.setattr(frequencies, "user_counts", lambda *given: 2 * counted(*given))
-    monkeypatch.setattr(metrics, "user_values", lambda ranks, k: 2 * values(ranks, k))
+    monkeypatch.setattr(metrics, "user_values", lambda *given: 2 * values(*given))
     monkeypatch.setattr(items, "exact_popularity", lambda i, offsets, most: _last_twice(popular(i, offsets, most)))
     query = query_of(label)
     assert query is not None

@@ -13,7 +13,7 @@ from dpformer.evaluation import hit, ndcg
 from dpformer.noise import SecureRandom
 from dpformer.noise.randomness import public_grid
 from dpformer.queries.base import ALARM
-from dpformer.queries.metrics import MetricRelease, release_metrics, scale_of, user_values
+from dpformer.queries.metrics import OF_ALL, OF_SERVED, MetricRelease, release_metrics, repeats_words, user_values
 
 RANKS = torch.from_numpy(np.random.default_rng(0).integers(1, 40, 3000))
 
@@ -22,26 +22,59 @@ def seeded(seed: int) -> SecureRandom:
     return SecureRandom("test", seed=seed)
 
 
-@given(st.integers(1, 10**6), st.integers(1, 50))
-def test_one_user_adds_at_most_one(rank: int, k: int) -> None:
-    (values,) = user_values(torch.tensor([rank]), k) / scale_of(3)
-    assert np.linalg.norm(values) <= 1 and values[2] > 0.57, "and is counted, whatever the rank"
+@given(st.integers(1, 10**6), st.integers(1, 50), st.booleans(), st.booleans())
+def test_one_user_adds_at_most_one(rank: int, k: int, repeat: bool, filter_seen: bool) -> None:
+    (values,) = user_values(torch.tensor([rank]), [repeat], k, filter_seen)
+    assert np.linalg.norm(values) <= 1 and values[2] >= 0.5 - 1e-9, "and is counted, whatever the rank"
+    assert (values[3] > 0) == repeat
 
 
-def test_the_bound_is_reached_by_a_perfect_rank() -> None:
-    """Scaled by more than √3 the noise would be more than is paid for; by less, it would be a lie."""
-    assert np.linalg.norm(user_values(torch.tensor([1]), 10) / scale_of(3)) == pytest.approx(1)
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_the_bound_is_reached_by_a_perfect_rank(filter_seen: bool) -> None:
+    """Scaled by more the noise would be more than is paid for; by less, it would be a lie."""
+    (values,) = user_values(torch.tensor([1]), [not filter_seen], 10, filter_seen)
+    assert np.linalg.norm(values) == pytest.approx(1)
+
+
+def test_a_repeat_that_is_not_recommended_has_no_metrics() -> None:
+    """Otherwise four parts of 1 would be scaled for three, a norm of 1.15: whatever the metric says of its rank."""
+    (values,) = user_values(torch.tensor([1]), [True], 10)
+    assert np.array_equal(values > 0, [False, False, True, True]) and np.linalg.norm(values) < 1
+
+
+def test_the_share_of_repeats_is_near_the_exact_one() -> None:
+    repeats = np.random.default_rng(1).random(len(RANKS)) < 0.19
+    for filter_seen in (True, False):
+        found = [
+            release_metrics(RANKS, 20.0, repeats=repeats, filter_seen=filter_seen, random=seeded(seed))
+            for seed in range(300)
+        ]
+        shares = np.array([release.repeats for release in found])
+        assert shares.mean() == pytest.approx(repeats.mean(), abs=4 * shares.std() / math.sqrt(300))
+        assert shares.std() == pytest.approx(found[0].deviation, rel=0.2)
+
+
+def test_repeats_are_mentioned_if_noise_does_not_explain_them() -> None:
+    def said(share: float, deviation: float, of: str) -> str:
+        return repeats_words({"repeats": share, "deviation": deviation, "of": of})
+
+    assert said(0.19, 0.005, OF_SERVED) == (
+        "19.0% (± 1.0%) of the held-out items are repeats: the user already had them, and recommendations leave out "
+        "such items; --allow-seen includes them, and --repeat-weight ranks them higher in a model of counts"
+    )
+    assert said(0.19, 0.005, OF_ALL).endswith("the user already had them")
+    assert said(0.04, 0.005, OF_SERVED) == "" == said(0.09, 0.05, OF_SERVED)
 
 
 def test_noise_has_the_deviation_of_the_event() -> None:
     """In units of the most that one user can add; noise forgotten, halved or scaled by √3 is far outside."""
-    exact, z = user_values(RANKS, 10).sum(0) / scale_of(3), 5.0
+    exact, z = user_values(RANKS, None, 10).sum(0), 5.0
     noise = np.array([release_metrics(RANKS, z, random=seeded(seed)).sums for seed in range(2000)]) - exact
     assert np.abs(noise.mean(0)).max() < 4.5 * z / math.sqrt(2000)
     # The sum of n squares over z² is χ²_n: deviation √(2n).
     for part in noise.T:
         assert abs(np.square(part / z).sum() - 2000) < 5 * math.sqrt(2 * 2000)
-    assert abs(np.corrcoef(noise.T)[np.triu_indices(3, 1)]).max() < 5 / math.sqrt(2000)
+    assert abs(np.corrcoef(noise.T)[np.triu_indices(4, 1)]).max() < 5 / math.sqrt(2000)
 
 
 def test_values_are_near_the_exact_ones_and_vary_as_stated() -> None:
@@ -70,15 +103,15 @@ def test_sums_are_on_a_public_grid() -> None:
 def test_it_survives_json_and_refuses_what_was_not_released_that_way() -> None:
     release = release_metrics(RANKS, 20.0, random=seeded(0))
     assert MetricRelease.from_dict(release.to_dict(), release.event) == release
-    exact = [float(part) for part in user_values(RANKS, 10).sum(0) / scale_of(3)]
-    for sums in (exact, [1.0, 2.0], [1.0, 2.0, None], None, [math.nan] * 3):
+    exact = [float(part) for part in user_values(RANKS, None, 10).sum(0)]
+    for sums in (exact, [1.0, 2.0], [1.0, 2.0, None], None, [math.nan] * 4):
         with pytest.raises(ValueError, match="sums"):
             MetricRelease.from_dict({**release.to_dict(), "sums": sums}, release.event)
 
 
 def test_exact_sums_and_wrong_noise_have_tiny_p_values() -> None:
     event = Gaussian(20.0, label="metrics")
-    grid, exact = public_grid(20.0), user_values(RANKS, 10).sum(0) / scale_of(3)
+    grid, exact = public_grid(20.0), user_values(RANKS, None, 10).sum(0)
     rounded = tuple(float(part) for part in np.round(exact / grid) * grid)
     assert MetricRelease(rounded, event).p_value(RANKS) < ALARM, "no noise"
     far = tuple(part + 200.0 for part in rounded)
@@ -94,3 +127,5 @@ def test_metrics_of_nobody_are_noise_and_bad_ranks_are_refused() -> None:
         release_metrics(torch.tensor([0, 3]), 5.0)
     with pytest.raises(ValueError, match="noise_multiplier must be a finite number above 0"):
         release_metrics(torch.tensor([1]), 0.0)
+    with pytest.raises(ValueError, match="one truth value per rank"):
+        release_metrics(torch.tensor([1]), 5.0, repeats=[0.5])

@@ -14,7 +14,7 @@ from dpformer.errors import DpformerError
 from dpformer.kinds.counts import counts_of
 from dpformer.kinds.ranking import served_ranks
 from dpformer.noise.randomness import SecureRandom, public_grid
-from dpformer.queries.metrics import MetricRelease, scale_of, user_values
+from dpformer.queries.metrics import MetricRelease, user_values
 from dpformer.runs import Config, finished, load_dataset, resume, train
 from dpformer.runs.folder import RunFolder
 from dpformer.runs.planning import make_plan
@@ -83,6 +83,34 @@ def test_what_cannot_be_paid_for_is_refused(tmp_path: Path, changes: dict[str, A
         tiny_config(tmp_path / "log.csv", **{**CHOICES, "model": "transformer", **changes})
 
 
+def test_repeats_are_released_with_the_metrics_and_ranked_by_their_weight(tmp_path: Path) -> None:
+    """A log in which everyone comes back to the first item: the share is said, and the model with weight finds it."""
+    log = tmp_path / "log.csv"
+    rows = [f"u{user},i{item % 20},{place}" for user in range(400) for place, item in enumerate(_again(user))]
+    log.write_text("user_id,item_id,timestamp\n" + "\n".join(rows) + "\n")
+    common = ("train", log, "--model", "counts", *PUBLIC, "--private-metrics", "--metrics-share", "0.2")
+    said = printed(*common, "--out", tmp_path / "plain")
+    assert "of the held-out items are repeats" in said and "--allow-seen" in said
+    assert facts_of(tmp_path / "plain")["metrics"]["hit@10"] < 0.2, "a repeat is a miss"
+    said = printed(*common, "--repeat-weight", "0.1", "--out", tmp_path / "run")
+    facts = facts_of(tmp_path / "run")["metrics"]
+    assert "seen items ranked too" in said and facts["repeats"] > 0.9 and facts["hit@10"] > 0.9
+    assert checked(tmp_path / "run").passed
+    assert "seen items ranked too" in printed("evaluate", tmp_path / "run", "--private-metrics", "--allow-seen")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("repeat_weight = 0.1", "repeat_weight = 0.2"))
+    assert {"constants of the model"} <= wrong(tmp_path / "run")
+
+
+def _again(user: int) -> list[int]:
+    return [user, user + 3, user + 7, user]
+
+
+def test_networks_have_no_weight_of_repeats(tmp_path: Path) -> None:
+    with pytest.raises(DpformerError, match="repeat_weight applies to counts, but model is gru"):
+        tiny_config(tmp_path / "log.csv", model="gru", repeat_weight=0.1)
+
+
 # The release.
 
 
@@ -92,7 +120,7 @@ def test_the_ledger_holds_what_was_done(made: Path) -> None:
     (event,) = [event for event in facts["events"] if event["label"] == "metrics"]
     assert event["noise_multiplier"] == plan.noise_of("metrics") and facts["epsilon"] <= 4 and facts["private"]
     release = MetricRelease.from_dict(facts["metrics"], Gaussian(event["noise_multiplier"], label="metrics"))
-    exact = user_values(served_ranks(finished(made).release.model, load_dataset(config)), 10).sum(0) / scale_of(3)
+    exact = user_values(*served_ranks(finished(made).release.model, load_dataset(config)), 10).sum(0)
     noise = (np.array(release.sums) - exact) / event["noise_multiplier"]
     assert 1e-3 < np.abs(noise).max() < 6, "of the released model, and noisy"
     assert any("may be published" in sentence and "NDCG@10" in sentence for sentence in facts["words"])
@@ -178,7 +206,17 @@ def test_metrics_that_were_never_paid_for_are_found(tmp_path: Path) -> None:
     """A run without them, to whose statement the exact ones are added."""
     config = tiny_config(write_log(tmp_path / "log.csv"), seed=None, epochs=1)
     run = train(config, tmp_path / "run").folder
-    forge(run, metrics={"of": "test items", "ndcg@10": 0.5, "hit@10": 0.6, "deviation": 0.01, "sums": [1.0, 1.0, 2.0]})
+    forge(
+        run,
+        metrics={
+            "of": "test items",
+            "ndcg@10": 0.5,
+            "hit@10": 0.6,
+            "repeats": 0.0,
+            "deviation": 0.01,
+            "sums": [1.0, 1.0, 2.0, 0.0],
+        },
+    )
     assert {"statement", "metrics"} <= wrong(run)
 
 
@@ -204,7 +242,7 @@ def test_changed_metrics_are_found(run: Path) -> None:
 
 def test_exact_metrics_in_their_place_are_found(run: Path) -> None:
     config = Config.make(run / "config.toml")
-    exact = user_values(served_ranks(finished(run).release.model, load_dataset(config)), 10).sum(0) / scale_of(3)
+    exact = user_values(*served_ranks(finished(run).release.model, load_dataset(config)), 10).sum(0)
     grid = public_grid(_event(run).noise_multiplier)
     sums = tuple(float(part) for part in np.round(exact / grid) * grid)
     forge(run, metrics=MetricRelease(sums, _event(run)).to_dict())

@@ -16,6 +16,7 @@ from dpformer.cli.card import card
 from dpformer.cli.compare import compare
 from dpformer.cli.data import CHOICES, data
 from dpformer.cli.demo import demo
+from dpformer.cli.doctor import doctor
 from dpformer.cli.epsilon import epsilon
 from dpformer.cli.evaluate import evaluate
 from dpformer.cli.export import export
@@ -77,6 +78,7 @@ app.command()(verify)
 app.command()(sign)
 app.command()(with_choices(tune))
 app.command()(demo)
+app.command()(doctor)
 
 
 CRASHED = 3  # an internal error; 1 means a check did not pass, 2 bad input

@@ -62,7 +62,7 @@ def evaluate(
         raise DpformerError(str(error)) from None
     opened = finished(run)
     if private_metrics:
-        if allow_seen:
+        if allow_seen and opened.config.filter_seen:
             raise DpformerError("private metrics were released with seen items excluded: omit --allow-seen")
         _covered(opened, run, data, as_json)
         return
@@ -81,6 +81,8 @@ def evaluate(
 
 def _covered(run: Any, path: Path, data: Path | None, as_json: bool) -> None:
     """Metrics released with noise: nothing is measured again, because that would spend budget again."""
+    from dpformer.queries.metrics import repeats_words
+
     released = run.statement.get("metrics")
     if data is not None:
         raise DpformerError("private metrics were released once, for the run's own data: give no other log")
@@ -92,6 +94,8 @@ def _covered(run: Any, path: Path, data: Path | None, as_json: bool) -> None:
         return
     typer.echo(run.statement["headline"])
     typer.echo(covered_line(run.statement))
+    if said := repeats_words(released):
+        typer.echo(f"{said}.")
 
 
 def covered_line(statement: dict[str, Any]) -> str:

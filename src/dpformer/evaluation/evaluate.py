@@ -8,7 +8,7 @@ any case and exclude the rest of the history, which rewards recommending seen it
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,13 @@ POLICIES = {
     "unmasked": "as recommend --allow-seen: all items are ranked, including those of the history",
     "masked": "as in papers: items of the history are excluded, except the target",
 }
+
+
+class ServedRanks(NamedTuple):
+    """The ranks of held-out items among recommendations."""
+
+    ranks: Tensor  # (U,) int64
+    repeats: np.ndarray  # (U,) bool: the item is in the user's history
 
 
 @dataclass(frozen=True)

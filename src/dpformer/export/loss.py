@@ -15,8 +15,8 @@ from dpformer.runs.model_file import Release
 AT_ONCE = 128  # users per batch
 
 
-def measure_loss(path: Path, release: Release, dataset: Dataset, k: int) -> dict[str, Any]:
-    """NDCG@k of both, over all users with a held-out item; items of the history are excluded."""
+def measure_loss(path: Path, release: Release, dataset: Dataset, k: int, filter_seen: bool = True) -> dict[str, Any]:
+    """NDCG@k of both, over all users with a held-out item; items of the history are excluded if `filter_seen`."""
     runtime, model = session(path), release.model
     users, targets = dataset.held_out()
     if not len(users):
@@ -24,7 +24,7 @@ def measure_loss(path: Path, release: Release, dataset: Dataset, k: int) -> dict
     exact, coarse = [], []
     for start in range(0, len(users), AT_ONCE):
         histories = dataset.held_out_histories(users[start : start + AT_ONCE])
-        exact.append(masked_scores(model, histories).topk(k).indices.numpy())
+        exact.append(masked_scores(model, histories, filter_seen).topk(k).indices.numpy())
         coarse.append(runtime.run(["items"], {"history": padded(histories)})[0])
     before, after = (_ndcg(np.concatenate(lists), targets) for lists in (exact, coarse))
     return {"users": len(users), "k": k, "ndcg": before, "ndcg_int8": after, "loss": before - after, "covered": False}

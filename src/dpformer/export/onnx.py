@@ -1,7 +1,7 @@
 """ONNX: one file that any ONNX runtime can serve, checked against PyTorch before it is written.
 
     history  (batch, length) int64   item numbers, oldest first, padded on the right with −1; both sizes are free
-    items    (batch, k) int64        the best items that are not in the history
+    items    (batch, k) int64        the best items that are not in the history, or of all (`filter_seen=False`)
     scores   (batch, k) float32
 
 The file's metadata holds the vocabulary (JSON: item number → id in the log), titles, and the headline of the privacy
@@ -44,11 +44,14 @@ class Exported:
     bytes: int
     k: int
     int8: bool
+    filter_seen: bool
     checked: int  # histories for which ONNX Runtime gave the model's answer
     largest_difference: float  # between the scores
 
 
-def export_onnx(release: Release, path: str | Path, *, k: int = 10, int8: bool = False) -> Exported:
+def export_onnx(
+    release: Release, path: str | Path, *, k: int = 10, int8: bool = False, filter_seen: bool = True
+) -> Exported:
     """Write a released model as ONNX; if ONNX Runtime disagrees with PyTorch, raise and write nothing.
 
     Args:
@@ -56,6 +59,7 @@ def export_onnx(release: Release, path: str | Path, *, k: int = 10, int8: bool =
         path: the output file, which may exist.
         k: number of items to recommend, part of the graph.
         int8: store matrices in 8 bits (see `int8`).
+        filter_seen: exclude items of the history.
     """
     for package in ("onnx", "onnxruntime"):
         if find_spec(package) is None:
@@ -67,14 +71,14 @@ def export_onnx(release: Release, path: str | Path, *, k: int = 10, int8: bool =
     if int8 and not any(parameter.ndim == 2 for parameter in release.model.parameters()):
         raise DpformerError(f"a {type(release.model).__name__} has no matrices to store in int8: omit --int8")
     model = rounded(release.model) if int8 else release.model
-    content = _convert(model, k, release, int8)
-    checked, difference = verify(session(content, as_written=int8), model, k)
+    content = _convert(TopItems(model, k, filter_seen=filter_seen), release, int8)
+    checked, difference = verify(session(content, as_written=int8), model, k, filter_seen=filter_seen)
     with replacing(Path(path)) as part:
         part.write_bytes(content)
-    return Exported(Path(path), len(content), k, int8, checked, difference)
+    return Exported(Path(path), len(content), k, int8, filter_seen, checked, difference)
 
 
-def _convert(model: Any, k: int, release: Release, int8: bool) -> bytes:
+def _convert(graph: TopItems, release: Release, int8: bool) -> bytes:
     """The contents of the file.
 
     The TorchScript exporter is used: torch's newer one cannot export a GRU, and takes twenty times as long.
@@ -89,7 +93,7 @@ def _convert(model: Any, k: int, release: Release, int8: bool) -> bytes:
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         torch.onnx.export(
-            TopItems(model, k).eval(),
+            graph.eval(),
             (example,),
             cast(Any, file),  # a buffer is allowed, despite the type annotation
             input_names=["history"],
@@ -125,7 +129,7 @@ def session(content: bytes | Path, *, as_written: bool = False) -> Any:
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def verify(runtime: Any, model: Any, k: int, *, seed: int = 0) -> tuple[int, float]:
+def verify(runtime: Any, model: Any, k: int, *, filter_seen: bool = True, seed: int = 0) -> tuple[int, float]:
     """Compare ONNX Runtime with `model.scores` on random histories; returns their number and the largest difference.
 
     Equal scores may come in any order, so each item's own score and the list of best scores are compared.
@@ -137,7 +141,7 @@ def verify(runtime: Any, model: Any, k: int, *, seed: int = 0) -> tuple[int, flo
         lengths[-1] = length
         histories = [rng.integers(0, model.num_items, size) for size in lengths]
         items, scores = runtime.run(["items", "scores"], {"history": padded(histories)})
-        expected = masked_scores(model, histories)
+        expected = masked_scores(model, histories, filter_seen)
         best = expected.topk(k).values
         own = expected.gather(1, torch.from_numpy(items))
         found = torch.from_numpy(scores)
@@ -161,9 +165,11 @@ def padded(histories: Sequence[np.ndarray]) -> np.ndarray:
 
 
 @torch.no_grad()
-def masked_scores(model: Any, histories: Sequence[np.ndarray]) -> Tensor:
-    """The scores of the graph, computed by the model itself: (B, M), −∞ for items of the history."""
+def masked_scores(model: Any, histories: Sequence[np.ndarray], filter_seen: bool = True) -> Tensor:
+    """The scores of the graph, computed by the model itself: (B, M), −∞ for items of the history if `filter_seen`."""
     scores: Tensor = model.scores(histories)
+    if not filter_seen:
+        return scores
     for row, history in zip(scores, histories, strict=True):
         row[torch.from_numpy(np.array(history, dtype=np.int64))] = -torch.inf
     return scores

@@ -49,8 +49,8 @@ def by_choices(chosen: Mapping[str, Any], explicit: Iterable[str] = ()) -> str:
         chosen: all options so far.
         explicit: the names of options given explicitly, as opposed to those of a recipe.
     """
-    if chosen.get("engine") == "spark":
-        return COUNTS.name  # the only kind that supports it
+    if chosen.get("engine") == "spark" or chosen.get("repeat_weight") or chosen.get("previous"):
+        return COUNTS.name  # the only kind that supports them
     if chosen.get("task") == "lm" or any(name in OF_NETWORKS for name in explicit):
         return TRANSFORMER.name
     return AUTO

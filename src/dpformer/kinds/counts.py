@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dpformer.findings import Finding
     from dpformer.kinds.scoring import Scoring
     from dpformer.models.counts import TransitionCounts
+    from dpformer.models.vectors import Vectors
     from dpformer.queries.transitions.query import TransitionsQuery
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release
@@ -41,6 +42,7 @@ class CountsKind(ModelKind):
     silent = OF_NETWORKS
     trains = False
     text = False
+    counted = True
 
     # Chosen.
 
@@ -122,7 +124,8 @@ class CountsKind(ModelKind):
         """Post-processing of the release; takes seconds, so there are no checkpoints."""
         from dpformer.models.counts import TransitionCounts
 
-        return TransitionCounts.from_release(session.released.value(self.release), session.attributes)
+        released, weight = session.released.value(self.release), session.config.repeat_weight
+        return TransitionCounts.from_release(released, session.attributes, repeat_weight=weight)
 
     # Ranked.
 
@@ -137,6 +140,11 @@ class CountsKind(ModelKind):
 
         return CountsScoring(model)
 
+    def vectors(self, model: Any, dim: int | None) -> Vectors:
+        from dpformer.models.vectors import of_counts
+
+        return of_counts(model, dim)
+
     # Verified.
 
     def constants(self, config: Config, plan: Plan, release: Release) -> Finding:
@@ -146,6 +154,7 @@ class CountsKind(ModelKind):
 
         from dpformer.findings import Finding
         from dpformer.models.counts import TransitionCounts
+        from dpformer.models.history import row_of
 
         name = "constants of the model"
         if not isinstance(release.model, TransitionCounts) or release.frequencies is None:
@@ -153,12 +162,14 @@ class CountsKind(ModelKind):
         popularity = torch.from_numpy(release.frequencies / release.frequencies.sum())
         if not torch.allclose(release.model.popularity.double(), popularity, rtol=1e-4, atol=1e-9):
             return Finding(name, False, "popularity does not follow from the released frequencies")
+        own = release.model.chances[row_of(release.model.offsets) == release.model.targets]
+        weight = config.repeat_weight
+        if len(own) != (len(release.vocabulary) if weight else 0) or (own != torch.tensor(weight)).any():
+            return Finding(name, False, "an item follows itself, which is never counted, or not with repeat_weight")
         rows, chances, counts = counts_of(release.model)
         sums = np.bincount(rows, weights=chances, minlength=1)
         if not ((chances > 0).all() and (sums < 1).all()):
             return Finding(name, False, "transition probabilities are not those of noisy counts: a row sums to 1")
-        if (rows == release.model.targets.numpy()).any():
-            return Finding(name, False, "an item follows itself, which is never counted")
         clear = counts[counts * 1e-6 < 1e-3 * (1 - sums[rows])]  # float32 still distinguishes them from integers
         if len(clear) < FEW:  # a noisy count is near an integer with probability 1/50, as is its pair's other count
             return Finding(name, True, "popularity follows from the frequencies; too few counts to test for integers")
@@ -166,13 +177,17 @@ class CountsKind(ModelKind):
             return Finding(name, False, "transition counts look exact: they are integers")
         return Finding(name, True, "popularity follows from the frequencies; counts are not integers")
 
-    def follows(self, value: Any, release: Release, attributes: Attributes | None) -> tuple[bool | None, str]:
+    def follows(
+        self, config: Config, value: Any, release: Release, attributes: Attributes | None
+    ) -> tuple[bool | None, str]:
         from dpformer.models.counts import TransitionCounts
 
         found = release.model
         if attributes is None and int(getattr(found, "num_attributes", 0)):
             return None, ("frequencies follow from them; not checked: counts that use attributes (give --catalog)")
-        again = TransitionCounts.from_release(value, attributes)
+        if not _near_pairs_match(value, attributes):
+            return False, "the evidence for attributes is about other pairs than those of the catalogue"
+        again = TransitionCounts.from_release(value, attributes, repeat_weight=config.repeat_weight)
         names = [tuple(name) for name in getattr(found, "attribute_names", [])]
         same = again.arguments == found.arguments and [tuple(name) for name in again.attribute_names] == names
         if same and all(_equal(tensor, found.state_dict()[key]) for key, tensor in again.state_dict().items()):
@@ -180,14 +195,24 @@ class CountsKind(ModelKind):
         return False, "the model's counts do not follow from the release"
 
 
+def _near_pairs_match(value: Any, attributes: Attributes | None) -> bool:
+    """Whether the evidence for attributes, if there is any, is about the pairs that the catalogue makes near."""
+    from dpformer.data.near_pairs import chance_of, near_pairs
+
+    if attributes is None or value.evidence is None:
+        return True
+    return bool(value.evidence.chance == chance_of(near_pairs(attributes), attributes.num_items))
+
+
 def counts_of(model: TransitionCounts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, probability, count) of each transition: T_ab = C_ab / (R_a + prior) solved for C."""
+    """(row, probability, count) of each transition between two items: T_ab = C_ab / (R_a + prior) solved for C."""
     import numpy as np
 
     from dpformer.models.counts import ROW_PRIOR
 
     rows = np.repeat(np.arange(model.num_items), model.offsets.diff().numpy())
-    chances = model.chances.numpy().astype(np.float64)
+    others = rows != model.targets.numpy()
+    rows, chances = rows[others], model.chances.numpy().astype(np.float64)[others]
     sums = np.bincount(rows, weights=chances, minlength=1)
     return rows, chances, chances * ROW_PRIOR / np.maximum(1 - sums, 1e-9)[rows]
 

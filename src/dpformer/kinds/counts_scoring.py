@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy.sparse import diags_array
 
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.evidence import Evidence
@@ -39,5 +40,6 @@ class CountsScoring:
 
     def profiles(self) -> Any:
         rows = self.evidence.transitions
+        rows = rows - diags_array(rows.diagonal())  # every item has the same weight of repeats
         norms = np.sqrt(rows.multiply(rows).sum(1))
         return rows.multiply(1 / np.maximum(norms, 1e-30)[:, None]).tocsr()

@@ -37,6 +37,10 @@ class ModelOptions(Options):
         "renormalised", "Renormalised rows, or the paper's formula."
     )
     reattention_scale: NotNegative = option(1.0, "Scale of the effective error; 1 is the paper's.")
+    repeat_weight: NotNegative = option(
+        0.0,
+        "Counts: weight of the items that a user already had, for data with repeats; recommend with --allow-seen.",
+    )
     frequency_bias: bool = option(True, "Initialise the output bias from released item frequencies.")
 
     def check_model(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from dpformer.data.dataset import Dataset
 from dpformer.data.vocabulary import Vocabulary
-from dpformer.evaluation.evaluate import evaluate
+from dpformer.evaluation.evaluate import ServedRanks, evaluate
 from dpformer.evaluation.rankers import KnownItems, Ranker
 from dpformer.kinds.registry import kind_of
 
@@ -26,8 +26,16 @@ def ranker(model: Any, dataset: Dataset | None = None, vocabulary: Vocabulary | 
     return found
 
 
-def served_ranks(model: Any, dataset: Dataset, split: str = "test", vocabulary: Vocabulary | None = None) -> Tensor:
-    """(U,) ranks of the held-out items among recommendations; (0,) if there are none. Not private."""
+def served_ranks(
+    model: Any,
+    dataset: Dataset,
+    split: str = "test",
+    vocabulary: Vocabulary | None = None,
+    *,
+    filter_seen: bool = True,
+) -> ServedRanks:
+    """Ranks of the held-out items among recommendations, of no user if there are none. Not private."""
     if not len(dataset.held_out(split)[0]):
-        return torch.zeros(0, dtype=torch.int64)
-    return evaluate(ranker(model, dataset, vocabulary), dataset, split=split).served
+        return ServedRanks(torch.zeros(0, dtype=torch.int64), np.zeros(0, dtype=bool))
+    found = evaluate(ranker(model, dataset, vocabulary), dataset, split=split, filter_seen=filter_seen)
+    return ServedRanks(found.ranks, found.repeats)

@@ -27,9 +27,8 @@ from dpformer.findings import Finding
 from dpformer.format_number import plain, round_up
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dpformer.data import Dataset, Vocabulary
+    from dpformer.evaluation import ServedRanks
     from dpformer.noise import SecureRandom
     from dpformer.runs.config import Config
     from dpformer.training.plan import Plan
@@ -44,9 +43,7 @@ class Question:
 
     config: Config
     dataset: Dataset
-    ranks: Callable[[], Tensor] | None = (
-        None  # (U,) ranks of held-out items under the trained model, for `after_training`
-    )
+    ranks: Callable[[], ServedRanks] | None = None  # held-out items under the trained model, for `after_training`
 
 
 class Answer(NamedTuple):
@@ -67,7 +64,7 @@ class Inspection:
     arrays: Callable[[], Arrays | None]  # releases.safetensors; None if missing
     vocabulary: Callable[[], Vocabulary]  # the items of the model
     dataset: Dataset | None  # None: the data was not read
-    ranks: Callable[[], Tensor]  # ranks of the dataset's held-out items under the model
+    ranks: Callable[[], ServedRanks]  # ranks of the dataset's held-out items under the model
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.runs.keys import commitment
 from dpformer.runs.loop import train_to_the_end
 from dpformer.runs.model_file import save_release, sha256_of
+from dpformer.runs.previous import PreviousRun, with_prior
 from dpformer.runs.releases_file import save_releases
 from dpformer.runs.tasks import task_of
 from dpformer.statement.build import DATA_HASH, statement
@@ -105,6 +106,8 @@ class Session:
                 "released", lambda saved: resumed(self.config, self.plan, self.dataset, saved)
             )
         self.ledger.extend(self.released.events)
+        ids = self.released.vocabulary(self.dataset).ids
+        self.released = with_prior(self.released, self.config, ids, self.plan.users)
         asked = [query for query in asked_queries(self.config) if self.config.private and not query.after_training]
         self._compare_ledger([planned(self.plan, query) for query in asked])
 
@@ -178,7 +181,11 @@ class Session:
     def _ask_about(self, model: Any) -> None:
         """Ask the queries about the model, each once: a resumed run draws the same noise again."""
         question = Question(
-            self.config, self.dataset, ranks=lambda: served_ranks(model, self.dataset, vocabulary=self.vocabulary)
+            self.config,
+            self.dataset,
+            ranks=lambda: served_ranks(
+                model, self.dataset, vocabulary=self.vocabulary, filter_seen=self.config.filter_seen
+            ),
         )
         for query in asked_queries(self.config):
             if not query.after_training:
@@ -235,6 +242,7 @@ class Session:
             stated=self.stated,
             hashes={"config": self.config.hash(), DATA_HASH: data},
             given=self.config.items_given,
+            prior=None if self.config.previous is None else PreviousRun.open(self.config.previous).facts(),
             model=self.config.model,
             commitment=commitment(self.random),
             budget=self.folder.read_json(self.folder.budget) if self.folder.budget.exists() else None,

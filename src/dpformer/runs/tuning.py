@@ -193,8 +193,10 @@ def train_and_score(config: Config, out: Path) -> float:
 
     with redirect_stderr(io.StringIO()):
         run = train(config, out, key_file=_key_beside(out))
-        ranks = served_ranks(run.release.model, load_dataset(run.config), "validation")
-    return release_metrics(ranks, SCORE_NOISE, label="score").values[headline().label()]
+        dataset = load_dataset(run.config)
+        found = served_ranks(run.release.model, dataset, "validation", filter_seen=config.filter_seen)
+    scored = release_metrics(found.ranks, SCORE_NOISE, filter_seen=config.filter_seen, label="score")
+    return scored.values[headline().label()]
 
 
 def _key_beside(run: Path) -> Path:

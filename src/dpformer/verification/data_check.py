@@ -121,8 +121,13 @@ class DataCheck:
         value = query.restore(arrays, self.config, self.seen.plan())
         if not np.array_equal(value.frequencies.p, np.asarray(self.file.release.frequencies)):
             return False, "the frequencies of the model do not follow from the releases"
-        return self.config.kind.follows(value, self.file.release, self.file.attributes())
+        return self.config.kind.follows(self.config, value, self.file.release, self.file.attributes())
 
     def _ranks(self) -> Any:
         assert self.dataset is not None
-        return served_ranks(self.file.release.model, self.dataset, vocabulary=self.file.vocabulary)
+        return served_ranks(
+            self.file.release.model,
+            self.dataset,
+            vocabulary=self.file.vocabulary,
+            filter_seen=self.config.filter_seen,
+        )

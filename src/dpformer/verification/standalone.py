@@ -37,7 +37,8 @@ HEADLINE = r"(\w+)-level differential privacy: ε = ([\d.,]+), δ = ([\d.e-]*\d)
 UNSEEN = (  # claims for which no published file is evidence
     ("the noise was drawn, and nothing but noisy sums is in the model", "dpformer verify --replay, with data and key"),
     ("N, and that one id is one person", "known to the owner of the data alone"),
-    ("the sentences besides the headline", "dpformer verify rebuilds them; they are not read here"),
+    ("the other fields and sentences of privacy.json", "dpformer verify rebuilds them; they are not read here"),
+    ("cards, audit.json and added files", "written by the publisher; they are not read here"),
 )
 
 
