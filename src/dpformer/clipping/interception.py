@@ -162,6 +162,8 @@ class Interception(Recorder):
             elif t.requires_grad:
                 managed.append(t)
         if of_user:
+            if func is Tensor.__repr__ and self.alone is None:  # torch would print those of all users
+                return f"one user's tensor of shape {tuple(args[0].shape)}, {args[0].dtype}"
             self._refuse_special(func, args, kwargs)
             self.hooked |= func in _HOOKS
             if self.alone is None and self._in_level():
