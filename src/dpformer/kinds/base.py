@@ -64,7 +64,7 @@ class ModelKind:
     silent: tuple[str, ...] = ()  # options that do not apply to it
     trains: bool = True  # in steps, with checkpoints
     text: bool = True  # whether it can be a language model
-    repeats: bool = False  # whether it can rank items of the history by `repeat_weight`
+    counted: bool = False  # whether it is made of counts, to which `repeat_weight` and an earlier run apply
     attention: bool = False  # whether it has attention that Re-Attention can correct
 
     def named_by(self, path: Path) -> dict[str, Any] | None:
@@ -81,8 +81,10 @@ class ModelKind:
         """Raise ValueError for options that this kind does not support. Messages are shown to users verbatim."""
         if config.reattention and not self.attention:
             raise ValueError(f"Re-Attention needs attention, but {config.model} has none: omit it")
-        if config.repeat_weight and not self.repeats:
+        if config.repeat_weight and not self.counted:
             raise ValueError(f"repeat_weight applies to counts, but model is {config.model}: omit it")
+        if config.previous is not None and not self.counted:
+            raise ValueError(f"warm_start from an earlier run applies to counts, but model is {config.model}: omit it")
         if config.base is not None:
             raise ValueError("a checkpoint is given by --model FOLDER: omit base")
         if config.lora:
@@ -112,7 +114,7 @@ class ModelKind:
         return False
 
     def items_described(self, config: Config) -> bool:
-        """Whether public attributes recommend items with little data, so that accurate popularity is worth more."""
+        """Whether the model uses public attributes, so that what they say about users is worth asking."""
         return False
 
     def mechanism(self, config: Config, users: int, others: tuple[Event, ...]) -> Mechanism:

@@ -88,11 +88,14 @@ class StatementCheck:
             unit=task_of(config).unit(config),
             stated=stated_in(facts),
             given=config.items_given,
+            prior=facts.get("prior"),
             model=config.model,
             budget=facts.get("budget"),
             commitment=facts.get("key_commitment"),
         )
         again["versions"] = facts["versions"]
+        if ("prior" in facts) != (config.previous is not None):
+            return Finding("statement", False, "an earlier run is stated without one in config.toml, or the reverse")
         if "tuning" in facts:
             again = restated(again, self._tuning())
         else:
