@@ -72,7 +72,7 @@ def _ids(dataset: Any, by: str | Sequence[Any]) -> list[Any]:
     for place, name in enumerate(ids):
         if name is None or name != name:  # NaN, which differs from itself: each would be another user
             raise DpformerError(f"example {place} has no user id ({name}), but every example needs one")
-        if isinstance(name, float | np.floating) and abs(name) >= 2.0 ** np.finfo(type(name)).nmant * 2:
+        if isinstance(name, float | np.floating) and abs(float(name)) >= 2.0 ** (np.finfo(type(name)).nmant + 1):
             raise DpformerError(f"the user id {name!r} of example {place} stands for several integers: give integers")
     return ids
 
