@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpformer.evaluation.rankers import Ranker
     from dpformer.findings import Finding
     from dpformer.kinds.scoring import Scoring
+    from dpformer.models.vectors import Vectors
     from dpformer.queries.base import Query
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release
@@ -149,6 +150,10 @@ class ModelKind:
         from dpformer.kinds.scoring import DenseScoring
 
         return DenseScoring(model)
+
+    def vectors(self, model: Any, dim: int | None) -> Vectors:
+        """Item and query vectors whose inner products are the scores; `dim` is for kinds that have no own."""
+        raise DpformerError(f"{self.title} has no item vectors")
 
     # Verified.
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dpformer.findings import Finding
     from dpformer.kinds.scoring import Scoring
     from dpformer.models.counts import TransitionCounts
+    from dpformer.models.vectors import Vectors
     from dpformer.queries.transitions.query import TransitionsQuery
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release
@@ -138,6 +139,11 @@ class CountsKind(ModelKind):
         from dpformer.kinds.counts_scoring import CountsScoring
 
         return CountsScoring(model)
+
+    def vectors(self, model: Any, dim: int | None) -> Vectors:
+        from dpformer.models.vectors import of_counts
+
+        return of_counts(model, dim)
 
     # Verified.
 
