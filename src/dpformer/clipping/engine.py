@@ -20,7 +20,7 @@ from dpformer.clipping.proof import PATIENCE, due, let_go, prove
 from dpformer.clipping.recorded_call import RecordedCall
 from dpformer.clipping.registered import Walk
 from dpformer.clipping.rounding import full_precision
-from dpformer.clipping.users import OneUserExists
+from dpformer.clipping.users import OneUserExists, refuse_distributed
 from dpformer.sampling.batch import Part
 
 ENOUGH = 16  # users whose gradients are compared with autograd at the start
@@ -250,16 +250,3 @@ def bound_of_function(clip: ClipFunction) -> float:
     if not isinstance(bound, int | float) or not (math.isfinite(bound) and bound > 0):
         raise ValueError(f"a clip function must carry its bound as `clip_norm`, a positive number, got {bound!r}")
     return float(bound)
-
-
-def refuse_distributed(model: nn.Module) -> None:
-    """Wrappers that move parameters or gradients between processes in the backward pass, which is not theirs here."""
-    fix = "use DistributedClipping and DistributedOptimizer of dpformer.integrations.distributed"
-    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
-        raise UnsupportedUse(f"DistributedDataParallel would never see the clipped sums, so never add them up; {fix}")
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and getattr(parameter, "placements", None) is not None:  # a DTensor
-            raise UnsupportedUse(
-                f"parameter '{name}' is sharded over processes (fully_shard), but a user's norm is over "
-                f"all of it; {fix}"
-            )

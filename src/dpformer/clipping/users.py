@@ -57,7 +57,8 @@ class OneUserExists:
     def __init__(self, model: nn.Module, walk: Callable[[], Registered], allowed: bool) -> None:
         self.model, self._walk = model, walk
         self.gate = Interception(USER_RULES)
-        self.gate.survey(walk())
+        self._found = walk()
+        self.gate.survey(self._found)
         self.gate.remember_constants(model)
         self.gate.remember_lists(model)
         self.fallback = Fallback(self.gate, model, allowed)
@@ -110,6 +111,9 @@ class OneUserExists:
     def _watched(self) -> Iterator[None]:
         """Inside, the model must not change, and nothing may compute it again later."""
         found = self._walk()
+        if found is not self._found:
+            refuse_distributed(self.model)
+            self._found = found
         self.gate.survey(found)
         before, state = len(self.gate.calls), State(found)
         try:
@@ -336,3 +340,16 @@ def _is_of_vmap(error: Exception) -> bool:
 
 def _short(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def refuse_distributed(model: nn.Module) -> None:
+    """Wrappers that move parameters or gradients between processes in the backward pass, which is not theirs here."""
+    fix = "use DistributedClipping and DistributedOptimizer of dpformer.integrations.distributed"
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        raise UnsupportedUse(f"DistributedDataParallel would never see the clipped sums, so never add them up; {fix}")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and getattr(parameter, "placements", None) is not None:  # a DTensor
+            raise UnsupportedUse(
+                f"parameter '{name}' is sharded over processes (fully_shard), but a user's norm is over "
+                f"all of it; {fix}"
+            )
