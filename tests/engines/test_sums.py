@@ -61,7 +61,9 @@ def test_every_engine_gives_the_same_release(opened: Opened, monkeypatch: pytest
             np.testing.assert_array_equal(
                 sums.pairs(places, cells[::2], directed), twin.pairs(places, cells[::2], directed)
             )
-        releases = [release_transition_sums(each, ITEMS, 0.4, seed=7) for each in (sums, twin)]
+        near = np.arange(0, ITEMS * (ITEMS - 1) // 2, 3)
+        np.testing.assert_array_equal(sums.shared(near, ITEMS), twin.shared(near, ITEMS))
+        releases = [release_transition_sums(each, ITEMS, 0.4, near=near, seed=7) for each in (sums, twin)]
     for name in ("items", "pairs", "total", "difference"):
         np.testing.assert_array_equal(getattr(releases[0], name), getattr(releases[1], name))
     np.testing.assert_array_equal(releases[0].frequencies.counts, releases[1].frequencies.counts)

@@ -115,7 +115,7 @@ class ModelKind:
         return False
 
     def items_described(self, config: Config) -> bool:
-        """Whether public attributes recommend items with little data, so that accurate popularity is worth more."""
+        """Whether the model uses public attributes, so that what they say about users is worth asking."""
         return False
 
     def mechanism(self, config: Config, users: int, others: tuple[Event, ...]) -> Mechanism:

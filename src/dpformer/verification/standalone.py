@@ -31,6 +31,7 @@ MOST_JSON, MOST_HEADER, MOST_STEPS = 2**22, 2**26, 10**6  # bounds the work that
 CLOSE = 2e-3  # relative: a stated bound may be this much below ours, which is an upper bound on another grid
 ROUNDING, TAIL = 1e-15, 1e-16  # of δ: error of an FFT per composition, and truncated mass
 PRIVATE = ("state.safetensors", "keys.json", "budget.json")
+TITLE = b"# The published files of a run of dpformer\n"
 TENSORS = {"vocabulary", "titles", "frequencies", "attributes"}
 ASSUMED = "is assumed, not checked"  # in the label of an event: the headline has to say it
 HEADLINE = r"(\w+)-level differential privacy: ε = ([\d.,]+), δ = ([\d.e-]*\d), under adding or removing [^.;]+\.(.*)"
@@ -305,8 +306,7 @@ class Tensors:
 # Ed25519 (RFC 8032): verification only.
 
 P = 2**255 - 19
-GROUP = 2**252 + 27742317777372353535851937790883648493
-D = -121665 * pow(121666, P - 2, P) % P
+GROUP, D = 2**252 + 27742317777372353535851937790883648493, -121665 * pow(121666, P - 2, P) % P
 Point = tuple[int, int, int, int]
 
 
@@ -552,7 +552,7 @@ class Published:
             re.fullmatch(r"([0-9a-f]{64})  ([\w-][\w.-]*)", line) for line in text.decode("ascii").split("\n")[1:-1]
         ]
         listed = {match[2]: match[1] for match in lines if match}
-        if len(listed) < len(lines) or not text.endswith(b"\n"):
+        if len(listed) < len(lines) or not text.startswith(TITLE) or not text.endswith(b"\n"):
             return False, "SHA256SUMS is not a list of hashes"
         for name, expected in listed.items():
             if sha256(self.folder / name) != expected:

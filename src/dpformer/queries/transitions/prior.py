@@ -124,6 +124,7 @@ def combined(release: TransitionRelease) -> TransitionRelease:
         total_deviation=total_deviation,
         difference=difference,
         difference_deviation=difference_deviation,
+        rounds=(),  # they are about the pairs of this run alone
         prior=None,
     )
 
