@@ -16,6 +16,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+KERNELS = ROOT / "src" / "dpformer" / "kernels"
 VERSION_FILE = Path("dpformer", "version.py")
 TAG = re.compile(r"v(\d+\.\d+\.\d+)((?:a|b|rc)\d+)?")
 LINK = re.compile(r"(!?)\[([^\[\]]*)\]\((?![a-z]+://|#)([^)\s]+)\)")
@@ -95,6 +96,7 @@ setup(
         Extension(
             f"dpformer.kernels.{name}",
             [f"src/dpformer/kernels/{name}.c"],
+            depends=[str(path.relative_to(ROOT)) for path in KERNELS.glob("*.h")],
             extra_compile_args=FLAGS,
             optional=os.environ.get("DPFORMER_KERNELS") != "required",
         )

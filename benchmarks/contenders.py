@@ -20,7 +20,7 @@ SHARE = (
 
 
 def measure(name: str, workload: Workload, seconds: float, threads: int) -> dict[str, float]:
-    """Users a second (the best of several steps: the machine is noisy) and the peak memory of this process."""
+    """Users per second (the best of several steps: the machine is noisy) and the peak memory of this process."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     sequences = workload.sequences()

@@ -62,7 +62,7 @@ def measure(seconds: float, threads: int) -> dict[str, list[dict[str, Any]]]:
 def markdown(curves: dict[str, list[dict[str, Any]]]) -> str:
     lines: list[str] = []
     for curve, points in curves.items():
-        lines += [f"Users a second (peak memory in MiB) against {curve}:", ""]
+        lines += [f"Users per second (peak memory in MiB) against {curve}:", ""]
         lines += [
             "| | " + " | ".join(f"{point['at']:,}" for point in points) + " |",
             "| --- |" + " --- |" * len(points),

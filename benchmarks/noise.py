@@ -70,7 +70,7 @@ def measure(turns: int) -> dict[str, float]:
 
 
 def table(found: dict[str, float]) -> str:
-    lines = ["| | ns a parameter | ratio to `torch.randn` |", "| --- | --- | --- |"]
+    lines = ["| | ns per parameter | ratio to `torch.randn` |", "| --- | --- | --- |"]
     plain = next(iter(found.values()))
     lines += [f"| {name} | {cost:.1f} | {cost / plain:.1f} |" for name, cost in found.items()]
     return "\n".join(lines)

@@ -80,7 +80,7 @@ def ratio(facts: dict[str, dict], over: str, under: list[str], key: str) -> floa
 
 
 def markdown(results: dict[str, dict[str, dict]]) -> str:
-    lines = ["Users a second (best step; peak memory in MiB behind it):", ""]
+    lines = ["Users per second (best step; peak memory in MiB behind it):", ""]
     lines += ["| | " + " | ".join(results) + " |", "| --- |" + " --- |" * len(results)]
     for name in CONTENDERS:
         cells = []

@@ -27,9 +27,18 @@ DATA = Path(os.environ.get("DPFORMER_DATA", "data"))
 
 def beauty() -> tuple[Dataset, Attributes]:
     """Amazon Beauty: categories and brands, as numbers in one column."""
-    with (DATA / "s3-beauty.txt").open() as file:
+    return _numbered("s3-beauty")
+
+
+def yelp() -> tuple[Dataset, Attributes]:
+    """Yelp: categories of businesses, as numbers in one column."""
+    return _numbered("s3-yelp")
+
+
+def _numbered(name: str) -> tuple[Dataset, Attributes]:
+    with (DATA / f"{name}.txt").open() as file:
         histories = [[int(item) - 1 for item in line.split()[1:]] for line in file]
-    facts = json.loads((DATA / "s3-beauty-attributes.json").read_text())
+    facts = json.loads((DATA / f"{name}-attributes.json").read_text())
     num_items = 1 + max(max(history) for history in histories)
     rows = [[("attribute", str(value)) for value in facts.get(str(item + 1), [])] for item in range(num_items)]
     return Dataset.from_histories(histories, num_items), Attributes.of_items(rows)
@@ -64,7 +73,7 @@ def _pairs(path: Path) -> Iterator[tuple[str, str]]:
         yield item, movie
 
 
-SETS = {"beauty": beauty, "ml-1m": movielens, "games": games}
+SETS = {"beauty": beauty, "yelp": yelp, "ml-1m": movielens, "games": games}
 
 
 def measure(dataset: Dataset, attributes: Attributes | None, epsilon: float, seed: int, split: str) -> dict[str, float]:

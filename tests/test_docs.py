@@ -43,6 +43,17 @@ def test_every_page_is_in_the_navigation() -> None:
     assert there == named
 
 
+def test_pages_of_results_are_short() -> None:
+    """At most 600 words around tables and commands; notes are pages under Experiments."""
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("- Benchmarks:")[1].split("- Experiments:")[0]
+    pages = re.findall(r": ([\w/.-]+\.md)$", nav, re.MULTILINE)
+    assert pages
+    for page in pages:
+        text = re.sub(r"<!--.*?-->", "", (DOCS / page).read_text(encoding="utf-8"))
+        words = [line for line in text.splitlines() if not line.startswith(("|", "    "))]
+        assert len(" ".join(words).split()) <= 600, page
+
+
 @pytest.mark.skipif(find_spec("zensical") is None, reason="zensical is not installed: pip install 'dpformer[docs]'")
 def test_the_site_builds_without_a_warning_and_documents_every_public_name(pages: ModuleType, tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("runs"))

@@ -96,15 +96,16 @@ def test_archive_and_wheel_hold_the_package_and_nothing_else(archive: Path, whee
     files = {
         f"dpformer/{path.relative_to(PACKAGE)}"
         for path in PACKAGE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".c", ".so")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".c", ".h", ".so")
     }
     with zipfile.ZipFile(wheel) as packed:
         inside = set(packed.namelist())
     compiled = {f"dpformer/kernels/{name}{sysconfig.get_config_var('EXT_SUFFIX')}" for name in ("_native", "_objects")}
     assert {name for name in inside if name.startswith("dpformer/")} == files | compiled
+    sources = {f"src/dpformer/kernels/{path.name}" for path in (PACKAGE / "kernels").glob("*.[ch]")}
     with tarfile.open(archive) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
-    assert {f"src/{name}" for name in files} | {"src/dpformer/kernels/_native.c", *OF_BUILD} <= names
+    assert {f"src/{name}" for name in files} | sources | {*OF_BUILD} <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks", "experiments", "fuzz"))]
 
 

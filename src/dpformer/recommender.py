@@ -191,7 +191,14 @@ class Recommender(_Model):
     _backend: Any = None  # the library of the fitted data frame
 
     def fit(
-        self, data: Any, items: Any = None, *, out: str | Path | None = None, order: str = "time", **columns: str
+        self,
+        data: Any,
+        items: Any = None,
+        *,
+        out: str | Path | None = None,
+        order: str = "time",
+        warm_start: str | Path | None = None,
+        **columns: str,
     ) -> Recommender:
         """Train on interactions.
 
@@ -201,9 +208,13 @@ class Recommender(_Model):
                 within the budget.
             out: the run folder to create; by default a private one, deleted with this object (see `save`).
             order: "time", or "file" if rows are in order of time and there is no timestamp column.
+            warm_start: the folder of an earlier run, whose released counts improve those of this one at no cost; the
+                guarantee is then conditional on them (docs/guide/weekly.md).
             columns: other column names: user_column="customer", item_column=…, timestamp_column=…, rating_column=…
         """
         more: dict[str, Any] = {"order": order, **columns}
+        if warm_start is not None:
+            more["warm_start"] = Path(warm_start)
         if isinstance(data, str | Path):
             file = Path(data)
         else:

@@ -12,6 +12,7 @@ from dpformer.engines.sums import GRID, ArraySums, gathered
 from dpformer.errors import DpformerError
 from dpformer.noise.randomness import public_grid
 from dpformer.queries.transitions import rounds as counts_release
+from dpformer.queries.transitions.attribute_evidence import AttributeEvidence, exact_evidence
 from dpformer.queries.transitions.noise_check import _first, _later, wrong_with_rounds
 from dpformer.queries.transitions.rounds import ROUNDS, TransitionRelease
 from dpformer.runs import Config, load_dataset, load_release, resume, train
@@ -248,14 +249,45 @@ def test_counts_times_a_hundredth_more_are_found(tmp_path: Path) -> None:
     assert wrong(verify(done.folder)) == {"hash of the model", "releases"}
 
 
+def grouped(folder: Path) -> tuple[Path, Path]:
+    """A log of users who each stay with one kind of items, and the catalogue that names the kinds."""
+    log, catalog, random = folder / "log.csv", folder / "facts.csv", np.random.default_rng(0)
+    rows = [f"u{user},i{8 * (user % 5) + random.integers(8)},{time}" for user in range(600) for time in range(6)]
+    log.write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
+    catalog.write_text("\n".join(["item_id,kind", *(f"i{item},{item // 8}" for item in range(40))]) + "\n")
+    return log, catalog
+
+
+def test_evidence_for_attributes_without_noise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, catalog = grouped(tmp_path)
+
+    def bare(sums: Any, near: np.ndarray, num_items: int, deviation: float, random: Any) -> AttributeEvidence:
+        exact, grid = exact_evidence(sums, near, num_items), public_grid(deviation)
+        return replace(exact, sums=np.round(exact.sums / grid) * grid, deviation=deviation)
+
+    honest = train(counts(log, catalog=catalog), tmp_path / "honest")
+    assert not wrong(verify(honest.folder, dataset=load_dataset(honest.config)))
+    with monkeypatch.context() as patch:
+        patch.setattr(counts_release, "release_evidence", bare)
+        done = train(counts(log, catalog=catalog), tmp_path / "run")
+    assert wrong(verify(done.folder, dataset=load_dataset(done.config))) == {"noise of transitions"}
+
+
+def test_evidence_of_another_catalogue_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which pairs are near must be public: pairs chosen by what users did would reveal it."""
+    log, catalog = grouped(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("dpformer.queries.transitions.query.near_pairs", lambda attributes: np.array([0, 3, 8]))
+        done = train(counts(log, catalog=catalog), tmp_path / "run")
+    assert "noise of transitions" in wrong(verify(done.folder, dataset=load_dataset(done.config)))
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_popularity_released_otherwise_than_the_rule_says_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
 ) -> None:
-    """With attributes and short histories it is released twice: a second time without noise, or not at all."""
-    log, catalog = write_log(tmp_path / "log.csv", users=600, items=40), tmp_path / "facts.csv"
-    items = sorted({line.split(",")[1] for line in log.read_text().splitlines()[1:]})
-    catalog.write_text("\n".join(["item_id,kind", *(f"{item},{number % 3}" for number, item in enumerate(items))]))
+    """With attributes that say much and short histories it is released twice: then without noise, or not at all."""
+    log, catalog = grouped(tmp_path)
     release = counts_release._popularity
 
     def other(counted: np.ndarray, users: int, sigma: float, described: bool, random: Any) -> Any:

@@ -154,7 +154,7 @@ def test_the_options_are_the_choices_of_the_config() -> None:
 
     command = get_command(app).commands["train"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params}
-    assert set(Config.model_fields) - {"deployment"} <= names  # a section of a file
+    assert set(Config.model_fields) - {"deployment", "previous"} <= names  # a section of a file; --warm-start RUN
     own = {"out", "config", "resume", "dry_run", "items", "as_json", "help_all", "ledger", "sign", "key_file"}
     assert names - set(Config.model_fields) == own
 

@@ -462,3 +462,22 @@ def test_attributes_without_a_catalogue_are_found(run: Path) -> None:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     edit(run / "privacy.json", lambda facts: facts["hashes"].update(model=digest))
     assert wrong(verify(run)) == {"model file"}
+
+
+def test_cards_say_what_the_statement_says(run: Path) -> None:
+    """A card with ε = 0.01 passed, and the claim on the published files was called checked."""
+    printed("card", run)
+    printed("card", run, "--dpia")
+    assert wrong(verify(run)) == set() and "documents" not in verify(run).not_checked
+    card, audit = run / "README.md", run / "audit.json"
+    text = card.read_text()
+    card.write_text(text.replace("ε = 4", "ε = 0.01"))
+    assert wrong(verify(run)) == {"documents"}
+    for edited in (text + "\nCertified to be anonymous.\n", text):
+        card.write_text(edited)
+        audit.write_text('{"verdict": "Certified."}' if edited == text else "{}")
+        result = verify(run)
+        assert result.passed and "documents" in result.not_checked
+        (files,) = (claim for claim in result.claims if claim.name == "published files")
+        assert files.ok is None and files.name in result.verdict
+        audit.unlink()

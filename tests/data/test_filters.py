@@ -8,7 +8,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Columns, Filters, Reading, from_frame, prepare, read
@@ -185,6 +185,7 @@ def test_what_runs_is_written_from_the_checked_tree() -> None:
 CELLS = st.sampled_from(["view", "buy", "", "2", "10", "x y", "it's"])
 
 
+@settings(max_examples=25)  # up to 13 files each
 @given(st.lists(st.tuples(st.sampled_from("abc"), CELLS, CELLS), min_size=1, max_size=12), st.data())
 def test_no_row_decides_about_another(tmp_path: Path, rows: list[tuple[str, str, str]], data: st.DataObject) -> None:
     """Each row passes or not as it does alone."""

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dpformer.accounting import Ledger
+from dpformer.data.attributes import Attributes
+from dpformer.data.near_pairs import near_pairs
 from dpformer.engines import cells as counts_cells
 from dpformer.engines import sums as counts_sums
 from dpformer.engines.sums import GRID, WEIGHTS, WINDOW, ArraySums, gathered
@@ -24,6 +26,7 @@ from dpformer.models.evidence import Evidence
 from dpformer.models.walks import with_walks
 from dpformer.queries.frequencies import FrequencyRelease, user_counts
 from dpformer.queries.transitions import rounds as counts_release
+from dpformer.queries.transitions.attribute_evidence import evidence_share
 from dpformer.queries.transitions.rounds import ITEMS, ROUNDS, TransitionRelease, release_transitions
 
 NUM_ITEMS = 9
@@ -189,33 +192,46 @@ def test_rounds_cost_one_event_whatever_the_first_takes(listed: bool, again: boo
     assert 1 - 1e-8 < sum(spent) * sigma**2 <= 1
 
 
-def with_and_without_attributes(length: int) -> tuple[TransitionRelease, TransitionRelease]:
+def with_and_without_attributes(length: int, stay: float) -> tuple[TransitionRelease, TransitionRelease]:
+    """Users who stay, with this probability, within one block of ten items; pairs within a block are near."""
     random = np.random.default_rng(0)
-    items, offsets = random.integers(0, 300, 500 * length), np.arange(501) * length
-    plain, described = (release_transitions(items, offsets, 300, 1.0, described=way, seed=1) for way in (False, True))
+    others = random.integers(30, size=(500, length))
+    block = np.where(random.random((500, length)) < stay, random.integers(30, size=(500, 1)), others)
+    items, offsets = (10 * block + random.integers(10, size=block.shape)).ravel(), np.arange(501) * length
+    near = near_pairs(Attributes.of_items([[("block", str(item // 10))] for item in range(300)]))
+    assert len(near) == 30 * 45
+    plain, described = (release_transitions(items, offsets, 300, 1.0, near=n, seed=1) for n in (None, near))
     return plain, described
 
 
-def test_with_long_histories_attributes_change_nothing_of_a_release() -> None:
-    """So attributes that turn out to be useless cost nothing there."""
-    plain, described = with_and_without_attributes(60)
-    assert described.again is None and plain.again is None
+def test_useless_attributes_cost_their_evidence_and_nothing_else() -> None:
+    """The pairs get what the evidence leaves, which is 97% of the budget or more; popularity is the same."""
+    plain, described = with_and_without_attributes(4, 0.0)
+    assert described.evidence is not None and not described.evidence.strong
+    assert described.again is None and plain.again is None and plain.evidence is None
     np.testing.assert_array_equal(described.frequencies.counts, plain.frequencies.counts)
-    np.testing.assert_array_equal(described.pairs, plain.pairs)
-    np.testing.assert_array_equal(described.total, plain.total)
+    share = evidence_share(500, 1.0)
+    assert described.total_deviation == pytest.approx(plain.total_deviation * math.sqrt(0.95 / (0.95 - share)))
 
 
-def test_with_short_histories_and_attributes_popularity_is_released_twice() -> None:
+def test_with_long_histories_popularity_is_released_once() -> None:
+    _, described = with_and_without_attributes(80, 0.5)
+    assert described.evidence is not None and described.evidence.strong and described.again is None
+
+
+def test_with_short_histories_and_attributes_that_say_much_popularity_is_released_twice() -> None:
     """The mean of both has the noise of twice the share; the pairs pay for it."""
-    plain, described = with_and_without_attributes(4)
+    plain, described = with_and_without_attributes(4, 0.9)
+    assert described.evidence is not None and described.evidence.strong
     assert plain.again is None and described.again is not None
     found, noise = described.frequencies, plain.frequencies.noise_multiplier
     np.testing.assert_array_equal(found.counts, (plain.frequencies.counts + described.again) / 2)
     assert found.noise_multiplier == pytest.approx(noise / math.sqrt(2))
     assert np.std(described.again - plain.frequencies.counts) == pytest.approx(noise * math.sqrt(2), rel=0.15)
     assert described.items.tolist() == np.flatnonzero(found.counts > 3 * found.noise_multiplier).tolist()
-    assert described.total_deviation == pytest.approx(plain.total_deviation * math.sqrt(0.95 / 0.9))
-    again = counts_release.final_deviations(1.0, listed=False, again=True)
+    left = 0.9 - evidence_share(500, 1.0)
+    assert described.total_deviation == pytest.approx(plain.total_deviation * math.sqrt(0.95 / left))
+    again = counts_release.final_deviations(1.0, listed=False, again=True, evidence_of=500)
     assert (described.total_deviation, described.difference_deviation) == pytest.approx(again)
 
 

@@ -1,5 +1,6 @@
 """A step is what was sampled, or its price says otherwise: each of these was once accepted, and priced too low."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -169,6 +170,39 @@ def test_what_is_refused(trick: Callable[[Loop, Iterator[Batch]], None], words: 
     assert loop.optimizer.steps <= 1
 
 
+@pytest.mark.parametrize("name", ["users", "step", "origin"])
+def test_a_batch_cannot_be_changed_after_the_draw(name: str) -> None:
+    """Cut to a maximum size it was priced as before; with an origin of rate 0.01 at a thirtieth; renumbered it came
+    again in each step."""
+    loop = Loop()
+    batch, other = loop.batches.batch(0), dp.PoissonBatches(N, 0.01, STEPS).batch(1)
+    with pytest.raises(AttributeError, match=f"{name} of a batch is fixed.*lower the sample rate"):
+        setattr(batch, name, getattr(other, name))
+    drawn = batch.users
+    batch.users.resize_(1)
+    batch.users.zero_()
+    batch[:].users.zero_()
+    assert torch.equal(batch.users, drawn) and torch.equal(batch[:].users, drawn)
+    memory = drawn.numpy().copy()
+    part = batch.part(memory)
+    memory[:] = 0
+    assert torch.equal(part.users, drawn)
+
+
+def test_every_bounded_parameter_is_in_the_step() -> None:
+    """A second, plain optimizer moved the rest of the model without noise, and the events did not say so."""
+    loop = Loop()
+    weight = torch.optim.SGD([loop.model.weight], lr=0.1)
+    loop.optimizer = dp.PrivateOptimizer(weight, noise_multiplier=1.0, clip_norm=1.0, expected_batch_size=Q * N)
+    with pytest.raises(ValueError, match="would get no noise: give all of them to one PrivateOptimizer"):
+        loop.whole(loop.batches.batch(0))
+    loop.model.bias.requires_grad_(False)
+    loop.model.zero_grad()
+    loop.clipping = dp.PhantomClipping(loop.model)
+    loop.whole(loop.batches.batch(0))
+    assert loop.optimizer.steps == 1
+
+
 # What is priced without amplification.
 
 
@@ -233,7 +267,7 @@ def test_draws_that_are_used_again_are_refused() -> None:
         loop.whole(batch)
     other = Loop()
     other.batches.load_state_dict(start)
-    with pytest.raises(ValueError, match="12 steps of this sampler were taken"):
+    with pytest.raises(ValueError, match="in another noisy sum already, and 12 steps of this sampler were taken"):
         other.whole(other.batches.batch(0))
     key = bytes(range(32))
     for number in range(2):  # two samplers with one key
@@ -256,6 +290,29 @@ def test_a_run_may_be_repeated_with_all_of_its_keys() -> None:
             loop.whole(batch)
         models.append(loop.model.weight.detach())
     assert torch.equal(*models)
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_other_sums_are_no_repetition(rolled_back: bool) -> None:
+    """With the same keys and other weights each draw was in two noisy sums, of which the events counted one."""
+    key = bytes(range(2 + rolled_back, 34 + rolled_back))
+    loop = Loop(key=key)
+    loop.batches = dp.PoissonBatches(N, Q, STEPS, key=key)
+    states = copy.deepcopy(loop.optimizer.state_dict()), loop.batches.state_dict()
+    for batch in loop.batches:
+        loop.whole(batch)
+    again = loop
+    if rolled_back:  # to the first step, with the weights of the last
+        again.optimizer.load_state_dict(states[0])
+        again.batches.load_state_dict(states[1])
+    else:
+        again = Loop(key=key)
+        again.batches = dp.PoissonBatches(N, Q, STEPS, key=key)
+        again.model.weight.data.add_(1.0)
+    before = again.model.weight.detach().clone()
+    with pytest.raises(ValueError, match="the draw of step 1 is in another noisy sum already"):
+        again.whole(again.batches.batch(0))
+    assert torch.equal(again.model.weight, before) and again.optimizer.steps == 0
 
 
 @pytest.mark.parametrize("name", ["n", "sample_rate", "steps", "noise"])

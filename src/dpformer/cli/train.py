@@ -19,6 +19,8 @@ from dpformer.runs.config import Config, section_of
 ESSENTIAL = (
     "epsilon", "delta", "model", "catalog", "user_column", "item_column", "timestamp_column", "task", "unit", "recipe",
 )  # fmt: skip
+TYPES: dict[str, type] = {"warm_start": str}  # of options that are not of the type of their field
+UNSHOWN = ("deployment", "previous")
 FLAGS = {"reattention": ["--re-attention/--no-re-attention"]}  # the other flags have the name of their option
 
 
@@ -190,7 +192,7 @@ def with_choices(
     """
     shown = ("file", *essential)
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "choices"]
-    chosen = [name for name in Config.model_fields if name != "deployment"] if names is None else list(names)
+    chosen = [name for name in Config.model_fields if name not in UNSHOWN] if names is None else list(names)
     first = [_parameter(name, essential=True) for name in shown if name in chosen]
     rest = [_parameter(name, essential=False) for name in chosen if name not in shown]
 
@@ -216,7 +218,7 @@ def _parameter(name: str, *, essential: bool) -> inspect.Parameter:
     shown = False if field.default is None or isinstance(field.default, bool) else str(field.default)
     panel = "Essentials" if essential else section_of(name)
     option = typer.Option(*flag, help=_help(name), show_default=shown, rich_help_panel=panel, hidden=not essential)
-    kind: Any = _plain(field.annotation) | None
+    kind: Any = TYPES.get(name, _plain(field.annotation)) | None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 

@@ -86,7 +86,7 @@ def sum_of(parameter: Tensor) -> Tensor | None:
 def joint_bound(parameters: Sequence[Tensor], marks: Sequence[Bound | None] | None = None) -> float:
     """C of the gradients of these parameters together; 0 if they are all None or zero.
 
-    Raises ValueError if one of them is not a sum of bounded users.
+    Raises ValueError if one of them is not a sum of bounded users, or one that was clipped with them is left out.
 
     Args:
         marks: `bounds_of` these parameters, if somebody has asked already.
@@ -105,6 +105,12 @@ def joint_bound(parameters: Sequence[Tensor], marks: Sequence[Bound | None] | No
                 f"user's norm must be over all parameters together, so give them all to one PhantomClipping"
             )
         bound, together = max(bound, mark.clip_norm), mark.together
+    if together is not None and not together <= set(map(id, parameters)):
+        raise ValueError(
+            "PhantomClipping bounds parameters that this optimizer does not have, so their gradients would get no "
+            "noise: give all of them to one PrivateOptimizer, or freeze the others, requires_grad_(False), before "
+            "creating PhantomClipping"
+        )
     return bound
 
 

@@ -142,7 +142,7 @@ def add_sums(sums: list[tuple[Tensor, Tensor, bool]], c: Tensor) -> None:
 
 def can_multiply(left: Tensor, right: Tensor) -> bool:
     """Whether compiled code does it."""
-    return native.multiplies() and left.dtype == right.dtype == torch.float32 and left.is_cpu and right.is_cpu
+    return native.multiplies() and native.supports(left, right)
 
 
 def _threads(left: np.ndarray, right: np.ndarray) -> int:

@@ -41,7 +41,7 @@ def row_lengths(many: Sequence[Sequence[Use]]) -> list[RowLengths]:
 
 def is_plain(uses: Sequence[Use]) -> bool:
     """Whether compiled code is there, and can read them."""
-    return native.kernels is not None and all(map(_is_plain, uses))
+    return all(native.supports(*_sides(use)) for use in uses)
 
 
 def _compiled(uses: Sequence[Use]) -> RowLengths:
@@ -79,11 +79,6 @@ def lengths_of(told: np.ndarray) -> RowLengths:
     longest, whole = told[..., 2], told[0] if len(told) == 1 else told.sum(0)
     large = None if longest.max(initial=0) <= MOST else np.asarray((longest > MOST).any(0))
     return RowLengths([one[:, 1] for one in told], whole[:, 0], whole[:, 1], large)
-
-
-def _is_plain(use: Use) -> bool:
-    """Whether compiled code can read it."""
-    return all(t.dtype == torch.float32 and t.is_cpu for t in _sides(use))
 
 
 def _array(side: Tensor) -> np.ndarray:

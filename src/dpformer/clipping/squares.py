@@ -13,7 +13,7 @@ from dpformer.kernels import native
 
 def can_square(sides: Sequence[Tensor]) -> bool:
     """Whether compiled code is there, and for all of these (…, n)."""
-    return native.kernels is not None and all(t.dtype == torch.float32 and t.is_cpu and 2 <= t.ndim <= 3 for t in sides)
+    return native.supports(*sides) and all(2 <= t.ndim <= 3 for t in sides)
 
 
 def squares_of_rows(sides: Sequence[Tensor]) -> Tensor:

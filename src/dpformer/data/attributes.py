@@ -13,6 +13,7 @@ import numpy as np
 Name = tuple[str, str]  # (column, value): ("genre", "Comedy")
 MIN_ITEMS = 2  # an attribute of a single item says nothing about others
 WORDS = "title"  # the column of the words of titles
+NEAR_BY = "near by "  # how the columns of attributes begin that stand for vectors
 MOST_PAIRED = 12  # maximum number of an item's attributes for which pairs are formed
 
 
@@ -59,14 +60,15 @@ class Attributes:
         return cls(names, offsets, np.array([link for row in rows for link in row], dtype=np.int64))
 
     def with_pairs(self) -> "Attributes":
-        """These attributes plus every pair of an item's attributes (a comedy of 1995), except words of titles.
+        """These attributes plus every pair of an item's attributes (a comedy of 1995), except words of titles and
+        vectors.
 
         Pairs shared by fewer than two items are dropped, as are those of items with more than 12 attributes.
         """
         facts: list[list[Name]] = []
         for start, stop in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True):
             names = [self.names[link] for link in self.links[start:stop].tolist()]
-            paired = [name for name in names if name[0] != WORDS]
+            paired = [name for name in names if name[0] != WORDS and not name[0].startswith(NEAR_BY)]
             pairs = combinations(paired, 2) if len(paired) <= MOST_PAIRED else ()
             facts.append([*names, *((f"{a[0]} and {b[0]}", f"{a[1]} and {b[1]}") for a, b in pairs)])
         return Attributes.of_items(facts)

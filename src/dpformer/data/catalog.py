@@ -5,6 +5,8 @@ item's id and title are found by their column names; every other column becomes 
 
 - a list, or text with `|` in it, is several values: `Comedy|Romance`;
 - numbers with fractions (prices) are binned into deciles; integers are values (years);
+- lists of numbers of one length, at least four and not all integers, are vectors: items are attributes of the items
+  near them (`vectors.py`);
 - the words of the title count as attributes too, unless `title_words` is off;
 - a value of a single item is dropped.
 
@@ -25,6 +27,7 @@ from dpformer.data.attributes import WORDS, Attributes, Name
 from dpformer.data.columns import COLUMN_NAMES, plain
 from dpformer.data.interactions import id_text
 from dpformer.data.readers.split_line import no_glob
+from dpformer.data.vectors import near_by, vectors_of
 from dpformer.data.vocabulary import Vocabulary
 from dpformer.engines.duckdb_connection import connect
 from dpformer.errors import DpformerError
@@ -60,8 +63,8 @@ def read_catalog(
     facts: list[list[Name]] = [[] for _ in rows]
     for number, column in enumerate(table.columns):
         if number not in place:
-            for item, values in zip(facts, _column_values([row[number] for row in rows]), strict=True):
-                item.extend((column, value) for value in values)
+            for item, names in zip(facts, _column_facts(column, [row[number] for row in rows], ids), strict=True):
+                item.extend(names)
     if title_words:
         for item, title in zip(facts, titles, strict=True):
             item.extend((WORDS, word) for word in re.findall(r"[^\W_]+", title.lower()))
@@ -82,6 +85,23 @@ def _ids(rows: Sequence[tuple[Any, ...]], place: int, path: Path, start: int) ->
     if not ids:
         raise DpformerError(f"{path} holds no items")
     return list(ids)
+
+
+def _column_facts(column: str, fields: Sequence[Any], ids: Sequence[str]) -> Iterable[list[Name]]:
+    """The attributes from one column, one list per item."""
+    listed = [_as_list(field) for field in fields]
+    vectors = vectors_of(listed)
+    if vectors is not None:
+        return near_by(column, vectors, ids)
+    return ([(column, value) for value in values] for values in _column_values(listed))
+
+
+def _as_list(field: Any) -> Any:
+    """A list that is written as text, as tables write lists into CSV; None if the field is empty; else unchanged."""
+    if isinstance(field, str) and field.startswith("[") and field.endswith("]"):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(field)
+    return None if isinstance(field, str) and not field else field
 
 
 def _column_values(fields: Sequence[Any]) -> Iterator[list[str]]:
@@ -115,9 +135,6 @@ def _values(field: Any) -> Iterator[str]:
         return
     if isinstance(field, dict):
         field = list(field.values())
-    if isinstance(field, str) and field.startswith("[") and field.endswith("]"):
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            field = ast.literal_eval(field)  # how tables write lists into CSV
     if isinstance(field, list | tuple | set):
         for part in field:
             yield from _values(part)

@@ -76,6 +76,17 @@ class SqlSums:
             found[cells] = sums
         return found
 
+    def shared(self, near: np.ndarray, num_items: int) -> np.ndarray:
+        found = np.zeros(2, dtype=np.int64)
+        self.backend.table("near", {"cell": near})
+        chosen = (
+            "SELECT u, CASE WHEN near.cell IS NULL THEN 1 ELSE 0 END AS c, w "
+            "FROM pairs LEFT JOIN near ON pairs.cell = near.cell"
+        )
+        cells, sums = self.backend.query(self._round(np.arange(num_items), chosen))
+        found[cells] = sums
+        return found
+
     def _round(self, places: np.ndarray, chosen: str) -> str:
         """SQL of (cell, sum); `chosen` gives (u, c, w) of the pairs in play."""
         if self._placed is None or not np.array_equal(self._placed, places):

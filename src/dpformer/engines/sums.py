@@ -51,6 +51,9 @@ class Sums(Protocol):
     def pairs(self, places: np.ndarray, survivors: np.ndarray, directed: bool) -> np.ndarray:
         """(K,) or, directed, (2K,) int64: Σ_u q_u over only the surviving unordered cells (K,), ascending."""
 
+    def shared(self, near: np.ndarray, num_items: int) -> np.ndarray:
+        """(2,) int64: Σ_u q_u of two cells: all pairs in the unordered cells `near` (ascending), and all others."""
+
 
 def quantised(values: np.ndarray, squares: np.ndarray) -> np.ndarray:
     """q of users' values whose squares add up to `squares`."""
@@ -152,6 +155,17 @@ class ArraySums:
                 place = 2 * place + backward[rows] if directed else place
                 keys.append(_keys(users[rows], place, backward, distance, width))
             np.add.at(sums, *_vectors(np.concatenate(keys), width))
+        return sums
+
+    def shared(self, near: np.ndarray, num_items: int) -> np.ndarray:
+        sums, among = np.zeros(2, dtype=np.int64), Among(near, cells_below(num_items))
+        for sequence, offsets in self._chunks(0):
+            keys = []
+            for users, cells, backward, distance, _ in _pairs(sequence, offsets, 0):
+                other = np.ones(len(cells), dtype=np.int64)
+                other[among(cells)[0]] = 0
+                keys.append(_keys(users, other, backward, distance, 2))
+            np.add.at(sums, *_vectors(np.concatenate(keys), 2))
         return sums
 
     def _chunks(self, passes: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -143,7 +143,9 @@ class DistributedOptimizer(PrivateOptimizer):
         sums = [p.summed(sum_of(p.whole), torch.promote_types(p.shard.dtype, torch.float32)) for p in parameters]
         self._finite_everywhere(sums)
         if self.noise_multiplier:
-            every = in_turn(self._address(sums), self.steps, [whole.numel() for whole in wholes])
+            address = self._address(sums)
+            self._taken.bind(batch, address.identity)
+            every = in_turn(address, self.steps, [whole.numel() for whole in wholes])
             noise = [
                 replace(numbers, count=local.numel(), start=numbers.start + parameter.start)
                 for numbers, parameter, local in zip(every, parameters, sums, strict=True)

@@ -1,12 +1,13 @@
-"""Compiled passes over memory (_native.c) and over Python objects (_objects.c); None where there was no compiler when
-dpformer was installed.
+"""Compiled passes over memory (_native.c, with one header per subject) and over Python objects (_objects.c).
 
-Each function has a twin in Python, for other devices, other dtypes and installations without a compiler.
+Each is None where there was no compiler when dpformer was installed. Each function has a reference in torch or NumPy,
+for other devices, other dtypes and installations without a compiler; `supports` decides between the two.
 """
 
 from types import ModuleType
 
 import numpy as np
+import torch
 from torch import Tensor
 
 kernels: ModuleType | None
@@ -28,7 +29,12 @@ _offered = kernels is not None and bool(
     and kernels.exchange(Tensor.__dlpack_c_exchange_api__)
 )
 
-__all__ = ["kernels", "multiplies", "objects", "reads_tensors", "rows_of"]
+__all__ = ["kernels", "multiplies", "objects", "reads_tensors", "rows_of", "supports"]
+
+
+def supports(*tensors: Tensor) -> bool:
+    """Whether compiled code is available and takes these tensors: float32 on the CPU."""
+    return kernels is not None and all(t.is_cpu and t.dtype == torch.float32 for t in tensors)
 
 
 def multiplies() -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpformer.evaluation.rankers import Ranker
     from dpformer.findings import Finding
     from dpformer.kinds.scoring import Scoring
+    from dpformer.models.vectors import Vectors
     from dpformer.queries.base import Query
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release
@@ -64,7 +65,7 @@ class ModelKind:
     silent: tuple[str, ...] = ()  # options that do not apply to it
     trains: bool = True  # in steps, with checkpoints
     text: bool = True  # whether it can be a language model
-    repeats: bool = False  # whether it can rank items of the history by `repeat_weight`
+    counted: bool = False  # whether it is made of counts, to which `repeat_weight` and an earlier run apply
     attention: bool = False  # whether it has attention that Re-Attention can correct
 
     def named_by(self, path: Path) -> dict[str, Any] | None:
@@ -81,8 +82,10 @@ class ModelKind:
         """Raise ValueError for options that this kind does not support. Messages are shown to users verbatim."""
         if config.reattention and not self.attention:
             raise ValueError(f"Re-Attention needs attention, but {config.model} has none: omit it")
-        if config.repeat_weight and not self.repeats:
+        if config.repeat_weight and not self.counted:
             raise ValueError(f"repeat_weight applies to counts, but model is {config.model}: omit it")
+        if config.previous is not None and not self.counted:
+            raise ValueError(f"warm_start from an earlier run applies to counts, but model is {config.model}: omit it")
         if config.base is not None:
             raise ValueError("a checkpoint is given by --model FOLDER: omit base")
         if config.lora:
@@ -112,7 +115,7 @@ class ModelKind:
         return False
 
     def items_described(self, config: Config) -> bool:
-        """Whether public attributes recommend items with little data, so that accurate popularity is worth more."""
+        """Whether the model uses public attributes, so that what they say about users is worth asking."""
         return False
 
     def mechanism(self, config: Config, users: int, others: tuple[Event, ...]) -> Mechanism:
@@ -147,6 +150,10 @@ class ModelKind:
         from dpformer.kinds.scoring import DenseScoring
 
         return DenseScoring(model)
+
+    def vectors(self, model: Any, dim: int | None) -> Vectors:
+        """Item and query vectors whose inner products are the scores; `dim` is for kinds that have no own."""
+        raise DpformerError(f"{self.title} has no item vectors")
 
     # Verified.
 

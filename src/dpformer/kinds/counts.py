@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dpformer.findings import Finding
     from dpformer.kinds.scoring import Scoring
     from dpformer.models.counts import TransitionCounts
+    from dpformer.models.vectors import Vectors
     from dpformer.queries.transitions.query import TransitionsQuery
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release
@@ -41,7 +42,7 @@ class CountsKind(ModelKind):
     silent = OF_NETWORKS
     trains = False
     text = False
-    repeats = True
+    counted = True
 
     # Chosen.
 
@@ -139,6 +140,11 @@ class CountsKind(ModelKind):
 
         return CountsScoring(model)
 
+    def vectors(self, model: Any, dim: int | None) -> Vectors:
+        from dpformer.models.vectors import of_counts
+
+        return of_counts(model, dim)
+
     # Verified.
 
     def constants(self, config: Config, plan: Plan, release: Release) -> Finding:
@@ -179,12 +185,23 @@ class CountsKind(ModelKind):
         found = release.model
         if attributes is None and int(getattr(found, "num_attributes", 0)):
             return None, ("frequencies follow from them; not checked: counts that use attributes (give --catalog)")
+        if not _near_pairs_match(value, attributes):
+            return False, "the evidence for attributes is about other pairs than those of the catalogue"
         again = TransitionCounts.from_release(value, attributes, repeat_weight=config.repeat_weight)
         names = [tuple(name) for name in getattr(found, "attribute_names", [])]
         same = again.arguments == found.arguments and [tuple(name) for name in again.attribute_names] == names
         if same and all(_equal(tensor, found.state_dict()[key]) for key, tensor in again.state_dict().items()):
             return True, "the model follows from them"
         return False, "the model's counts do not follow from the release"
+
+
+def _near_pairs_match(value: Any, attributes: Attributes | None) -> bool:
+    """Whether the evidence for attributes, if there is any, is about the pairs that the catalogue makes near."""
+    from dpformer.data.near_pairs import chance_of, near_pairs
+
+    if attributes is None or value.evidence is None:
+        return True
+    return bool(value.evidence.chance == chance_of(near_pairs(attributes), attributes.num_items))
 
 
 def counts_of(model: TransitionCounts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dpformer.evaluation.rankers import Ranker
     from dpformer.findings import Finding
     from dpformer.models import SequenceModel
+    from dpformer.models.vectors import Vectors
     from dpformer.noise import SecureRandom
     from dpformer.runs.config import Config
     from dpformer.runs.model_file import Release
@@ -167,6 +168,13 @@ class NetworkKind(ModelKind):
         from dpformer.evaluation.rankers import NetworkRanker
 
         return NetworkRanker(model)
+
+    def vectors(self, model: Any, dim: int | None) -> Vectors:
+        from dpformer.models.vectors import of_network
+
+        if dim is not None:
+            raise ValueError("dim applies to vectors of counts; those of a network have its own: omit it")
+        return of_network(model)
 
     # Verified.
 

@@ -14,16 +14,19 @@ decided from the release itself, by fixed rules, so it costs no privacy:
 share g, divided by the part e_g expected if partners were drawn at random (from the same margins). Shrunk towards the
 lift L of the whole column (category, brand, title …) by 3 counts: l_g = (s_g + 3·min(L, 3)) / (e_g + 3).
 - *Trust.* Attributes unrelated to users' actions have L ≈ 1. The random variation sd of L is measured by dealing the
-attributes to other items, eight times. A column is trusted by γ = clip((L − 1 − 3·sd)/0.1, 0, 1).
+attributes to other items, eight times. With k = 1/(1 + (sd/0.2)⁴), near 1 with many counts, a column is trusted by
+γ = clip((k·(L − 1 − 3·sd) + (1 − k)·0.5)/0.1, 0, 1), and l_g is shrunk towards k·L + (1 − k)·3 instead of L: without
+counts all attributes weigh by how rare they are, which is what is public.
+- *Strength.* s, how much attributes say about users, is released before (`queries/transitions/attribute_evidence.py`).
 - *Weights.* w_g = γ·(max(l_g − 1, 0)/√Q_g)^0.75·(1 − Σ_b P_gb²). The last factor is the probability that two draws from
 P_g differ: an attribute that is mostly one item says little about others. Attributes with w_g = 0 are dropped; if none
 remains, the model is exactly the counts alone.
 - *Thresholds.* A pair that shares attributes is more likely to be real: its total loses 1.75 − ¼·ln(max(r, 0.1))
   standard deviations of noise instead of 1.5, r² = (K_ab/q_b)(K_ba/q_a).
 - *Evenness.* Within a row of T, large counts weigh slightly less, as do items that many others lead to: with
-e = 0.1·γ the probabilities are proportional to C_ab^(1 − e)·(Σ_a C_ab + 30)^−e, and the row keeps its sum.
-- *Share.* μ = 0.4·γ·(1 − B)², B = Σ_a q_a Σ_b T_ab the share that the counts claim already; the model's claims are T +
-  μK.
+e = 0.1·γ·s the probabilities are proportional to C_ab^(1 − e)·(Σ_a C_ab + 30)^−e, and the row keeps its sum.
+- *Share.* μ = 0.4·γ·s·(1 − B)², B = Σ_a q_a Σ_b T_ab the share that the counts claim already; the model's claims
+  are T + μK.
 
 The constants were chosen on validation items; see docs/results/attributes.md.
 """
@@ -36,6 +39,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpformer.data.attributes import Attributes
+from dpformer.models.confirmed import confirmation
 from dpformer.models.shrinkage import posterior_means
 
 if TYPE_CHECKING:
@@ -51,6 +55,8 @@ WEIGHT_POWER = 0.75
 EVENNESS = 0.1
 PSEUDO_COUNTS, HIGHEST_PRIOR_LIFT = 3.0, 3.0
 DEALS, DEVIATIONS, CERTAIN = 8, 3.0, 0.1
+NO_COUNTS = 1e9  # variation of L without counts
+UNSURE, USUAL = 0.2, 0.5  # variation of L at which it counts half, and the excess lift that stands in for it
 SHARE = 0.4
 LEAST_OTHERS = 1e-6  # rounding must not make a weight vanish
 
@@ -66,14 +72,17 @@ class BackOff:
     popularity: np.ndarray  # (M,) float64: q
     thresholds: np.ndarray  # (K,) float64: standard deviations subtracted from each released pair
 
+    strength: float  # s, how much attributes say according to the released evidence
+    strong: bool  # whether that is much
+
     @property
     def evenness(self) -> float:
         """e, by how much rows of T are evened out."""
-        return EVENNESS * self.trust
+        return EVENNESS * self.trust * self.strength
 
     def share(self, row_sums: np.ndarray) -> float:
         """μ, given Σ_b T_ab of every item a."""
-        return SHARE * self.trust * max(0.0, 1 - float(self.popularity @ row_sums)) ** 2
+        return SHARE * self.trust * self.strength * max(0.0, 1 - float(self.popularity @ row_sums)) ** 2
 
 
 def fit_backoff(release: TransitionRelease, attributes: Attributes) -> BackOff | None:
@@ -84,9 +93,11 @@ def fit_backoff(release: TransitionRelease, attributes: Attributes) -> BackOff |
     q = posterior_means(frequencies.counts, frequencies.noise_multiplier)
     q = q / q.sum()
     pairs = release.items[release.pairs]  # (K, 2)
-    totals = np.maximum(release.total - PLAIN_THRESHOLD * release.total_deviation, 0)
+    totals = np.maximum(release.total - PLAIN_THRESHOLD * release.total_deviation, 0) * confirmation(release)
     seen = np.flatnonzero(totals > 0)
-    if not len(seen) or not len(attributes):
+    evidence = release.evidence
+    strength, strong = (1.0, True) if evidence is None else (evidence.strength, evidence.strong)
+    if not strength or not len(attributes):
         return None
     attributes = attributes.with_pairs()
     lifts, trust = _lifts(matrix(attributes), attributes, release.items, pairs[seen], totals[seen])
@@ -98,7 +109,7 @@ def fit_backoff(release: TransitionRelease, attributes: Attributes) -> BackOff |
     chosen = attributes.kept(useful)
     pull = q**POPULARITY_POWER / np.sqrt(np.maximum(np.diff(chosen.offsets), 1))
     weights = weights[useful] * _others(chosen, pull)
-    found = BackOff(chosen, weights, pull, float(trust[useful].max()), q, totals)
+    found = BackOff(chosen, weights, pull, float(trust[useful].max()), q, totals, strength, strong)
     return BackOff(**{**vars(found), "thresholds": _thresholds(found, pairs)})
 
 
@@ -139,8 +150,11 @@ def _lifts(
         places[head] = random.permutation(head)
         dealt.append(lift(*_shared(table[places], pairs, totals)))
     luck = np.sqrt(np.mean((np.array(dealt) - 1) ** 2, axis=0))
-    trust = np.clip((column_lift - 1 - DEVIATIONS * luck) / CERTAIN, 0, 1)
-    prior = PSEUDO_COUNTS * np.minimum(column_lift, HIGHEST_PRIOR_LIFT)
+    luck[by_column(chance) == 0] = NO_COUNTS
+    known = 1 / (1 + (luck / UNSURE) ** 4)  # near 1 with many counts
+    trust = np.clip((known * (column_lift - 1 - DEVIATIONS * luck) + (1 - known) * USUAL) / CERTAIN, 0, 1)
+    expected = known * column_lift + (1 - known) * HIGHEST_PRIOR_LIFT
+    prior = PSEUDO_COUNTS * np.minimum(expected, HIGHEST_PRIOR_LIFT)
     return (shared + prior[column_of]) / (chance + PSEUDO_COUNTS), trust[column_of]
 
 
@@ -148,7 +162,7 @@ def _shared(table: csr_matrix, pairs: np.ndarray, totals: np.ndarray) -> tuple[n
     """(s_g, e_g): counts on pairs that share g, and their expectation by chance, where no item follows itself."""
     shared = table[pairs[:, 0]].multiply(table[pairs[:, 1]]).T @ totals
     margin = np.bincount(pairs.ravel(), weights=np.repeat(totals, 2), minlength=table.shape[0])
-    margin = margin / margin.sum()
+    margin = margin / max(margin.sum(), 1e-300)
     alone = margin**2
     chance = ((table.T @ margin) ** 2 - table.T @ alone) / max(1 - alone.sum(), 1e-12)
     return np.asarray(shared).ravel(), np.maximum(chance * totals.sum(), 0)

@@ -5,6 +5,7 @@ post-processing of it, by rules fixed beforehand, so it costs no privacy:
 
 - *Noise.* 1.5 standard deviations are subtracted from the total of a pair (soft threshold): Ŝ = max(S − 1.5·sd, 0);
 more if other pairs make it unlikely, less if they support it (`walks.py`); likewise with attributes (`backoff.py`).
+What is left is scaled by how far the last round confirms it (`confirmed.py`).
 - *Direction.* The difference D of the two directions is shrunk towards zero, D̂ = D·v/(v + sd²), where v = (ηŜ)² and η²
 is estimated from the release itself: mean (D² − sd²) over mean (S² − sd²) of clear pairs. Data without order give
 η ≈ 0 and symmetric counts. Then C_ab = (Ŝ + D̂)/2 and C_ba = (Ŝ − D̂)/2.
@@ -13,7 +14,7 @@ slightly evened out (`backoff.py`).
 - *Repeats.* T_aa = ρ (`repeat_weight`, usually 0) for data in which users come back to items: an item of the history
   claims itself. The release has no such pairs; ρ is an option, or chosen from the released share of repeats.
 - *Claims.* After a history that ends in x_20, …, x_1 (the latest): c_b = Σ_k α_k (T + μK)_{x_k b}, α_k ∝ 0.75^k,
-  or 1/k with attributes, Σ α_k = 1; K, the back-off to public attributes of items, if there are any (`backoff.py`).
+  or 1/k if attributes say much, Σ α_k = 1; K, the back-off to public attributes of items (`backoff.py`), if any.
 - *Ranking*, `scores`: ln(c_b + 0.01·q_b), q the released popularity, which ranks items without counts.
 - *Probability*, `prior_logits`, for a network that learns the rest: ln P,
 
@@ -39,12 +40,15 @@ from torch import Tensor, nn
 from dpformer.accounting.arguments import whole
 from dpformer.accounting.ledger import Ledger
 from dpformer.data.attributes import Attributes, Name
+from dpformer.data.near_pairs import near_pairs
 from dpformer.models.backoff import PLAIN_THRESHOLD, fit_backoff
+from dpformer.models.confirmed import confirmation
 from dpformer.models.explain import Explanation, explain
 from dpformer.models.exported_sums import product_with_columns, sum_of_rows
 from dpformer.models.history import LATEST, add_rows, latest_items, row_of, weights_of
 from dpformer.models.walks import with_walks
-from dpformer.queries.transitions.rounds import TransitionRelease, release_transitions
+from dpformer.queries.transitions.prior import combined
+from dpformer.queries.transitions.rounds import TransitionRelease, nothing_released, release_transitions
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -73,12 +77,22 @@ class TransitionCounts(nn.Module):
     pull: Tensor  # (M,) float32
     backoff: Tensor  # () float32
 
-    def __init__(self, num_items: int, num_transitions: int, num_attributes: int = 0, num_links: int = 0) -> None:
+    def __init__(
+        self,
+        num_items: int,
+        num_transitions: int,
+        num_attributes: int = 0,
+        num_links: int = 0,
+        harmonic: bool = False,
+    ) -> None:
         super().__init__()
         self.num_items = whole("num_items", num_items, 1)
         self.num_transitions = whole("num_transitions", num_transitions, 0)
         self.num_attributes = whole("num_attributes", num_attributes, 0)
         self.num_links = whole("num_links", num_links, 0)
+        if not isinstance(harmonic, bool):
+            raise ValueError(f"harmonic is {harmonic!r}; it must be true or false")
+        self.harmonic = harmonic  # whether the k-th latest item of a history weighs 1/k
         self.arguments: dict[str, Any] = {"num_items": self.num_items, "num_transitions": self.num_transitions}
         self.attribute_names: list[Name] = []
         self.register_buffer("popularity", torch.full((num_items,), 1 / num_items))
@@ -86,7 +100,7 @@ class TransitionCounts(nn.Module):
         self.register_buffer("targets", torch.zeros(num_transitions, dtype=torch.int64))
         self.register_buffer("chances", torch.zeros(num_transitions))
         if self.num_attributes:
-            self.arguments |= {"num_attributes": self.num_attributes, "num_links": self.num_links}
+            self.arguments |= {"num_attributes": self.num_attributes, "num_links": self.num_links, "harmonic": harmonic}
             self.register_buffer("attribute_offsets", torch.zeros(num_items + 1, dtype=torch.int64))
             self.register_buffer("attribute_links", torch.zeros(num_links, dtype=torch.int64))
             self.register_buffer("attribute_weights", torch.zeros(num_attributes))
@@ -125,7 +139,7 @@ class TransitionCounts(nn.Module):
             offsets,
             num_items,
             noise_multiplier,
-            described=attributes is not None,
+            near=None if attributes is None else near_pairs(attributes),
             seed=seed,
         )
         assert release.event is not None
@@ -138,11 +152,14 @@ class TransitionCounts(nn.Module):
     ) -> TransitionCounts:
         """The model of a release: post-processing. Uninformative attributes are dropped.
 
+        Without evidence for attributes in the release, they are taken to say as much as most do.
+
         Args:
             release: the release.
             attributes: public facts about the items.
             repeat_weight: ρ.
         """
+        release = combined(release)
         num_items = len(release.frequencies.p)
         known = None if attributes is None else fit_backoff(release, attributes)
         thresholds = with_walks(PLAIN_THRESHOLD if known is None else known.thresholds, release)
@@ -153,7 +170,7 @@ class TransitionCounts(nn.Module):
         if known is None:
             model = cls(num_items, len(rows))
         else:
-            model = cls(num_items, len(rows), len(known.attributes), len(known.attributes.links))
+            model = cls(num_items, len(rows), len(known.attributes), len(known.attributes.links), known.strong)
             model.attribute_names = list(known.attributes.names)
             model.attribute_offsets.copy_(torch.from_numpy(known.attributes.offsets))
             model.attribute_links.copy_(torch.from_numpy(known.attributes.links))
@@ -165,6 +182,11 @@ class TransitionCounts(nn.Module):
         model.targets.copy_(torch.from_numpy(targets))
         model.chances.copy_(torch.from_numpy(chances))
         return model.eval()
+
+    @classmethod
+    def from_public(cls, attributes: Attributes) -> TransitionCounts:
+        """The model of public attributes alone, every item as popular as any other: what costs no privacy at all."""
+        return cls.from_release(nothing_released(attributes.num_items), attributes)
 
     def check_state(self) -> None:
         """Raise if a loaded state has indices out of range."""
@@ -210,7 +232,7 @@ class TransitionCounts(nn.Module):
             lengths: (B,) int64.
         """
         back = lengths[:, None] - 1 - torch.arange(items.shape[1], device=items.device)  # 0 for the latest
-        weights = weights_of(back, back >= 0, self.num_attributes > 0)  # α
+        weights = weights_of(back, back >= 0, self.harmonic)  # α
         nothing = torch.zeros_like(weights[:, :1]) * self.popularity  # (B, M)
         claims = sum_of_rows(items, weights, self.offsets, self.targets, self.chances, nothing)
         if self.num_attributes:
@@ -240,7 +262,7 @@ class TransitionCounts(nn.Module):
 
     def _claims(self, latest: Tensor) -> Tensor:
         """c (R, M) after each row of (R, LATEST) items, latest first, padded with -1."""
-        weights = weights_of(torch.arange(LATEST, device=latest.device), latest >= 0, self.num_attributes > 0)  # α
+        weights = weights_of(torch.arange(LATEST, device=latest.device), latest >= 0, self.harmonic)  # α
         claims = self.popularity.new_zeros(len(latest), self.num_items)
         add_rows(claims, latest, weights, self.offsets, self.targets, self.chances)
         if self.num_attributes:
@@ -327,7 +349,7 @@ def _with_repeats(
 
 def _directed(release: TransitionRelease, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """C_ab and C_ba of each pair, by the rules at the top of this file."""
-    total = np.maximum(release.total - thresholds * release.total_deviation, 0)
+    total = np.maximum(release.total - thresholds * release.total_deviation, 0) * confirmation(release)
     noise = release.difference_deviation**2
     clear = release.total > CLEAR * release.total_deviation
     order = (release.difference[clear] ** 2 - noise).sum()

@@ -25,7 +25,7 @@ class Evidence:
 
     def __init__(self, model: TransitionCounts) -> None:
         size = model.num_items
-        self.alphas = recency(model.num_attributes > 0)
+        self.alphas = recency(model.harmonic)
         chances, targets, offsets = (part.cpu().numpy() for part in (model.chances, model.targets, model.offsets))
         parts = (chances, targets.astype(_whole(size)), offsets.astype(_whole(len(chances))))
         self.transitions = sparse.csr_array(parts, shape=(size, size))  # T

@@ -64,7 +64,7 @@ def explain(model: TransitionCounts, history: ArrayLike, item: int, hint: float)
     if not 0 <= item < model.num_items:
         raise ValueError(f"item {item} is outside the vocabulary 0 … {model.num_items - 1}; map ids first")
     latest = torch.from_numpy(latest_items([history], model.num_items))
-    alphas = weights_of(torch.arange(latest.shape[1]), latest >= 0, model.num_attributes > 0)[0].tolist()
+    alphas = weights_of(torch.arange(latest.shape[1]), latest >= 0, model.harmonic)[0].tolist()
     values: dict[tuple[int | None, int | None], float] = defaultdict(float)
     shared = _pulls(model, item)
     reach = model._reach().double().tolist() if shared else []

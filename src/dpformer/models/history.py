@@ -22,17 +22,17 @@ def latest_items(histories: Sequence[ArrayLike], num_items: int) -> np.ndarray:
     return latest
 
 
-def recency(described: bool) -> np.ndarray:  # (LATEST,) float64
-    """The weights of the latest item, the one before it, …, before normalisation: 0.75^k, or 1/(1 + k) with informative
-    attributes. docs/results/attributes.md has the gain.
+def recency(harmonic: bool) -> np.ndarray:  # (LATEST,) float64
+    """The weights of the latest item, the one before it, …, before normalisation: 0.75^k, or 1/(1 + k) (`harmonic`)
+    if attributes say much. docs/results/attributes.md has the gain.
     """
     back = np.arange(LATEST)
-    return 1 / (1.0 + back) if described else FORGETTING**back
+    return 1 / (1.0 + back) if harmonic else FORGETTING**back
 
 
-def weights_of(back: Tensor, known: Tensor, described: bool) -> Tensor:
+def weights_of(back: Tensor, known: Tensor, harmonic: bool) -> Tensor:
     """α (B, L): `recency` where an item is known, 0 elsewhere; rows sum to 1, or to 0 without items."""
-    weights = known / (1.0 + back.clamp(min=0)) if described else known * FORGETTING ** back.clamp(min=0)
+    weights = known / (1.0 + back.clamp(min=0)) if harmonic else known * FORGETTING ** back.clamp(min=0)
     return weights / weights.sum(1, keepdim=True).clamp(min=1e-9)
 
 

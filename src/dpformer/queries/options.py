@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -29,8 +30,11 @@ class PrivacyOptions(Options):
         1, "Number of steps over which noise is correlated, which reduces it in sums of steps; 1 is independent noise."
     )
     warm_start: Share = option(
-        0.0, "Share of the budget for transition counts that initialise a network's items; 0 initialises at random."
+        0.0,
+        "Networks: share of the budget for transition counts that initialise the items; 0 initialises at random. "
+        "Counts: a run folder, whose released counts improve those of this run at no cost.",
     )
+    previous: Path | None = option(None, "The run folder given by `--warm-start RUN`.")
     items_share: Annotated[float, Field(gt=0, lt=1)] = option(
         0.1, "Networks without a catalogue: share of the budget for the item list and its popularity."
     )
@@ -56,5 +60,7 @@ class PrivacyOptions(Options):
             raise ValueError("private_metrics needs a budget: give a finite epsilon and metrics_share above 0")
         if self.warm_start and not self.private:
             raise ValueError("warm_start needs a budget: give a finite epsilon, or omit it")
+        if self.previous is not None and (not self.private or self.seed is not None):
+            raise ValueError("warm_start from an earlier run needs a private run: give a finite epsilon, and no seed")
         if self.noise.correlated and not self.private:
             raise ValueError(f"{self.noise.choice}, which applies to networks trained with noise: omit it")

@@ -16,8 +16,8 @@ LARGE = 1 << 16  # numbers for which several threads pay off
 
 def can_read(x: Gaussian) -> bool:
     """Whether compiled code is available and can read these tensors, which must not be differentiated or traced."""
-    plain = all(type(t) is Tensor and t.is_cpu and t.dtype == torch.float32 and not t.requires_grad for t in x)
-    return native.kernels is not None and plain and not recording() and not _watched()
+    plain = all(type(t) is Tensor and not t.requires_grad for t in x)
+    return plain and native.supports(*x) and not recording() and not _watched()
 
 
 def _watched() -> bool:

@@ -32,7 +32,18 @@ SECTIONS: tuple[type[Options], ...] = (DataOptions, ModelOptions, PrivacyOptions
 
 # Where a run computes rather than what it computes. These are not part of the hash, so that a log may be moved and
 # another machine may resume a run. The contents of the data are bound by their own hash.
-WHERE = ("file", "snapshot", "catalog", "cache", "tokenizer", "base", *RunOptions.model_fields, "memory", "engine")
+WHERE = (
+    "file",
+    "snapshot",
+    "catalog",
+    "cache",
+    "tokenizer",
+    "base",
+    "previous",
+    *RunOptions.model_fields,
+    "memory",
+    "engine",
+)
 UNHASHED = (*WHERE, "deployment")  # nor what the owner says about the model
 
 
@@ -172,7 +183,7 @@ class Config(RunOptions, TrainingOptions, PrivacyOptions, ModelOptions, DataOpti
             raise ValueError("characters and tokenizer are both given: choose one")
         if not self.kind.text:
             raise ValueError(f"{self.model} support items of users only; text needs --model {trained_names()}")
-        for name in (*OF_LOGS, "private_metrics", "warm_start"):
+        for name in (*OF_LOGS, "private_metrics", "warm_start", "previous"):
             if getattr(self, name) != Config.model_fields[name].default:
                 raise ValueError(f"{name} applies to logs of items, not to text: omit it")
 
@@ -183,6 +194,7 @@ class Config(RunOptions, TrainingOptions, PrivacyOptions, ModelOptions, DataOpti
         """The config of a TOML file (if any), overridden by flags, on top of the recipe that they name."""
         given = without_removed(read_toml(path)) if path is not None else {}
         given.update({name: value for name, value in flags.items() if value is not None})
+        _name_previous(given)
         _refuse_unknown(given, path)
         _refuse_ignored(given)
         recipe = given.get("recipe", "default")
@@ -217,6 +229,7 @@ class Config(RunOptions, TrainingOptions, PrivacyOptions, ModelOptions, DataOpti
             cache=self.cache and self.cache.resolve(),
             tokenizer=self.tokenizer and self.tokenizer.resolve(),
             base=self.base and self.base.resolve(),
+            previous=self.previous and self.previous.resolve(),
             delta=self.delta or 1 / (users if self.recipe.startswith("paper") else 10 * users),
             threads=self.threads or threads,
             device=str(device_of(self.device)),
@@ -249,6 +262,17 @@ class Config(RunOptions, TrainingOptions, PrivacyOptions, ModelOptions, DataOpti
 def section_of(name: str) -> str:
     """The title of the section that declares an option."""
     return next(section.section for section in SECTIONS if name in section.model_fields)
+
+
+def _name_previous(given: dict[str, Any]) -> None:
+    """`warm_start` is a share or a run folder, which is the option `previous`."""
+    warm = given.get("warm_start")
+    if not isinstance(warm, str | Path):
+        return
+    try:
+        given["warm_start"] = float(str(warm))
+    except ValueError:
+        given["previous"] = Path(given.pop("warm_start"))
 
 
 def _refuse_unknown(given: dict[str, Any], path: Path | None) -> None:

@@ -27,6 +27,7 @@ from dpformer.runs.ledger_file import kept, read, reserve, taken_back
 from dpformer.runs.model_file import Release, load_release
 from dpformer.runs.notes import notes
 from dpformer.runs.planning import check_budget, make_plan, with_share, with_share_of_delta
+from dpformer.runs.previous import PreviousRun
 from dpformer.runs.session import Session
 from dpformer.runs.signals import Interrupted
 from dpformer.runs.tasks import load_dataset
@@ -82,6 +83,8 @@ def train(
     RunFolder(out).refuse_existing()
     refuse_kept(key_file)
     check_budget(config)
+    if config.previous is not None:
+        PreviousRun.open(config.previous)  # refuses it before the data is read
     budget = read(ledger) if isinstance(ledger, Path) else None
     share = budget is not None and budget.plan is not None and "epsilon" not in config.model_fields_set
     config = with_share_of_delta(config, budget)

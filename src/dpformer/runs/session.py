@@ -32,6 +32,7 @@ from dpformer.runs.folder import Metrics, RunFolder
 from dpformer.runs.keys import commitment
 from dpformer.runs.loop import train_to_the_end
 from dpformer.runs.model_file import save_release, sha256_of
+from dpformer.runs.previous import PreviousRun, with_prior
 from dpformer.runs.releases_file import save_releases
 from dpformer.runs.tasks import task_of
 from dpformer.statement.build import DATA_HASH, statement
@@ -105,6 +106,8 @@ class Session:
                 "released", lambda saved: resumed(self.config, self.plan, self.dataset, saved)
             )
         self.ledger.extend(self.released.events)
+        ids = self.released.vocabulary(self.dataset).ids
+        self.released = with_prior(self.released, self.config, ids, self.plan.users)
         asked = [query for query in asked_queries(self.config) if self.config.private and not query.after_training]
         self._compare_ledger([planned(self.plan, query) for query in asked])
 
@@ -239,6 +242,7 @@ class Session:
             stated=self.stated,
             hashes={"config": self.config.hash(), DATA_HASH: data},
             given=self.config.items_given,
+            prior=None if self.config.previous is None else PreviousRun.open(self.config.previous).facts(),
             model=self.config.model,
             commitment=commitment(self.random),
             budget=self.folder.read_json(self.folder.budget) if self.folder.budget.exists() else None,

@@ -62,11 +62,28 @@ class Batch:
         due: the sampler's tokens; None if no sampler drew the batch here, so that no step can be taken on it.
     """
 
+    step: int
+    origin: Origin
+    _users: Tensor
+    _due: Due | None
+
     def __init__(self, users: np.ndarray | Tensor, step: int, origin: Origin, due: Due | None = None) -> None:
-        self.users = _indices(users)
-        self.step, self.origin, self._due = step, origin, due
-        if len(self.users) > 1 and not bool((self.users[1:] > self.users[:-1]).all()):
+        drawn = _indices(users)
+        if len(drawn) > 1 and not bool((drawn[1:] > drawn[:-1]).all()):
             raise ValueError("the users of a batch must be ascending and distinct")
+        self.__dict__.update(_users=drawn, step=step, origin=origin, _due=due)
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        """Refuses: a batch cut to a maximum size, or with some users removed, is not a Poisson sample."""
+        raise AttributeError(
+            f"{name} of a batch is fixed, since it was drawn for its step: use all of its users, in parts "
+            "(`batch.split(size)`) if they do not fit into memory; for smaller batches lower the sample rate"
+        )
+
+    @property
+    def users(self) -> Tensor:
+        """(B,) a copy of the indices, ascending, each once."""
+        return self._users.clone()
 
     def split(self, size: int) -> Iterator[Part]:
         """Parts of at most `size` users, in order; none for an empty batch. Any split gives the same sum."""
@@ -78,10 +95,10 @@ class Batch:
 
     def __getitem__(self, places: slice | Tensor) -> Part:
         """The users at these positions."""
-        return Part(self.users[places], self)
+        return Part(self._users[places], self)
 
     def __len__(self) -> int:
-        return len(self.users)
+        return len(self._users)
 
     def is_of_the_draw(self, other: Batch) -> bool:
         """Whether both hold users of the same draw, in this process or another."""
@@ -121,7 +138,6 @@ class Batch:
         return f"Batch(step={self.step}, {len(self)} users)"
 
 
-@dataclass(frozen=True, eq=False)
 class Part:
     """Some users of a batch: those whose data go into one forward pass, in this order.
 
@@ -130,17 +146,14 @@ class Part:
         batch: the batch they belong to.
     """
 
-    users: Tensor
-    batch: Batch
-
-    def __post_init__(self) -> None:
-        users, drawn = _indices(self.users), self.batch.users
-        object.__setattr__(self, "users", users)
+    def __init__(self, users: np.ndarray | Tensor, batch: Batch) -> None:
+        users, drawn = _indices(users), batch._users
+        self._users, self._batch = users, batch
         places = torch.searchsorted(drawn, users)
         there = drawn[places.clamp(max=max(len(drawn) - 1, 0))] == users if len(drawn) else torch.zeros_like(users) > 0
         if not bool(there.all()):
             raise ValueError(
-                f"user {int(users[~there][0])} was not drawn for step {self.batch.step + 1}: a part may hold only "
+                f"user {int(users[~there][0])} was not drawn for step {batch.step + 1}: a part may hold only "
                 "users of its batch"
             )
         ordered = users.sort().values
@@ -150,6 +163,16 @@ class Part:
                 "put all of them into one loss"
             )
 
+    @property
+    def users(self) -> Tensor:
+        """(b,) a copy of the indices."""
+        return self._users.clone()
+
+    @property
+    def batch(self) -> Batch:
+        """The batch they belong to."""
+        return self._batch
+
     def split(self, size: int) -> Iterator[Part]:
         """Parts of at most `size` users, in order."""
         if size < 1:
@@ -158,18 +181,18 @@ class Part:
 
     def __getitem__(self, places: slice | Tensor) -> Part:
         """The users at these positions."""
-        return Part(self.users[places], self.batch)
+        return Part(self._users[places], self._batch)
 
     def __len__(self) -> int:
-        return len(self.users)
+        return len(self._users)
 
     def __repr__(self) -> str:
         return f"Part({len(self)} of {len(self.batch)} users of step {self.batch.step + 1})"
 
 
 def _indices(users: Any) -> Tensor:
-    """(b,) int64, on the CPU."""
+    """(b,) int64, a copy on the CPU."""
     found = torch.as_tensor(users)
     if found.ndim != 1 or (found.numel() and (found.is_floating_point() or found.dtype == torch.bool)):
         raise ValueError(f"users must be indices, shape (b,), got {found.dtype} of shape {tuple(found.shape)}")
-    return found.to("cpu", torch.int64).contiguous()
+    return found.to("cpu", torch.int64, copy=True).contiguous()

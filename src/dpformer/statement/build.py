@@ -34,6 +34,7 @@ NOT_COVERED = (
     "Information leaked by the time or memory of the computation, and access to the machine while it runs.",
 )
 GIVEN = "the item list"
+GIVEN_PRIOR = "the counts released by earlier runs"
 PACKAGES = ("dpformer", "torch", "numpy", "dp-accounting", "cryptography")
 
 
@@ -52,6 +53,7 @@ def statement(
     unit: UnitOfPrivacy = USER,
     stated: Mapping[str, Any] | None = None,
     given: bool = False,
+    prior: Mapping[str, Any] | None = None,
     model: str | None = None,
     budget: dict[str, Any] | None = None,
     commitment: str | None = None,
@@ -59,7 +61,7 @@ def statement(
     """The statement of a run.
 
     Args:
-        events: every touch of the data that took place: the ledger, not the plan.
+        events: what took place: the ledger, not the plan.
         delta: total δ.
         target: the target ε; inf without privacy.
         clipping: "normalize" or "clip".
@@ -72,6 +74,7 @@ def statement(
         unit: what one sample is, and what is protected.
         stated: query results that the statement contains, such as metrics; the ledger must hold their events.
         given: the item list was taken from the data unprotected: the guarantee is conditional on it.
+        prior: earlier runs whose released counts this one uses (`runs.previous`): the guarantee is conditional on them.
         model: kind of model: counts, transformer, …; chosen by the user, or by public numbers alone (`kinds/auto.py`).
         budget: the budget of the data over many runs when the ledger recorded this run: `Budget.facts`.
         commitment: hash of the key of all random numbers (`runs.keys`), which reveals nothing about it.
@@ -87,6 +90,7 @@ def statement(
         raise ArithmeticError(f"the ledger has spent ε = {epsilon:.6g}, more than the target {target:g}")
     training = next((event for event in ledger if isinstance(event, PoissonGaussian)), None)
     noise = None if training is None else noise_of(training.to_dict())
+    conditions = [GIVEN] * (given and noisy) + [GIVEN_PRIOR] * (prior is not None)
     facts: dict[str, Any] = {
         "format": FORMAT,
         "private": noisy and not seeded,
@@ -95,7 +99,7 @@ def statement(
         "delta": delta if noisy else None,
         "unit": unit.name,
         "adjacency": unit.adjacency,
-        **({"given": GIVEN} if given and noisy else {}),
+        **({"given": " and ".join(conditions)} if conditions else {}),
         **({} if model is None else {"model": model}),
         "users": users,
         "accountant": "privacy loss distributions (dp-accounting), all events composed jointly" if noisy else None,
@@ -110,6 +114,7 @@ def statement(
         "events": [_with_cost(event, delta) for event in ledger] if noisy else [],
         **stated,
         **({} if budget is None else {"budget": budget}),
+        **({} if prior is None else {"prior": _with_all_runs(prior, ledger, delta)}),
         **({"attack": attack_rates(ledger, delta).to_dict()} if noisy and not seeded else {}),
         "random_source": "seed (for tests only)" if seeded else "operating system key, ChaCha20",
         **({} if commitment is None else {"key_commitment": commitment}),
@@ -159,10 +164,17 @@ def words(facts: dict[str, Any]) -> list[str]:
     ]
     if "attack" in facts:
         sentences.append(attack_words(facts["attack"], unit))
-    if "given" in facts:
+    if GIVEN in facts.get("given", ""):
         sentences.append(
-            f"This holds given {facts['given']}, which was taken from the data without protection: that an item is in "
+            f"This holds given {GIVEN}, which was taken from the data without protection: that an item is in "
             "the model reveals that someone has it, and the ε above does not cover that."
+        )
+    if "prior" in facts:
+        prior = facts["prior"]
+        sentences.append(
+            f"The model also uses {GIVEN_PRIOR}, which the ε above does not include. For a {unit.name} whose data was "
+            f"in all {prior['runs'] + 1} runs, ε is {round_up(prior['epsilon'])} in total, at δ = "
+            f"{small(prior['delta'] + facts['delta'])}; other runs on the same data add to that."
         )
     if facts["steps"]:
         sentences.append(noise_of(facts).sentence(facts, unit))
@@ -197,6 +209,12 @@ def attack_words(attack: Mapping[str, Any], unit: UnitOfPrivacy) -> str:
 def stated_in(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The query results that a statement contains."""
     return {query.stated: facts[query.stated] for query in all_queries() if query.stated and query.stated in facts}
+
+
+def _with_all_runs(prior: Mapping[str, Any], ledger: Sequence[Event], delta: float) -> dict[str, Any]:
+    """The earlier runs, with ε of all runs together at the sum of their δ."""
+    events = [Event.from_dict({k: v for k, v in one.items() if k != "epsilon_alone"}) for one in prior["events"]]
+    return {**prior, "epsilon": epsilon_of([*events, *ledger], prior["delta"] + delta)}
 
 
 def _with_cost(event: Event, delta: float) -> dict[str, Any]:

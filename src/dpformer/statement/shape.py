@@ -59,6 +59,14 @@ class _Budget(_Part):
     hash: str | None = None
 
 
+class _Prior(_Part):
+    runs: Annotated[int, Field(ge=1)]
+    statement: str
+    delta: Probability
+    epsilon: Number
+    events: list[_Event]
+
+
 class _Statement(_Part):
     private: bool
     epsilon: Number | None
@@ -83,6 +91,7 @@ class _Statement(_Part):
     metrics: _Metrics | None = None
     tuning: _Tuning | None = None
     budget: _Budget | None = None
+    prior: _Prior | None = None
     attack: _Attack | None = None
     epsilon_one_run: Number | None = None
     nist_sp_800_226: dict[str, str] = {}

@@ -61,7 +61,7 @@ def _releases(facts: dict[str, Any]) -> str:
 def _pre_processing(facts: dict[str, Any]) -> str:
     start = f"each {unit_of(facts['unit']).name}'s data by itself, as `data` says"
     if "given" in facts:
-        return f"{start}; {facts['given']} was taken from everyone's data, and the guarantee is conditional on it"
+        return f"{start}; {facts['given']}: taken from everyone's data, and the guarantee is conditional on it"
     return f"{start}; what was learnt from several of them together is in the ledger"
 
 

@@ -102,7 +102,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             *map(str, self._settings().values()),
         ]
         self._random = SecureRandom("noise of the step", key=key, seed=seed).within(repr(facts)).within(context)
-        self._taken = StepsTaken(noise, self._random.identity)
+        self._taken = StepsTaken(noise)
         self._fingerprint = Fingerprint(self._random)
         self._past = NoiseHistory(noise)
 
@@ -124,7 +124,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             self._check_bounded(parameters, marks)
             self._check_users(addends_of(parameters, marks), batch)
         self._past.check([tuple(real(p).shape) for p in parameters])
-        self._release(parameters, finite)
+        self._release(parameters, finite, batch)
         self._finish(batch)
 
     def _check_users(self, held: Sequence[Addend], batch: Batch | None) -> None:
@@ -182,15 +182,15 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 "value"
             )
 
-    def _noise(self, sums: list[Tensor], finite: Tensor | None) -> list[Numbers]:
+    def _noise(self, sums: list[Tensor], address: SecureRandom) -> list[Numbers]:
         """The noise of each sum; independent noise is generated only when it is added.
 
         Args:
-            sums: on which it depends.
-            finite: of sums on a device.
+            sums: to which it will be added.
+            address: their random numbers.
         """
         counts = [real(one).numel() for one in sums]
-        every = list(in_turn(self._address(sums, finite), self.steps, counts))
+        every = list(in_turn(address, self.steps, counts))
         if not self.noise.correlated:
             return every
         flat = torch.empty(sum(counts), dtype=torch.float64, device=place_of_noise(sums))
@@ -205,7 +205,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
             raise not_finite(self._parameters())
         return self._random.within(fingerprint)
 
-    def _release(self, parameters: list[Tensor], finite: Tensor | None) -> None:
+    def _release(self, parameters: list[Tensor], finite: Tensor | None, batch: Batch | None) -> None:
         """p.grad ← (p.grad + σC·noise) / B, in float64, rounded to a public grid before the division."""
         sums = [summed(parameter) for parameter in parameters]
         copied: list[tuple[Tensor, Tensor]] = []  # gradients and sums that are separate from them
@@ -215,7 +215,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 gradient = real(cast(Tensor, parameter.grad))
                 copied.append((gradient, flat.view(gradient.shape)))
         if self.noise_multiplier:
-            noise = self._noise(sums, finite)
+            address = self._address(sums, finite)
+            self._taken.bind(batch, address.identity)
+            noise = self._noise(sums, address)
             release_sums(zip(flats, noise, strict=True), self.noise_std, self.expected_batch_size)
         elif finite is not None and not bool(finite):
             raise not_finite(parameters)
@@ -352,7 +354,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {value}")
         random = self._random.with_state(state["random"])
         counted = {name: state[name] for name in ("sampled", "unsampled")}
-        taken = StepsTaken.load(self.noise, random.identity, counted)
+        taken = StepsTaken.load(self.noise, counted)
         if state["steps"] != taken.total:
             raise ValueError(f"steps was {state['steps']} when this state was saved, but {taken.total} are counted")
         past = NoiseHistory(self.noise)

@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Every touch of the data."""
+        """Events of the releases and of training."""
         return (*self.releases, self.training) if self.steps else self.releases
 
     @cached_property

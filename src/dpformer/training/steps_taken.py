@@ -7,7 +7,8 @@ No caller has to supply a rate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,10 +43,22 @@ class Used:
     """What became of the draws of one sampler in this process."""
 
     steps: int = 0  # batches that were stepped on
-    noises: set[str] = field(default_factory=set)  # of the optimizers that did
+    sums: dict[int, str] = field(default_factory=dict)  # by step: identity of the noise, which names the noisy sum
 
 
 USED: dict[str, Used] = {}  # by identity of the sampler
+
+
+@contextmanager
+def in_another_process() -> Iterator[None]:
+    """What another process would do, which knows nothing of the draws used here: for audits."""
+    here = dict(USED)
+    USED.clear()
+    try:
+        yield
+    finally:
+        USED.clear()
+        USED.update(here)
 
 
 class StepsTaken:
@@ -53,11 +66,10 @@ class StepsTaken:
 
     Args:
         noise: the noise of the optimizer.
-        random: names the key and the settings of that noise, and does not reveal the key.
     """
 
-    def __init__(self, noise: Noise, random: str) -> None:
-        self.noise, self.random = noise, random
+    def __init__(self, noise: Noise) -> None:
+        self.noise = noise
         self.unsampled = 0
         self._series: dict[str, Series] = {}
 
@@ -90,17 +102,33 @@ class StepsTaken:
             )
 
     def _check_first(self, batch: Batch) -> None:
-        """Each draw is for one noisy sum: steps on a sampler begin where the steps of others on it ended.
-
-        An optimizer with the same key and settings may repeat them, because it repeats the same releases (a replay).
-        """
+        """The first step on a sampler must not leave a gap: the steps before it are counted, by some optimizer."""
         used = USED.get(batch.origin.identity, Used())
-        if batch.origin.private and batch.step != used.steps and self.random not in used.noises:
+        if batch.origin.private and batch.step > used.steps:
             raise ValueError(
                 f"this optimizer begins at the batch of step {batch.step + 1}, and {used.steps} steps of this sampler "
-                "were taken in this process: a draw that is used again, or steps that nobody counts, cost more than "
-                "the events say; to resume, restore the states of sampler and optimizer together, and for another run "
-                "create a sampler with a new key"
+                "were taken in this process, so steps in between are counted by nobody: restore the states of sampler "
+                "and optimizer together"
+            )
+
+    def bind(self, batch: Batch | None, noisy: str) -> None:
+        """Each draw is for one noisy sum; called before the noise is added.
+
+        The same noise on the same sum may come again, because nothing new is released (a replay, a resumed run).
+
+        Args:
+            batch: the draw.
+            noisy: identity of the noise, which is a function of key, settings and sum.
+        """
+        if batch is None or not batch.origin.private:
+            return
+        used = USED.setdefault(batch.origin.identity, Used())
+        if used.sums.setdefault(batch.step, noisy) != noisy:
+            raise ValueError(
+                f"the draw of step {batch.step + 1} is in another noisy sum already, and {used.steps} steps of this "
+                "sampler were taken in this process: two sums of one draw cost more than the events say; for another "
+                "run create a sampler with a new key; to repeat steps whose results are discarded, resume in a new "
+                "process"
             )
 
     def count(self, batch: Batch | None) -> None:
@@ -110,8 +138,7 @@ class StepsTaken:
             return
         batch.consume()
         used = USED.setdefault(batch.origin.identity, Used())
-        used.steps = batch.step + 1
-        used.noises.add(self.random)
+        used.steps = max(used.steps, batch.step + 1)
         self._series.setdefault(batch.origin.identity, Series(batch.origin, batch.step)).count += 1
 
     def events(
@@ -153,11 +180,11 @@ class StepsTaken:
         return {"unsampled": self.unsampled, "sampled": [series.to_dict() for series in self._series.values()]}
 
     @classmethod
-    def load(cls, noise: Noise, random: str, state: Mapping[str, Any]) -> StepsTaken:
+    def load(cls, noise: Noise, state: Mapping[str, Any]) -> StepsTaken:
         """The inverse of `state`."""
         if set(state) != {"unsampled", "sampled"}:
             raise ValueError(f"the steps of a state have the keys sampled and unsampled, not {sorted(state)}")
-        found = cls(noise, random)
+        found = cls(noise)
         found.unsampled = whole("unsampled", state["unsampled"], 0)
         every = [Series.from_dict(facts) for facts in state["sampled"]]
         found._series = {series.origin.identity: series for series in every}

@@ -145,7 +145,7 @@ def _of_the_folder(facts: Mapping[str, Any]) -> list[Drafted]:
         Drafted(
             FILES,
             "the published files are those of the statement and contain nothing that it does not name",
-            "verify --catalog FILE",
+            "verify --catalog FILE, for titles; of edited cards and added files only their author knows",
             replayed=True,
         ),
         Drafted(DATA, f"it is about this data, with {facts['users']:,} {unit.plural}", BY_DATA, replayed=True),

@@ -32,13 +32,15 @@ CLOSE = 2e-3  # relative: a stated bound may be this much below ours, which is a
 ROUNDING, TAIL = 1e-15, 1e-16  # of δ: error of an FFT per composition, and truncated mass
 TRAINING = ("poisson_gaussian", "banded_gaussian", "truncated_gaussian")  # kinds of events
 PRIVATE = ("state.safetensors", "keys.json", "budget.json")
+TITLE = b"# The published files of a run of dpformer\n"
 TENSORS = {"vocabulary", "titles", "frequencies", "attributes"}
 ASSUMED = "is assumed, not checked"  # in the label of an event: the headline has to say it
 HEADLINE = r"(\w+)-level differential privacy: ε = ([\d.,]+), δ = ([\d.e-]*\d), under adding or removing [^.;]+\.(.*)"
 UNSEEN = (  # claims for which no published file is evidence
     ("the noise was drawn, and nothing but noisy sums is in the model", "dpformer verify --replay, with data and key"),
     ("N, and that one id is one person", "known to the owner of the data alone"),
-    ("the sentences besides the headline", "dpformer verify rebuilds them; they are not read here"),
+    ("the other fields and sentences of privacy.json", "dpformer verify rebuilds them; they are not read here"),
+    ("cards, audit.json and added files", "written by the publisher; they are not read here"),
 )
 
 
@@ -374,8 +376,7 @@ class Tensors:
 # Ed25519 (RFC 8032): verification only.
 
 P = 2**255 - 19
-GROUP = 2**252 + 27742317777372353535851937790883648493
-D = -121665 * pow(121666, P - 2, P) % P
+GROUP, D = 2**252 + 27742317777372353535851937790883648493, -121665 * pow(121666, P - 2, P) % P
 Point = tuple[int, int, int, int]
 
 
@@ -626,7 +627,7 @@ class Published:
             re.fullmatch(r"([0-9a-f]{64})  ([\w-][\w.-]*)", line) for line in text.decode("ascii").split("\n")[1:-1]
         ]
         listed = {match[2]: match[1] for match in lines if match}
-        if len(listed) < len(lines) or not text.endswith(b"\n"):
+        if len(listed) < len(lines) or not text.startswith(TITLE) or not text.endswith(b"\n"):
             return False, "SHA256SUMS is not a list of hashes"
         for name, expected in listed.items():
             if sha256(self.folder / name) != expected:

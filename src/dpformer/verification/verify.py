@@ -46,6 +46,7 @@ from dpformer.verification.claims import (
     claims,
 )
 from dpformer.verification.data_check import DataCheck
+from dpformer.verification.documents import documents
 from dpformer.verification.limits import MOST_STEPS, beyond
 from dpformer.verification.released_file import ReleasedFile
 from dpformer.verification.replay import Replay
@@ -134,6 +135,7 @@ class _Checker:
             yield STATEMENT, check
         for check in self.file.checks():
             yield FILES, check
+        yield FILES, lambda: documents(self.folder, self.config, self.facts, lambda: self.file.items)
         yield FILES, self._other_files
         yield DATA, self._data_hash
         yield from self.data.checks()

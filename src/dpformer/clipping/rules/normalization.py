@@ -181,7 +181,7 @@ def _sums(
 
 def _is_plain(x: Tensor) -> bool:
     """Whether compiled code reads it, and torch computes in float32 what is asked for in float32."""
-    return native.kernels is not None and x.is_cpu and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return native.supports(x) and not torch.is_autocast_enabled("cpu")
 
 
 def _layer_norm(

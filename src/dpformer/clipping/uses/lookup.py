@@ -41,7 +41,7 @@ class Lookup:
     @property
     def is_plain(self) -> bool:
         """Whether compiled code can read it: not a question of how far the reads are padded."""
-        return native.kernels is not None and self.grad.is_cpu and self.grad.dtype == torch.float32
+        return native.supports(self.grad)
 
     def squares(self) -> Tensor:
         """(B,) ‖g_b‖² by compiled code: rows that read the same entry are added up first."""

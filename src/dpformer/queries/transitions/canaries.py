@@ -12,6 +12,10 @@ minus the contributions of others, with P_u and P_d the shares of undirected and
 weighted by precision, has a standard deviation s with 1/s² = P_u + P_d: an attacker sees the whole budget except what
 is spent on popularity.
 
+The release is made a second time with attributes that only the items of the first pair share. Enough of the other users
+have that pair for the evidence to be strong, so popularity is released twice. In addition the evidence alone is
+released once for every canary, whose pairs are near, other, or both, to check its noise.
+
 With a released item list there are also users with unique items, which must not be released.
 """
 
@@ -23,12 +27,15 @@ from itertools import combinations
 import numpy as np
 
 from dpformer.accounting.events import Gaussian
-from dpformer.engines.sums import WEIGHTS, WINDOW
+from dpformer.engines.sums import WEIGHTS, WINDOW, ArraySums
+from dpformer.noise.randomness import SecureRandom
 from dpformer.queries.base import Canaries
 from dpformer.queries.items import alone_of, lonely, threshold_for
+from dpformer.queries.transitions.attribute_evidence import release_evidence
 from dpformer.queries.transitions.rounds import (
     ROUNDS,
     TransitionRelease,
+    deviation_of_evidence,
     noise_of_pairs,
     release_transitions,
     round_of_items,
@@ -37,6 +44,8 @@ from dpformer.queries.transitions.rounds import (
 CLEAR = 8.0  # standard deviations by which a pair, or an item, exceeds its threshold
 GROUP = 6  # number of items of a canary with many pairs
 MOST_GROUPS = 250
+NEAR = np.zeros(1, np.int64)  # near pairs: the first one, {0, 1}
+STRONG_SHARE = 0.15  # additional users with that pair, relative to all others
 
 
 class Cast:
@@ -113,6 +122,7 @@ def canaries(event: Gaussian, member: np.ndarray, seed: int | None) -> Canaries:
             "noise: round of items": once.popularity,
             "noise: round of items, released twice": twice.popularity,
             "noise: pairs, if items were released twice": twice.noise(member).ravel(),
+            "noise: evidence for attributes": _noise_of_evidence(len(member), event, seed),
         },
         many=np.arange(len(member)) >= cast.single,
         alone=_alone(once.release, cast, event.failure),
@@ -124,7 +134,9 @@ class Seen:
 
     def __init__(self, cast: Cast, member: np.ndarray, event: Gaussian, *, described: bool, seed: int | None) -> None:
         sigma, listed = event.noise_multiplier, bool(event.failure)
-        others = np.repeat(cast.pairs, cast.known, axis=0)
+        many = np.full(len(cast.pairs), cast.known)
+        many[0] += described * math.ceil(STRONG_SHARE * cast.known * len(cast.pairs))
+        others = np.repeat(cast.pairs, many, axis=0)
         own = [*cast.histories(member), *(lonely(cast.num_items) if listed else [])]
         lengths = np.append(np.full(len(others), 2), [len(history) for history in own])
         flat = np.concatenate([others.ravel(), *own])
@@ -134,18 +146,23 @@ class Seen:
             int(flat.max()) + 1,
             sigma,
             delta=event.failure,
-            described=described,
+            near=NEAR if described else None,
             seed=seed,
         )
+        if described and not listed and self.release.again is None:
+            raise ArithmeticError("attributes that say much were not recognised: the evidence is wrong")
         if not np.array_equal(self.release.items[: cast.num_items], np.arange(cast.num_items)):
             raise ArithmeticError("an item of many users did not survive: the rounds are wrong")
         first = round_of_items(listed=listed, again=self.release.again is not None)
-        rest = noise_of_pairs(first, sigma)
+        evidence_of = None if self.release.evidence is None else len(lengths)
+        rest = noise_of_pairs(first, sigma, evidence_of=evidence_of)
         undirected, directed = (sum(r.share for r in ROUNDS if r.directed is way) / rest**2 for way in (False, True))
         self.precisions = np.array([undirected + directed / 2, directed / 2])  # precision of total and difference
-        self.of_canaries = cast.of_canaries(_of_pairs(self.release, cast.pairs) - cast.known)
+        self.of_canaries = cast.of_canaries(_of_pairs(self.release, cast.pairs) - many)
+        expected = cast.popularity(member)
+        expected[cast.pairs[0]] += (many[0] - cast.known) / math.sqrt(2)
         counts = self.release.frequencies.counts[: cast.num_items]
-        self.popularity = (counts - cast.popularity(member)) * math.sqrt(first.share) / sigma
+        self.popularity = (counts - expected) * math.sqrt(first.share) / sigma
 
     def noise(self, member: np.ndarray) -> np.ndarray:
         """(2, some): noise where no canary takes part."""
@@ -160,6 +177,17 @@ def _of_pairs(release: TransitionRelease, pairs: np.ndarray) -> np.ndarray:
     if not np.array_equal(cells[found], wanted):
         raise ArithmeticError("a pair of many users did not survive: the rounds are wrong")
     return np.stack([release.total[found], release.difference[found]])
+
+
+def _noise_of_evidence(count: int, event: Gaussian, seed: int | None) -> np.ndarray:
+    """The noise of `count` releases of evidence, each about one user: with pairs that are near, other, or both."""
+    users = [np.array([0, 1]), np.array([0, 2]), np.array([0, 1, 2])]
+    due = np.array([[WEIGHTS[0], 0], [0, WEIGHTS[0]], [WEIGHTS[0], WEIGHTS[0] + WEIGHTS[1]]], dtype=np.float64)
+    due /= np.linalg.norm(due, axis=1, keepdims=True)
+    sums = [ArraySums.packed(user, np.array([0, len(user)])) for user in users]
+    deviation, random = deviation_of_evidence(1, event.noise_multiplier), SecureRandom("evidence", seed=seed)
+    seen = [release_evidence(sums[j % 3], NEAR, 3, deviation, random.within(str(j))).sums for j in range(count)]
+    return np.asarray((np.array(seen) - due[np.arange(count) % 3]) / deviation).ravel()
 
 
 def _alone(release: TransitionRelease, cast: Cast, delta: float) -> tuple[int, int, float] | None:

@@ -16,11 +16,13 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtr
 
+from dpformer.data.near_pairs import chance_of
 from dpformer.engines.sums import GRID, Sums
 from dpformer.noise.randomness import public_grid
 from dpformer.noise.sparse import moved_threshold
 from dpformer.queries.base import ALARM
 from dpformer.queries.items import passed_noise
+from dpformer.queries.transitions.attribute_evidence import AttributeEvidence
 from dpformer.queries.transitions.rounds import (
     ROUNDS,
     RoundRelease,
@@ -52,6 +54,14 @@ def wrong_with_rounds(found: TransitionRelease, sums: Sums, places: np.ndarray, 
         if p < ALARM:
             return f"round {one.number + 1} does not have the noise in the ledger"
     return "" if _follow(found, sigma) else "totals and differences do not follow from the rounds"
+
+
+def wrong_with_evidence(found: AttributeEvidence, sums: Sums, near: np.ndarray, num_items: int) -> str:
+    """What is wrong with the evidence for attributes whose near pairs are given; empty if nothing."""
+    if found.chance != chance_of(near, num_items):
+        return "the number of near pairs of the evidence for attributes is not that of the catalogue"
+    noise = (found.sums - sums.shared(near, num_items) / GRID) / found.deviation
+    return "" if _spread(noise) >= ALARM else "the evidence for attributes does not have the noise in the ledger"
 
 
 def _later(one: RoundRelease, sums: Sums, places: np.ndarray, sigma: float) -> float:

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpformer.accounting.events import Event, Gaussian
+from dpformer.data.near_pairs import near_pairs
+from dpformer.engines.cells import cells_below
 from dpformer.engines.sums import ArraySums
 from dpformer.findings import Finding
+from dpformer.noise.randomness import public_grid
 from dpformer.queries.base import Answer, Arrays, Canaries, Inspection, Question
 from dpformer.queries.popularity import PopularityQuery
+from dpformer.queries.transitions.attribute_evidence import AttributeEvidence
+from dpformer.queries.transitions.prior import KINDS as PRIOR
+from dpformer.queries.transitions.prior import PREFIX, Prior
 from dpformer.queries.transitions.rounds import (
     LABEL,
     ROUNDS,
@@ -20,6 +26,7 @@ from dpformer.queries.transitions.rounds import (
     TransitionRelease,
     again_wanted,
     deviation_of,
+    deviation_of_evidence,
     exact_transition_sums,
     final_deviations,
     noise_of_pairs,
@@ -40,6 +47,8 @@ KINDS: dict[str, tuple[type, int]] = {
     "difference": (np.float64, 1),
 }
 AGAIN = "again"  # popularity, if released twice
+EVIDENCE = "evidence"  # noisy sums of near and other pairs, if items have attributes
+NEAR = "near"  # the number of near pairs of items
 PARTS: dict[str, type] = {"cells": np.int64, "noisy": np.float64}  # arrays of a round
 ROUND = re.compile(f"(?P<part>{'|'.join(PARTS)}) (?P<number>[0-{len(ROUNDS) - 1}])")
 
@@ -64,7 +73,7 @@ class TransitionsQuery(PopularityQuery):
                 dataset.num_items,
                 event.noise_multiplier,
                 delta=event.failure,
-                described=config.kind.items_described(config),
+                near=_near(question),
                 random=random,
             )
         self.refuse_short_list(found, config, event)
@@ -74,7 +83,7 @@ class TransitionsQuery(PopularityQuery):
         from dpformer.queries.transitions.backend import transition_sums
 
         with transition_sums(question.dataset, question.config.engine, question.config.memory) as sums:
-            return exact_transition_sums(sums, question.dataset.num_items)
+            return exact_transition_sums(sums, question.dataset.num_items, _near(question))
 
     def deviation(self, config: Config, event: Event, *, twice: bool = False) -> float:
         """Popularity is the first round."""
@@ -89,12 +98,26 @@ class TransitionsQuery(PopularityQuery):
         if config.warm_start:
             return popularity
         again = {} if value.again is None else {AGAIN: value.again}
+        if value.evidence is not None:
+            near = round(value.evidence.chance * cells_below(len(value.frequencies.counts)))
+            again |= {EVIDENCE: value.evidence.sums, NEAR: np.array([near])}
         rounds = {f"{part} {one.number}": getattr(one, part) for one in value.rounds for part in PARTS}
-        return popularity | {name: getattr(value, name) for name in KINDS if name not in popularity} | again | rounds
+        prior = {} if value.prior is None else value.prior.arrays()
+        return (
+            popularity
+            | prior
+            | {name: getattr(value, name) for name in KINDS if name not in popularity}
+            | again
+            | rounds
+        )
 
     def array_kinds(self, name: str) -> tuple[type, int] | None:
-        if name == AGAIN:
+        if name in (AGAIN, EVIDENCE):
             return KINDS["popularity"]
+        if name == NEAR:
+            return KINDS["items"]
+        if name.startswith(PREFIX):
+            return PRIOR.get(name.removeprefix(PREFIX))
         found = ROUND.fullmatch(name)
         return KINDS.get(name) if found is None else (PARTS[found["part"]], 1)
 
@@ -105,8 +128,12 @@ class TransitionsQuery(PopularityQuery):
         _check_names(arrays)
         event, again = next(event for event in plan.events if event.label == self.label), arrays.get(AGAIN)
         assert isinstance(event, Gaussian)
+        evidence = _evidence(arrays, plan.users, event.noise_multiplier)
         total, difference = final_deviations(
-            event.noise_multiplier, listed=config.items_policy == "dp", again=again is not None
+            event.noise_multiplier,
+            listed=config.items_policy == "dp",
+            again=again is not None,
+            evidence_of=None if evidence is None else plan.users,
         )
         numbers = sorted({int(name.split()[1]) for name in arrays if ROUND.fullmatch(name)})
         found = TransitionRelease(
@@ -120,6 +147,8 @@ class TransitionsQuery(PopularityQuery):
             event=event,
             rounds=tuple(RoundRelease(n, arrays[f"cells {n}"], arrays[f"noisy {n}"]) for n in numbers),
             again=again,
+            evidence=evidence,
+            prior=Prior.restored(arrays, len(arrays["popularity"])),
         )
         _check_places(found)
         return found
@@ -135,9 +164,14 @@ class TransitionsQuery(PopularityQuery):
         if wrong or seen.config.warm_start:
             return wrong
         value = self.restore(arrays, seen.config, seen.plan())
-        once = self.parts(value)[0]
-        public = seen.config.kind.items_described(seen.config) and seen.config.items_policy != "dp"
-        due = public and again_wanted(once, seen.statement["users"])
+        if (value.prior is not None) != (seen.config.previous is not None):
+            return "there is a prior without an earlier run in config.toml, or the reverse"
+        if _described(seen.config) != (value.evidence is not None):
+            return "evidence for attributes was released without need, or is missing"
+        if value.evidence is not None and (value.evidence.sums / public_grid(value.evidence.deviation) % 1).any():
+            return "the evidence for attributes is not on the grid of its noise, so no release produced it"
+        strong = value.evidence is not None and value.evidence.strong
+        due = strong and again_wanted(self.parts(value)[0], seen.statement["users"])
         return (
             ""
             if due == (value.again is not None)
@@ -151,7 +185,7 @@ class TransitionsQuery(PopularityQuery):
 
     def noise_of_transitions(self, seen: Inspection) -> Finding:
         """Round by round (noise_check.py)."""
-        from dpformer.queries.transitions.noise_check import wrong_with_rounds
+        from dpformer.queries.transitions.noise_check import wrong_with_evidence, wrong_with_rounds
 
         name, arrays = "noise of transitions", seen.arrays()
         if seen.config.warm_start:
@@ -164,8 +198,15 @@ class TransitionsQuery(PopularityQuery):
         placed[value.items] = np.arange(len(value.items))
         places = placed[seen.vocabulary().match(list(seen.dataset.vocabulary.ids))]
         first = round_of_items(listed=seen.config.items_policy == "dp", again=value.again is not None)
-        sigma = noise_of_pairs(first, value.event.noise_multiplier)
-        wrong = wrong_with_rounds(value, ArraySums.packed(items, offsets), places, sigma)
+        evidence_of = None if value.evidence is None else seen.plan().users
+        sigma = noise_of_pairs(first, value.event.noise_multiplier, evidence_of=evidence_of)
+        sums, known = ArraySums.packed(items, offsets), seen.dataset.vocabulary.attributes
+        wrong = wrong_with_rounds(value, sums, places, sigma)
+        if value.evidence is not None:
+            if known is None:
+                return Finding(name, None, "not checked: the data was read without its catalogue")
+            near = near_pairs(known)
+            wrong = wrong or wrong_with_evidence(value.evidence, sums, near, seen.dataset.num_items)
         if wrong:
             return Finding(name, False, wrong)
         kept = {one.number for one in value.rounds}
@@ -187,6 +228,26 @@ class TransitionsQuery(PopularityQuery):
         from dpformer.queries.transitions.canaries import canaries
 
         return canaries(event, member, seed)
+
+
+def _described(config: Config) -> bool:
+    """Whether the evidence for attributes is released: items have public attributes, and the model uses them."""
+    return config.kind.items_described(config) and config.items_policy != "dp"
+
+
+def _near(question: Question) -> np.ndarray | None:
+    attributes = question.dataset.vocabulary.attributes
+    return near_pairs(attributes) if attributes is not None and _described(question.config) else None
+
+
+def _evidence(arrays: Arrays, users: int, noise_multiplier: float) -> AttributeEvidence | None:
+    if EVIDENCE not in arrays:
+        return None
+    near, size = arrays.get(NEAR, np.zeros(0)), cells_below(len(arrays["popularity"]))
+    if len(arrays[EVIDENCE]) != 2 or len(near) != 1 or not 0 <= near[0] <= size:
+        raise ValueError("the evidence for attributes is not two sums and a number of pairs")
+    deviation = deviation_of_evidence(users, noise_multiplier)
+    return AttributeEvidence(arrays[EVIDENCE], float(near[0]) / max(size, 1), deviation)
 
 
 def _check_names(arrays: Arrays) -> None:

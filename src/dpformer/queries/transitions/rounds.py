@@ -7,8 +7,10 @@ is spent on cells that have been dropped:
 
     items       how popular each item is (`release_frequencies`); those above 3 standard deviations are the m selected
     items.
-                With public attributes (which also recommend all others) and short histories: twice (`AGAIN`).
+                With public attributes (which also recommend all others) that say much, and short histories: twice
+                (`AGAIN`).
                 Without a public catalogue: `release_items`, which releases only items above its threshold
+    evidence    with public attributes: how much they say (`attribute_evidence.py`), with 0.2 to 3% of the budget
     unordered   Σ_u v_u/‖v_u‖ over the m(m−1)/2 pairs {a, b}: both directions share one cell
     directed    the same over (a, b) and (b, a) of the pairs that survived
 
@@ -38,6 +40,13 @@ from dpformer.noise.sparse import noisy_above
 from dpformer.progress import reach, stage
 from dpformer.queries.frequencies import FrequencyRelease, exact_sums, mean_of, of_items, release_sums
 from dpformer.queries.items import release_item_sums
+from dpformer.queries.transitions.attribute_evidence import (
+    AttributeEvidence,
+    evidence_share,
+    exact_evidence,
+    release_evidence,
+)
+from dpformer.queries.transitions.prior import Prior
 
 LABEL = "transition counts"
 MOST_NOISE = 2**25  # expected number of cells without data that pass the first round: bounds memory
@@ -54,7 +63,7 @@ class Round(NamedTuple):
 
 ITEMS = Round(0.05, False, 3.0)
 LIST = 0.2  # share of the round of items if it also releases the list; the other rounds share the rest
-AGAIN = ITEMS.share  # share of a second release of popularity, if items have public attributes and histories are short
+AGAIN = ITEMS.share  # share of a second release of popularity, if attributes say much and histories are short
 LONG = 5.0  # mean √length above which histories are not short
 ROUNDS = (
     Round(0.2375, False, 1.0),
@@ -98,6 +107,8 @@ class TransitionRelease:
     )
     rounds: tuple[RoundRelease, ...] = ()  # rounds with at most MOST_KEPT pairs
     again: np.ndarray | None = None  # (M,) float64: second release of popularity; `frequencies` is the mean of both
+    evidence: AttributeEvidence | None = None  # None: items have no public attributes
+    prior: Prior | None = None  # counts released by an earlier run, for `combined`
 
 
 class Estimate:
@@ -157,7 +168,7 @@ def release_transitions(
     noise_multiplier: float,
     *,
     delta: float = 0.0,
-    described: bool = False,
+    near: np.ndarray | None = None,
     random: SecureRandom | None = None,
     seed: int | None = None,
 ) -> TransitionRelease:
@@ -172,15 +183,13 @@ def release_transitions(
         noise_multiplier: σ of the event that covers the whole release.
         delta: release the item list too, with this failure probability: only items of many users are in the release,
             renumbered, and others do not exist in it.
-        described: items have public attributes, which need accurate popularity: with short histories it is released
-            twice.
+        near: the pairs of items that share a rare public attribute (`near_pairs`), if items have attributes: how much
+            these say is released, and if it is much and histories are short, popularity is released twice.
         random: random numbers for this release only, since they determine the noise; by default from a new key.
         seed: for tests only: marks the event as not private.
     """
     sums = ArraySums.packed(items, offsets)
-    return release_transition_sums(
-        sums, num_items, noise_multiplier, delta=delta, described=described, random=random, seed=seed
-    )
+    return release_transition_sums(sums, num_items, noise_multiplier, delta=delta, near=near, random=random, seed=seed)
 
 
 def release_transition_sums(
@@ -189,7 +198,7 @@ def release_transition_sums(
     noise_multiplier: float,
     *,
     delta: float = 0.0,
-    described: bool = False,
+    near: np.ndarray | None = None,
     random: SecureRandom | None = None,
     seed: int | None = None,
 ) -> TransitionRelease:
@@ -197,14 +206,14 @@ def release_transition_sums(
     num_items, noise_multiplier = whole("num_items", num_items, 1), positive("noise_multiplier", noise_multiplier)
     random = random or SecureRandom(LABEL, seed=seed)
     with stage("adding up counts", (1 + len(ROUNDS)) * sums.num_users):
-        return _rounds(sums, num_items, noise_multiplier, delta, described, random)
+        return _rounds(sums, num_items, noise_multiplier, delta, near, random)
 
 
 def _rounds(
-    sums: Sums, num_items: int, noise_multiplier: float, delta: float, described: bool, random: SecureRandom
+    sums: Sums, num_items: int, noise_multiplier: float, delta: float, near: np.ndarray | None, random: SecureRandom
 ) -> TransitionRelease:
     counted = sums.items(num_items) / GRID
-    items, again = round_of_items(listed=bool(delta), again=False), None
+    items, again, evidence = round_of_items(listed=bool(delta), again=False), None, None
     if delta:
         deviation = deviation_of(items, noise_multiplier)
         found = release_item_sums(counted, deviation, delta=delta, random=random.within("items"))
@@ -212,10 +221,12 @@ def _rounds(
         head = np.arange(len(item_list))
     else:
         item_list = None
+        evidence = None if near is None else _evidence(sums, near, num_items, noise_multiplier, random)
+        described = evidence is not None and evidence.strong
         frequencies, again = _popularity(counted, sums.num_users, noise_multiplier, described, random)
         items = round_of_items(listed=False, again=again is not None)
         head = np.flatnonzero(frequencies.counts > items.keep * frequencies.noise_multiplier)
-    rest = noise_of_pairs(items, noise_multiplier)
+    rest = noise_of_pairs(items, noise_multiplier, evidence_of=None if evidence is None else sums.num_users)
     places = np.full(num_items, -1)
     places[head if item_list is None else item_list] = np.arange(len(head))
     reach(sums.num_users)
@@ -233,10 +244,11 @@ def _rounds(
         del noisy
         estimate.keep(this.keep)
     event = Gaussian(noise_multiplier, label=LABEL, delta=delta, private=random.private)
-    return replace(_released(estimate, head, frequencies, event, item_list), rounds=tuple(rounds), again=again)
+    estimated = _released(estimate, head, frequencies, event, item_list)
+    return replace(estimated, rounds=tuple(rounds), again=again, evidence=evidence)
 
 
-def exact_transition_sums(sums: Sums, num_items: int) -> TransitionRelease:
+def exact_transition_sums(sums: Sums, num_items: int, near: np.ndarray | None = None) -> TransitionRelease:
     """The same counts without noise and without an event, to measure the cost of privacy. Not private.
 
     All items are selected, and every pair that occurs; there are no rounds.
@@ -252,6 +264,22 @@ def exact_transition_sums(sums: Sums, num_items: int) -> TransitionRelease:
         difference=directed[:, 0] - directed[:, 1],
         difference_deviation=0.0,
         frequencies=exact_sums(sums.items(num_items) / GRID, sums.num_users),
+        event=None,
+        evidence=None if near is None else exact_evidence(sums, near, num_items),
+    )
+
+
+def nothing_released(num_items: int) -> TransitionRelease:
+    """The release that knows no user: all items are equally popular, and there are no pairs."""
+    none = np.zeros(0)
+    return TransitionRelease(
+        items=np.zeros(0, np.int64),
+        pairs=np.zeros((0, 2), np.int64),
+        total=none,
+        total_deviation=0.0,
+        difference=none,
+        difference_deviation=0.0,
+        frequencies=exact_sums(np.ones(num_items), num_items),
         event=None,
     )
 
@@ -280,8 +308,9 @@ def _popularity(
 ) -> tuple[FrequencyRelease, np.ndarray | None]:
     """Popularity from one release or two, and the second one separately.
 
-    The cost of the second is subtracted from the rounds of pairs (`noise_of_pairs`): in both cases the first release
-    costs the same and everything after it costs the same, so the total is that of one event.
+    `described` is whether attributes say much. The cost of the second is subtracted from the rounds of pairs
+    (`noise_of_pairs`): in both cases the first release costs the same and everything after it costs the same, so
+    the total is that of one event.
     """
     once = release_sums(counted, num_users, deviation_of(ITEMS, noise_multiplier), random=random.within("items"))
     if not described or not again_wanted(once.counts, num_users):
@@ -290,14 +319,33 @@ def _popularity(
     return mean_of(once, twice), twice.counts
 
 
-def noise_of_pairs(items: Round, noise_multiplier: float) -> float:
-    """σ for the rounds of pairs, whose shares refer to what the round of items leaves; usually σ itself."""
-    return noise_multiplier * math.sqrt((1 - ITEMS.share) / (1 - items.share))
+def _evidence(
+    sums: Sums, near: np.ndarray, num_items: int, noise_multiplier: float, random: SecureRandom
+) -> AttributeEvidence:
+    deviation = deviation_of_evidence(sums.num_users, noise_multiplier)
+    return release_evidence(sums, near, num_items, deviation, random.within("attributes"))
 
 
-def final_deviations(noise_multiplier: float, *, listed: bool, again: bool) -> tuple[float, float]:
-    """Standard deviations of totals and differences after all rounds, which follow from σ alone."""
-    rest = noise_of_pairs(round_of_items(listed=listed, again=again), noise_multiplier)
+def deviation_of_evidence(num_users: int, noise_multiplier: float) -> float:
+    """σ_e, from public numbers."""
+    return noise_multiplier / math.sqrt(evidence_share(num_users, noise_multiplier)) * SLACK
+
+
+def noise_of_pairs(items: Round, noise_multiplier: float, *, evidence_of: int | None = None) -> float:
+    """σ for the rounds of pairs, whose shares refer to what the earlier releases leave; usually σ itself.
+
+    `evidence_of` is the number of users if the evidence for attributes was released, otherwise None.
+    """
+    spent = items.share + (0.0 if evidence_of is None else evidence_share(evidence_of, noise_multiplier))
+    return noise_multiplier * math.sqrt((1 - ITEMS.share) / (1 - spent))
+
+
+def final_deviations(
+    noise_multiplier: float, *, listed: bool, again: bool, evidence_of: int | None = None
+) -> tuple[float, float]:
+    """Standard deviations of totals and differences after all rounds, which follow from σ and public numbers."""
+    items = round_of_items(listed=listed, again=again)
+    rest = noise_of_pairs(items, noise_multiplier, evidence_of=evidence_of)
     first = ROUNDS[0]
     estimate = Estimate(np.zeros(0, np.int64), np.zeros(0), deviation_of(first, rest))
     for this in ROUNDS[1:]:

@@ -62,7 +62,7 @@ def _variant(source: CardSource) -> dict[str, Any]:
     facts, said = source.facts, source.deployment
     unprotected = [UNPROTECTED.format(plural=unit_of(facts["unit"]).plural)]
     if "given" in facts:
-        unprotected.append(f"{facts['given'].capitalize()}, which was taken from the data.")
+        unprotected.append(f"{facts['given'].capitalize()}, taken from the data.")
     period = f", from {said.data_period}" if said.data_period else ""
     kind = "texts" if source.text else "histories of items, one for each user"
     return {

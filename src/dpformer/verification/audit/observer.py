@@ -33,6 +33,7 @@ from dpformer.noise import SecureRandom
 from dpformer.runs.checkpoint import load_checkpoint, save_checkpoint
 from dpformer.training.gradient_sum import GradientSum
 from dpformer.training.plan import Plan
+from dpformer.training.steps_taken import in_another_process
 from dpformer.training.trainer import Trainer
 from dpformer.verification.audit.canaries import CanaryModel, canary_data
 from dpformer.verification.audit.observation import Contribution, Mechanism, Observation
@@ -197,7 +198,8 @@ class _Observer:
         changed = np.append(self.members[1:], self.members[1])
         neighbour = self._trainer(canary_data(changed, len(self.member)))
         neighbour.restore(saved)
-        return self._kept(self._advance(neighbour)[0])
+        with in_another_process():
+            return self._kept(self._advance(neighbour)[0])
 
     def _noise_of_a_run(self) -> np.ndarray:
         """The first noise of a further run, on the sum of nobody: under one key it would be the same in every run."""
