@@ -39,15 +39,15 @@ FAULTS = (
     Fault(
         "tuning: scored on test items",
         "runs/tuning.py",
-        'load_dataset(run.config), "validation")',
-        'load_dataset(run.config), "test")',
+        'dataset, "validation", filter_seen',
+        'dataset, "test", filter_seen',
         "cli/test_tune.py::test_the_real_trial_trains_and_scores_with_noise",
     ),
     Fault(
         "tuning: a score with less noise than accounted",
         "runs/tuning.py",
-        'release_metrics(ranks, SCORE_NOISE, label="score")',
-        'release_metrics(ranks, SCORE_NOISE / 10, label="score")',
+        "release_metrics(found.ranks, SCORE_NOISE,",
+        "release_metrics(found.ranks, SCORE_NOISE / 10,",
         "cli/test_tune.py::test_the_real_trial_trains_and_scores_with_noise",
     ),
     Fault(

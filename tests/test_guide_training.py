@@ -44,7 +44,7 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(monkeypatch.setattr)
     write_log(tmp_path / "log.csv", users=200)
     monkeypatch.setenv("COLUMNS", "160")
-    first, plan, one, eight, budget, counted, spent, again = commands()
+    first, plan, one, eight, budget, counted, spent, again, doctor = commands()
     printed(*first, "--out", "runs/log-transformer-epsilon-5")
     shown = next(block for kind, block in BLOCKS if "--dry-run" in block)
     assert [line.rstrip() for line in printed(*plan).splitlines()] == shown.splitlines()[1:]
@@ -54,6 +54,7 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed(*counted, "--assume-items-public", "--out", "runs/counted")
     assert "more runs like" in printed(*spent)
     assert again == ["train", "--resume", "runs/log-transformer-epsilon-5"]
+    assert doctor == ["doctor", "--device", "cuda"]  # tests/cli/test_doctor.py
     assert "is finished" in printed(*again) or Path(again[-1], "model.safetensors").exists()
 
 

@@ -105,7 +105,7 @@ def test_bad_input_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert "knows none of the 2 items" in refused("recommend", run, "--history", "x,y")
     assert "--order needs --histories" in refused("recommend", run, "--history", "i1", "--order", "file")
     assert "give either --history" in refused("recommend", run)
-    assert "give either --history" in refused("recommend", run, "--histories", tmp_path / "a", "--history", "i1")
+    assert "give either --history" in refused("recommend", run, "--histories", run, "--history", "i1")
     assert "does not exist" in refused("recommend", run, "--histories", tmp_path / "nowhere.csv")
     assert "does not exist" in refused("recommend", tmp_path / "nowhere", "--history", "i1")
     assert "holds no model" in refused("recommend", tmp_path, "--history", "i1")

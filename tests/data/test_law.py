@@ -278,7 +278,10 @@ def test_files_of_a_table_are_not_a_log(tmp_path: Path, mark: str) -> None:
     with duckdb.connect() as connection:
         row = "SELECT 'u' AS user_id, 1 AS item_id, 1 AS timestamp"
         connection.execute(f"COPY ({row}) TO '{table}/data/part.parquet' (FORMAT parquet)")
-    for path in (table, table / "data", table / "data" / "part.parquet", tmp_path / "lake" / "*" / "data" / "*"):
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "log.parquet").symlink_to(table / "data" / "part.parquet")
+    part = table / "data" / "part.parquet"
+    for path in (table, table / "data", part, tmp_path / "lake" / "*" / "data" / "*", tmp_path / "links"):
         refusal = "rows that were deleted|cannot be read as a Delta table|which of its states is the current one"
         with pytest.raises(DpformerError, match=refusal):
             read(path)

@@ -109,6 +109,18 @@ def test_a_batch_without_its_step_is_refused(tmp_path: Path) -> None:
         next(batches)
 
 
+def test_a_part_made_by_hand_is_refused(tmp_path: Path) -> None:
+    """The data of one user under the names of all users of a part: that user counted as many times."""
+    private = loop(tmp_path)
+    for batch in private:
+        for part in batch:
+            same = Part.of([part.collated[0]] * part.users, part.pad_token, part.who)
+            with pytest.raises(DpformerError, match="made by hand"):
+                private.backward(lambda part: user_losses(private.model, part), same)
+        break
+    assert private.session.taken == 0
+
+
 def module(folder: Path, model: Any = None, **changes: Any) -> Any:
     lightning = pytest.importorskip("lightning")
     from dpformer.integrations.lightning import Private
@@ -180,6 +192,28 @@ def test_lightning_resumes_and_saves_no_key(tmp_path: Path) -> None:
 def test_lightning_refuses(changes: dict[str, Any], trainer: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(DpformerError, match=says):
         fit(module(tmp_path, **changes), tmp_path, **trainer)
+
+
+@pytest.mark.parametrize("adapter", ["accelerate", "lightning"])
+def test_a_model_that_was_changed_after_its_last_step_gets_no_statement(adapter: str, tmp_path: Path) -> None:
+    """Epochs of plain training after the private ones were in the checkpoint, beside the statement."""
+    if adapter == "accelerate":
+        private = loop(tmp_path)
+        run(private)
+        session, model = private.session, private.model
+    else:
+        made = module(tmp_path)
+        trainer = fit(made, tmp_path)
+        trainer.save_checkpoint(tmp_path / "fine.ckpt")
+        session, model = made.session, made.body
+    assert session.statement()["steps"] == 4
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    with pytest.raises(DpformerError, match="weights were changed after the last private step"):
+        session.statement()
+    if adapter == "lightning":
+        with pytest.raises(DpformerError, match="weights were changed"):
+            trainer.save_checkpoint(tmp_path / "changed.ckpt")
 
 
 def existing_module(folder: Path, calls: int) -> Any:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -129,13 +130,33 @@ def test_a_ledger_that_was_written_anew_shows_against_its_runs(tmp_path: Path) -
     run.mkdir()
     (run / "config.toml").write_text("")
     known = ledger_file.reserve(path, run, [EVENT]).facts()
-    (run / "privacy.json").write_text(json.dumps({"budget": known}))
+    (run / "privacy.json").write_text(json.dumps({"budget": known, "events": [EVENT.to_dict()]}))
     assert "is unchanged" in printed("ledger", "check", path, run)
     path.unlink()
     ledger_file.create(path, 5, 1e-5)
     ledger_file.reserve(path, run, [EVENT])
     found = invoke("ledger", "check", path, run)
     assert found.exit_code == 1 and "rewritten" in found.stdout
+
+
+def test_a_finished_run_is_counted_once_and_as_it_was(tmp_path: Path) -> None:
+    """Its entry was withdrawn by a further one, which no hash contradicts: the check said that it was unchanged."""
+    log, path, run = write_log(tmp_path / "log.csv"), tmp_path / "budget.db", tmp_path / "run"
+    ledger_file.create(path, 8, 1e-2)
+    printed("train", log, "--out", run, "--epsilon", 2, "--model", "counts", "--ledger", path, "--assume-items-public")
+    shutil.copytree(run, other := tmp_path / "other")
+    shutil.copytree(run, changed := tmp_path / "changed")
+    facts = json.loads((run / "privacy.json").read_text())
+    (other / "privacy.json").write_text(json.dumps({**facts, "hashes": {**facts["hashes"], "model": "0" * 64}}))
+    events = [{**event, "noise_multiplier": 0.1} for event in facts["events"]]
+    (changed / "privacy.json").write_text(json.dumps({**facts, "events": events}))
+    found = [problem for _, problem in ledger_file.check_runs(path, [run, run, other, changed])]
+    assert found[:2] == ["", ""]
+    assert "another of these runs" in found[2] and "other events" in found[3]
+    with ledger_chain.opened(path, write=True) as chain:
+        chain.append(ledger_file.TAKEN_BACK, {"entry": chain.entries[-1].number})
+    result = invoke("ledger", "check", path, run)
+    assert result.exit_code == 1 and "was withdrawn, although the run is finished" in result.stdout
 
 
 def test_a_process_that_dies_leaves_no_half_entry(tmp_path: Path) -> None:

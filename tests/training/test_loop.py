@@ -86,7 +86,7 @@ def test_a_step_is_the_noisy_sum_over_the_expected_batch(monkeypatch: pytest.Mon
     trainer, twin = trainer_of(seed=2), trainer_of(seed=2)
     users = twin.batches.draw(0)
     total = naive_sum(twin, users, normalize(1.0))
-    noise = twin.optimizer._noise(twin.parameters, None)
+    noise = twin.optimizer._noise(twin.parameters, twin.optimizer._random)
     seen: list[list[Tensor]] = []
     inner = trainer.optimizer.inner.step
     monkeypatch.setattr(trainer.optimizer.inner, "step", lambda: (seen.append(gradients(trainer)), inner()))

@@ -60,9 +60,11 @@ def epsilon_of(events: Iterable[Event], delta: float, accountant: str = "pld") -
 def _epsilon_of(events: tuple[tuple["DpEvent", int], ...], delta: float, accountant: str) -> float:
     import dp_accounting
 
+    from dpformer.accounting.renyi import RenyiAccountant
+
     composition = list(events)
     with quiet():
-        renyi = _ask(dp_accounting.rdp.RdpAccountant(), composition, delta)
+        renyi = _ask(RenyiAccountant(), composition, delta)
         if accountant == "rdp":
             return renyi
         if len(composition) == 1 and isinstance(composition[0][0], dp_accounting.GaussianDpEvent):
@@ -91,10 +93,12 @@ def epsilon_on_grid(composition: Composition, delta: float, interval: float) -> 
     """ε with privacy losses rounded up to multiples of `interval`; by RDP where PLD gives no reliable answer."""
     import dp_accounting
 
+    from dpformer.accounting.renyi import RenyiAccountant
+
     trusted = delta - ROUNDING * (10 + sum(count for _, count in composition))
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=interval)
     if trusted < delta / 2 or not all(accountant.supports(event) for event, _ in composition):
-        return _ask(dp_accounting.rdp.RdpAccountant(), composition, delta)
+        return _ask(RenyiAccountant(), composition, delta)
     return _ask(accountant, composition, trusted)
 
 

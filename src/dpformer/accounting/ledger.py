@@ -1,4 +1,4 @@
-"""The ledger: every touch of the data is an event in it, and ε covers all of them together."""
+"""The ledger: releases and training steps are events in it, and ε covers all of them together."""
 
 import json
 from collections.abc import Iterable, Iterator

@@ -17,6 +17,7 @@ from dpformer.cli.compare import compare
 from dpformer.cli.data import CHOICES, data
 from dpformer.cli.demo import demo
 from dpformer.cli.doctor import doctor
+from dpformer.cli.early import early
 from dpformer.cli.epsilon import epsilon
 from dpformer.cli.evaluate import evaluate
 from dpformer.cli.export import export
@@ -61,22 +62,22 @@ def _options(
 
 app.command()(epsilon)
 app.command()(calibrate)
-app.command()(with_choices(data, CHOICES))
-app.command()(with_choices(train))
-app.command()(with_choices(evaluate, READING, essential=()))
-app.command()(with_choices(recommend, READING, essential=()))
-app.command()(serve)
-app.command()(generate)
-app.command()(export)
-app.command()(report)
-app.command()(compare)
-app.command()(card)
+app.command()(early(with_choices(data, CHOICES)))
+app.command()(early(with_choices(train)))
+app.command()(early(with_choices(evaluate, READING, essential=())))
+app.command()(early(with_choices(recommend, READING, essential=())))
+app.command()(early(serve))
+app.command()(early(generate))
+app.command()(early(export))
+app.command()(early(report))
+app.command()(early(compare))
+app.command()(early(card))
 app.add_typer(ledger, name="ledger")
 app.command()(moments)
 app.command()(audit)
-app.command()(verify)
-app.command()(sign)
-app.command()(with_choices(tune))
+app.command()(early(verify))
+app.command()(early(sign))
+app.command()(early(with_choices(tune)))
 app.command()(demo)
 app.command()(doctor)
 

@@ -108,6 +108,7 @@ def settings_of(run: Path) -> dict[str, Any]:
     from dpformer.accounting.events import Event
     from dpformer.runs.planning import make_plan
     from dpformer.runs.run import finished
+    from dpformer.verification.statement_check import CLOSE_VERSIONS, same
 
     done = finished(run)
     facts = done.statement
@@ -116,12 +117,18 @@ def settings_of(run: Path) -> dict[str, Any]:
     events = [{name: value for name, value in event.items() if name != "epsilon_alone"} for event in facts["events"]]
     claimed = [Event.from_dict(event) for event in events]
     due = make_plan(done.config, facts["users"]).events
-    if [event.label for event in claimed] != [event.label for event in due]:
-        held, asked = (", ".join(event.label for event in some) or "nothing" for some in (claimed, due))
+    if not same([event.to_dict() for event in claimed], [event.to_dict() for event in due], CLOSE_VERSIONS):
+        held, asked = (", ".join(map(_described, some)) or "nothing" for some in (claimed, due))
         raise DpformerError(
             f"the ledger of {run} holds {held}, but its config asks for {asked}; run dpformer verify {run} for details"
         )
     return {"events": claimed, "facts": facts}
+
+
+def _described(event: Any) -> str:
+    from dpformer.format_number import plain
+
+    return f"{event.label} (noise multiplier {plain(event.noise_multiplier, 5)})"
 
 
 def _settings(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dpformer.cli.terminal import visible
-from dpformer.errors import DpformerError, MissingExtra
+from dpformer.errors import MissingExtra
 
 NEEDED = ("uvicorn", "fastapi", "prometheus_client")
 
@@ -51,8 +51,6 @@ def serve(
     for name in NEEDED:
         if find_spec(name) is None:
             raise MissingExtra(name, "serve")
-    if not run.exists():
-        raise DpformerError(f"{run} does not exist")
     from dpformer.serving.access import Access
     from dpformer.serving.http import listening
     from dpformer.serving.supervisor import Service, Supervisor

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class Part:
     collated: Sequence[Mapping[str, Tensor]] = ()  # the same users, individually
     pad_token: int = 0
     who: tuple[int, ...] = ()  # the numbers of the same users
+    drawn: bool = False  # made from the data of these users, by `LogicalBatches`
 
     @property
     def users(self) -> int:
@@ -43,7 +44,7 @@ class Part:
 
     def to(self, device: torch.device | str) -> Part:
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        return Part(inputs, self.real.to(device), self.collated, self.pad_token, self.who)
+        return replace(self, inputs=inputs, real=self.real.to(device))
 
     def some(self, users: Sequence[int]) -> Part:
         """A subset of the users, combined anew: padding depends on who they are."""
@@ -170,7 +171,8 @@ class LogicalBatches(torch.utils.data.Dataset[LogicalBatch]):
             else:
                 parts.append([one])
         made = (zip(*part, strict=True) for part in parts)
-        return LogicalBatch(step, [Part.of(collated, self.pad_token, who) for collated, who in made])
+        combined = [Part.of(collated, self.pad_token, who) for collated, who in made]
+        return LogicalBatch(step, [replace(part, drawn=True) for part in combined])
 
     def _collated(self, step: int, user: int) -> Mapping[str, Tensor]:
         """The inputs of a user, collated twice: what a collator keeps from one call would reach the next user."""

@@ -122,6 +122,7 @@ class PrivateSession:
             seed=self.seed,
         )
         self.optimizer.due, self.optimizer.after_step = self._due, self._after_step
+        self.optimizer.after_load = self.know_weights  # trainers restore models before optimizers
         return self.optimizer
 
     def logical_batches(self, collate: Collate, rows: int, pad_token: int = 0) -> LogicalBatches:
@@ -136,6 +137,11 @@ class PrivateSession:
         if self._batch is None or self._batch.step != self.taken:
             raise DpformerError(
                 "no batch is due: parts must belong to the batch that the data loader yielded for this step"
+            )
+        if not part.drawn:
+            raise DpformerError(
+                "this part was made by hand, so it may hold other users' data than it names: use the parts of the "
+                "batch as they are"
             )
         users = self._batch.part(torch.tensor(part.who, dtype=torch.int64))
         self._check(losses_of, part)
@@ -212,7 +218,9 @@ class PrivateSession:
         return self.ledger.epsilon(self.delta) if self.taken else 0.0
 
     def statement(self) -> dict[str, Any]:
-        """The statement about the current model, for privacy.json."""
+        """The statement about the current model, for privacy.json; refused if other than private steps changed it."""
+        if self.taken:
+            self.check_weights()
         facts = statement(
             self.ledger,
             delta=self.delta,

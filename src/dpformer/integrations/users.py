@@ -70,8 +70,10 @@ def _ids(dataset: Any, by: str | Sequence[Any]) -> list[Any]:
     if len(ids) != len(dataset):
         raise DpformerError(f"there are {len(ids)} user ids for {len(dataset)} examples: give one per example")
     for place, name in enumerate(ids):
-        if name is None:
-            raise DpformerError(f"example {place} has no user id, but every example needs one")
+        if name is None or name != name:  # NaN, which differs from itself: each would be another user
+            raise DpformerError(f"example {place} has no user id ({name}), but every example needs one")
+        if isinstance(name, float | np.floating) and abs(float(name)) >= 2.0 ** (np.finfo(type(name)).nmant + 1):
+            raise DpformerError(f"the user id {name!r} of example {place} stands for several integers: give integers")
     return ids
 
 

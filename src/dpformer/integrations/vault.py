@@ -91,6 +91,7 @@ class VaultOptimizer(PrivateOptimizer):
         vault.write(run, {**secrets, "data": data, "masks": masks})
         self.due: Callable[[], Batch | None] = lambda: None
         self.after_step: Callable[[], None] = lambda: None
+        self.after_load: Callable[[], None] = lambda: None
 
     def step(self, batch: Batch | None = None) -> None:  # type: ignore[override]
         """Step on the batch that is due, for trainers that do not pass batches."""
@@ -124,6 +125,7 @@ class VaultOptimizer(PrivateOptimizer):
         self.batches.load_state_dict({**self.batches.state_dict(), **position})
         self.masks.update(secrets["masks"])
         self.run = run
+        self.after_load()
 
     def _facts(self) -> dict[str, Any]:
         return {"n": self.batches.n, "sample_rate": self.batches.sample_rate, "steps": self.batches.steps}

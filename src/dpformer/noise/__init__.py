@@ -1,6 +1,8 @@
-"""Noise: secure random numbers, mechanisms (independent, banded), and sums rounded to a public grid."""
+"""Noise: secure random numbers, mechanisms (independent, banded, truncated), and sums rounded to a public grid."""
 
-from dpformer.noise.mechanisms import Banded, BandedGaussian, Independent, Noise
+from dpformer.noise.mechanisms import Banded, BandedGaussian, Independent, Noise, Truncated, TruncatedGaussian
 from dpformer.noise.randomness import SecureNoise, SecureRandom
 
-__all__ = ["Banded", "BandedGaussian", "Independent", "Noise", "SecureNoise", "SecureRandom"]
+__all__ = [
+    "Banded", "BandedGaussian", "Independent", "Noise", "SecureNoise", "SecureRandom", "Truncated", "TruncatedGaussian",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every touch of the data besides training: vocabulary, frequencies, counts, metrics. Imported on first use."""
+"""Private queries, besides training: vocabulary, frequencies, counts, metrics. Imported on first use."""
 
 from typing import TYPE_CHECKING
 

@@ -221,13 +221,16 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def check_runs(path: str | Path, folders: Iterable[str | Path]) -> list[tuple[Path, str]]:
-    """For each finished run, what is wrong with its entry in the ledger; empty if it is as the run recorded it."""
+    """For each finished run, what is wrong with its entry in the ledger; empty if that counts it as it was recorded."""
     with opened(Path(path)) as chain:
-        return [(Path(folder), _against(chain, RunFolder.open(folder))) for folder in folders]
+        counted = {run["entry"]: run for run in _budget(chain, Path(path)).runs}
+        named: dict[int, str] = {}  # the model of each entry
+        return [(Path(folder), _against(chain, counted, named, RunFolder.open(folder))) for folder in folders]
 
 
-def _against(chain: Chain, folder: RunFolder) -> str:
-    known = folder.read_json(folder.statement).get("budget")
+def _against(chain: Chain, counted: dict[int, dict[str, Any]], named: dict[int, str], folder: RunFolder) -> str:
+    facts = folder.read_json(folder.statement)
+    known = facts.get("budget")
     if not isinstance(known, dict):
         return "its statement names no ledger"
     if "entry" not in known:
@@ -235,7 +238,22 @@ def _against(chain: Chain, folder: RunFolder) -> str:
     number, digest = known["entry"], known.get("hash")
     if type(number) is not int or not 0 <= number < len(chain.entries) or chain.entries[number].hash != digest:
         return f"the ledger does not hold its entry {number} as the run recorded it: it was rewritten or is another one"
+    if number not in counted:
+        return f"the ledger does not count it: its entry {number} was withdrawn, although the run is finished"
+    if counted[number]["events"] != _events_of(facts):
+        return f"its entry {number} has other events than its statement"
+    if named.setdefault(number, model := repr(facts.get("hashes"))) != model:
+        return f"another of these runs, with another model, names the same entry {number}"
     return ""
+
+
+def _events_of(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a statement, as a ledger records them."""
+    try:
+        described = facts["tuning"]["events"] if "tuning" in facts else facts["events"]
+        return [{name: value for name, value in event.items() if name != "epsilon_alone"} for event in described]
+    except (KeyError, TypeError, AttributeError):
+        return []  # never those of a ledger
 
 
 def _counted(chain: Chain, folder: RunFolder) -> bool:

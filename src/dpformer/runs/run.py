@@ -35,6 +35,7 @@ from dpformer.runs.trust import at_snapshot, is_own, mark_as_own
 from dpformer.statement.data import order_line
 from dpformer.statement.shape import check_shape
 from dpformer.statement.signature import private_key, sign
+from dpformer.training.device import device_of
 from dpformer.training.plan import Plan
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def train(
     RunFolder(out).refuse_existing()
     refuse_kept(key_file)
     check_budget(config)
+    device_of(config.device)  # refuses one that is not there before the data is read
     if config.previous is not None:
         PreviousRun.open(config.previous)  # refuses it before the data is read
     budget = read(ledger) if isinstance(ledger, Path) else None

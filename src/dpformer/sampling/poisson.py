@@ -40,7 +40,8 @@ class PoissonBatches:
         steps: T, the number of batches.
         noise: the noise that will be added to the batches' sums. If it is correlated, users are dealt at random into
             `noise.groups` groups, which alternate: step t draws from one of them alone, at rate groups·q; then one
-            sampler belongs to one optimizer, and each batch, including empty ones, to one step of it.
+            sampler belongs to one optimizer, and each batch, including empty ones, to one step of it. With
+            `Truncated`, batches hold at most a public number of users, and cost accordingly more.
         key: 32 secret bytes, to be shared between processes; by default drawn from the operating system.
         seed: for tests only: marks the batches as not private.
     """
@@ -61,6 +62,7 @@ class PoissonBatches:
         self.step = 0  # batches yielded so far
         self._due = Due()
         self.noise = noise
+        noise.check_users(self.n)
         self._random = SecureRandom(f"Poisson batches of {self.n} users at {self.sample_rate!r}", key=key, seed=seed)
         self._threshold = int(Fraction(noise.step_rate(self.sample_rate)) * 2**64)
 
@@ -106,7 +108,7 @@ class PoissonBatches:
         if not 0 <= step < self.steps:
             raise ValueError(f"step must be in 0..{self.steps - 1}, not {step}")
         if self.sample_rate == 1:
-            return np.arange(self.n)
+            return self.noise.keep(np.arange(self.n), step, self._random)
         parts = []
         for start in range(0, self.n, CHUNK):
             words = self._random.words(min(CHUNK, self.n - start), step=step, start=start)
@@ -114,7 +116,7 @@ class PoissonBatches:
             if self.noise.groups > 1:
                 chosen &= self.groups(start, len(words)) == self.noise.turn(step)
             parts.append(np.flatnonzero(chosen) + start)
-        return np.concatenate(parts).astype(np.int64, copy=False)
+        return self.noise.keep(np.concatenate(parts).astype(np.int64, copy=False), step, self._random)
 
     def groups(self, start: int, count: int) -> np.ndarray:
         """(count,) int64: groups of users. A user's group depends on no other user, as the guarantee requires."""

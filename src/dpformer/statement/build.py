@@ -61,7 +61,7 @@ def statement(
     """The statement of a run.
 
     Args:
-        events: every touch of the data that took place: the ledger, not the plan.
+        events: what took place: the ledger, not the plan.
         delta: total δ.
         target: the target ε; inf without privacy.
         clipping: "normalize" or "clip".

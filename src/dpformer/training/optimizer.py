@@ -182,16 +182,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 "value"
             )
 
-    def _noise(self, sums: list[Tensor], finite: Tensor | None, batch: Batch | None = None) -> list[Numbers]:
+    def _noise(self, sums: list[Tensor], address: SecureRandom) -> list[Numbers]:
         """The noise of each sum; independent noise is generated only when it is added.
 
         Args:
-            sums: on which it depends.
-            finite: of sums on a device.
-            batch: the draw that the sums are of.
+            sums: to which it will be added.
+            address: their random numbers.
         """
-        address = self._address(sums, finite)
-        self._taken.bind(batch, address.identity)
         counts = [real(one).numel() for one in sums]
         every = list(in_turn(address, self.steps, counts))
         if not self.noise.correlated:
@@ -218,7 +215,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 gradient = real(cast(Tensor, parameter.grad))
                 copied.append((gradient, flat.view(gradient.shape)))
         if self.noise_multiplier:
-            noise = self._noise(sums, finite, batch)
+            address = self._address(sums, finite)
+            self._taken.bind(batch, address.identity)
+            noise = self._noise(sums, address)
             release_sums(zip(flats, noise, strict=True), self.noise_std, self.expected_batch_size)
         elif finite is not None and not bool(finite):
             raise not_finite(parameters)

@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Every touch of the data."""
+        """Events of the releases and of training."""
         return (*self.releases, self.training) if self.steps else self.releases
 
     @cached_property
@@ -110,10 +110,10 @@ class Plan:
 
     @cached_property
     def _renyi(self) -> tuple[Any, Any, Any]:
-        import dp_accounting
+        from dpformer.accounting.renyi import RenyiAccountant
 
         with quiet():
-            others, once = dp_accounting.rdp.RdpAccountant(), dp_accounting.rdp.RdpAccountant()
+            others, once = RenyiAccountant(), RenyiAccountant()
             for event in self.releases:
                 others.compose(event.once(), event.compositions)
             once.compose(self.training.once())

@@ -22,7 +22,7 @@ from dpformer.statement.build import versions as installed
 from dpformer.training.plan import Plan
 from dpformer.verification.limits import MOST_EVENTS, MOST_RUNS
 
-CLOSE = 1e-9  # relative; results of accounting and calibration by another version are compared to 10⁻³
+CLOSE, CLOSE_VERSIONS = 1e-9, 1e-3  # relative; the latter for accounting and calibration by another version
 # A version, and no other text that could be inserted instead: "2.9.1+cpu", "0.2.0.dev3".
 VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){0,3}((a|b|rc|\.post|\.dev)\d{1,4})?(\+(cpu|cu\d{2,3}|rocm\d(\.\d){0,2}))?")
 SEEDS = 1000  # number of seeds tried as keys
@@ -51,7 +51,7 @@ class StatementCheck:
         self.config, self.facts, self.plan, self.items, self.tokens = config, facts, plan, items, tokens
         ours = version("dp-accounting"), version("dpformer")
         theirs = facts["versions"].get("dp-accounting"), facts["versions"].get("dpformer")
-        self.close = CLOSE if ours == theirs else 1e-3
+        self.close = CLOSE if ours == theirs else CLOSE_VERSIONS
 
     def checks(self) -> Iterator[Callable[[], Finding]]:
         yield self.statement

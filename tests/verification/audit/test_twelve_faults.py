@@ -29,7 +29,7 @@ from dpformer.training.trainer import Trainer
 from dpformer.verification.audit import Audit, audit, audit_query
 from dpformer.verification.audit.checks import in_each_parameter
 from dpformer.verification.audit.observation import Contribution
-from tests.tiny_runs import invoke, refused
+from tests.tiny_runs import copied, invoke, refused, tiny_run
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
 from tests.training.memo import accountant_remembers  # noqa: F401
@@ -221,7 +221,18 @@ def test_a_plan_and_a_ledger_that_drop_an_event_are_found(tmp_path: Path, monkey
     assert [event["label"] for event in held] == ["training"]
     found = json.loads(invoke("verify", tmp_path / "run", "--replay", "--key-file", tmp_path / "key", "--json").stdout)
     assert {"ledger", "replay"} <= {one["name"] for one in found["findings"] if one["ok"] is False}
-    assert "its config asks for frequencies, training" in refused("audit", tmp_path / "run")
+    assert "its config asks for frequencies (noise" in refused("audit", tmp_path / "run")
+
+
+def test_an_audit_is_of_the_noise_that_the_config_asks_for(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """With twice the noise in the statement the audit was of twice the noise, and passed."""
+    run = copied(tiny_run(tmp_path_factory, model="counts", seed=None), tmp_path)
+    facts = json.loads((run / "privacy.json").read_text())
+    facts["events"][-1]["noise_multiplier"] *= 2
+    (run / "privacy.json").write_text(json.dumps(facts))
+    assert "but its config asks for" in refused("audit", run)
 
 
 def _training_of(events: tuple[Event, ...]) -> tuple[Event, ...]:

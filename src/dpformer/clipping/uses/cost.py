@@ -7,8 +7,10 @@ differently, and nobody may change the way of others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import inf, prod, sqrt
 
+import torch
 from torch import Tensor
 
 from dpformer.clipping.uses.dense import Dense
@@ -19,7 +21,8 @@ from dpformer.clipping.uses.ragged import Ragged
 from dpformer.kernels import native
 
 PASSES = 16.0  # multiply-adds in the time in which a number goes to memory and back
-DOUBLE = {"cpu": 2.0, "mps": inf}  # multiply-adds of float32 in the time of one in float64; elsewhere:
+DOUBLE = {"cpu": 2.0, "mps": inf}  # multiply-adds of float32 in the time of one in float64
+DOUBLE_IN_CUDA = dict.fromkeys([(6, 0), (7, 0), (8, 0), (9, 0)], 2.0)  # by compute capability: P100, V100, A100, H100
 DOUBLE_ELSEWHERE = 32.0
 HALF = 0.5  # of the inner products are computed by compiled code, since the others are the same
 OFTEN = 3 << 18  # numbers of a parameter up to which gradients of 64 users are kept
@@ -41,7 +44,7 @@ def reach(uses: Sequence[Use]) -> float:
     In multiply-adds of float32, n rows of a weight of p × q cost n²(p + q) in float64 and one pass over n(p + q)
     numbers; a gradient costs a pass over its p·q numbers, and where it is too large to be kept for the sum, n·p·q.
     """
-    device, numbers = tensor_of(uses[0]).device.type, prod(uses[0].shape)
+    device, numbers = tensor_of(uses[0]).device, prod(uses[0].shape)
     double = _double(device)
     if not closed_form(uses) or double == inf:
         return 0.0
@@ -55,14 +58,21 @@ def reach(uses: Sequence[Use]) -> float:
 
 def reach_of_product(left: int, right: int) -> float:
     """The same of one outer product of rows so wide, on the CPU."""
-    return _reach(_double("cpu"), left + right, 0, left * right)
+    return _reach(_double(torch.device("cpu")), left + right, 0, left * right)
 
 
-def _double(device: str) -> float:
-    double = DOUBLE.get(device, DOUBLE_ELSEWHERE)
-    if device == "cpu" and native.multiplies():
+def _double(device: torch.device) -> float:
+    if device.type == "cuda":
+        return _double_in_cuda(device)
+    double = DOUBLE.get(device.type, DOUBLE_ELSEWHERE)
+    if device.type == "cpu" and native.multiplies():
         double *= HALF
     return double
+
+
+@cache
+def _double_in_cuda(device: torch.device) -> float:
+    return DOUBLE_IN_CUDA.get(torch.cuda.get_device_capability(device), DOUBLE_ELSEWHERE)
 
 
 def _reach(double: float, width: int, depth: int, numbers: int) -> float:

@@ -54,9 +54,8 @@ def files_of(path: Path) -> list[Path]:
 
 def _no_table(files: list[Path]) -> list[Path]:
     """Refuse files that belong to a table: only its log knows which of their rows are current."""
-    folders = {
-        folder for file in {file.parent for file in files} for folder in (file.resolve(), *file.resolve().parents)
-    }
+    parents = {file.parent.resolve() for file in files} | {file.resolve().parent for file in files if file.is_symlink()}
+    folders = {folder for parent in parents for folder in (parent, *parent.parents)}
     for folder in sorted(folders):
         kind = next((kind for kind, mark in _TABLES.items() if any(folder.glob(mark))), None)
         if kind is not None:

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from dpformer.accounting.arguments import whole
 from dpformer.accounting.events import PoissonGaussian
 from dpformer.accounting.units import UnitOfPrivacy
 from dpformer.format_number import plain
+
+if TYPE_CHECKING:
+    from dpformer.noise.randomness import SecureRandom
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,14 @@ class Noise(ABC):
     def step_deviation(self, steps: int) -> float:
         """Standard deviation, in units of σ, of independent noise per step with the same total."""
         return self.sum_deviation(steps) / math.sqrt(steps) if self.correlated else 1.0
+
+    def check_users(self, n: int) -> None:
+        """Raise if it is for another number of users."""
+        return None
+
+    def keep(self, users: np.ndarray, step: int, random: SecureRandom) -> np.ndarray:
+        """Those of the drawn users, ascending, who take part in a step: all, unless batches are bounded."""
+        return users
 
     # Cost.
 

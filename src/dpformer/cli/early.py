@@ -1,0 +1,45 @@
+"""Missing files are refused before torch is imported, which takes seconds.
+
+The commands check again, and more, when they open a file; this is only about the time until the common mistake is
+reported.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from dpformer.errors import DpformerError
+
+RUNS = ("run", "runs")
+FILES = ("file", "data", "histories", "catalog")
+ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]+:/")  # a URL, as a Path
+
+
+def early(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which first refuses run folders and input files that do not exist."""
+
+    @functools.wraps(command)
+    def checked(**values: Any) -> None:
+        for name in (*RUNS, *FILES) if not values.get("dry_run") else ():  # which opens none
+            given = values.get(name)
+            paths: Iterable[Any] = given if isinstance(given, list) else [given]
+            for path in paths:
+                if isinstance(path, Path) and not _there(path):
+                    raise DpformerError(f"{path} {'is not a run folder: it ' * (name in RUNS)}does not exist")
+        command(**values)
+
+    return checked
+
+
+def _there(path: Path) -> bool:
+    if path.name == "-" or ELSEWHERE.match(str(path)):
+        return True
+    try:
+        return path.exists() or bool(glob.glob(str(path), recursive=True))
+    except (OSError, ValueError):
+        return True  # for the command to refuse
