@@ -100,6 +100,6 @@ setup(
             extra_compile_args=FLAGS,
             optional=os.environ.get("DPFORMER_KERNELS") != "required",
         )
-        for name in ("_native", "_objects")
+        for name in ("_native",)
     ],
 )

@@ -36,8 +36,8 @@ ADAPTED = {"lora": ["c_attn", "c_proj", "c_fc"], "lora-attention": ["c_attn"]}  
 Step = Callable[[], None]
 
 
-def build(row: str, length: int) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """A model, and what gives each user one loss."""
+def build(row: str, length: int) -> tuple[nn.Module, Callable[..., Tensor], tuple[Tensor, ...]]:
+    """A model, what gives each user one loss, and users' data."""
     from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -48,11 +48,11 @@ def build(row: str, length: int) -> tuple[nn.Module, Callable[[nn.Module], Tenso
         model: nn.Module = BertForSequenceClassification(BertConfig(intermediate_size=4 * WIDTH, **sizes))
         labels = torch.randint(0, 2, (USERS,))
 
-        def classified(model: nn.Module) -> Tensor:
+        def classified(model: nn.Module, ids: Tensor, places: Tensor, labels: Tensor) -> Tensor:
             logits = model(input_ids=ids, position_ids=places, token_type_ids=torch.zeros_like(ids)).logits
             return nn.functional.cross_entropy(logits, labels, reduction="none")
 
-        return model.train(), classified
+        return model.train(), classified, (ids, places, labels)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=TOKENS, n_positions=length, n_embd=WIDTH, n_layer=LAYERS, n_head=4))
     if row in ADAPTED:
         from peft import LoraConfig, get_peft_model
@@ -60,11 +60,11 @@ def build(row: str, length: int) -> tuple[nn.Module, Callable[[nn.Module], Tenso
         adapters = LoraConfig(r=8, target_modules=ADAPTED[row], fan_in_fan_out=True)
         model = get_peft_model(model, adapters)
 
-    def continued(model: nn.Module) -> Tensor:
+    def continued(model: nn.Module, ids: Tensor, places: Tensor) -> Tensor:
         logits = model(input_ids=ids, position_ids=places, use_cache=False).logits[:, :-1]
         return nn.functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none").mean(1)
 
-    return model.train(), continued
+    return model.train(), continued, (ids, places)
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -72,11 +72,11 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def plain(row: str, length: int) -> Step:
-    model, losses = build(row, length)
+    model, losses, data = build(row, length)
     optimizer = adam(model)
 
     def step() -> None:
-        losses(model).mean().backward()
+        losses(model, *data).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -84,16 +84,16 @@ def plain(row: str, length: int) -> Step:
 
 
 def private(row: str, length: int, noise_multiplier: float = 1.0) -> Step:
-    model, losses = build(row, length)
+    model, losses, data = build(row, length)
     clipping = dp.PhantomClipping(model)
     optimizer = dp.PrivateOptimizer(
         adam(model), noise_multiplier=noise_multiplier, clip_norm=1.0, expected_batch_size=float(USERS)
     )
 
     def step() -> None:
-        with clipping:
-            each = losses(model)
-        clipping.backward(each, dp.normalize(1.0))
+        with clipping.users(data) as user:
+            loss = losses(model, *user)
+        clipping.backward(loss, dp.normalize(1.0))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -104,12 +104,12 @@ def opacus(row: str, length: int) -> Step:
     """Per-sample gradients by hooks, clipped and added up as its DPOptimizer does; no noise."""
     from opacus import GradSampleModule
 
-    model, losses = build(row, length)
+    model, losses, data = build(row, length)
     wrapped = GradSampleModule(model, strict=False)
     optimizer, trainable = adam(model), [p for p in model.parameters() if p.requires_grad]
 
     def step() -> None:
-        losses(wrapped).sum().backward()
+        losses(wrapped, *data).sum().backward()
         norms = torch.stack([p.grad_sample.flatten(1).square().sum(1) for p in trainable]).sum(0).sqrt()  # type: ignore[attr-defined]
         factors = dp.normalize(1.0)(norms)
         for p in trainable:

@@ -50,9 +50,9 @@ def ghost(w: Workload, sequences: list[np.ndarray]) -> Step:
         held = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
         for items, targets in batches:
             state = torch.get_rng_state()
-            with clipping:
-                losses = per_user_loss(model(items), targets)
-            factors = dp.normalize(1.0)(clipping.backward(losses, dp.normalize(1.0)))
+            with clipping.users((items, targets)) as (own_items, own_targets):
+                loss = per_user_loss(model(own_items), own_targets)
+            factors = dp.normalize(1.0)(clipping.backward(loss, dp.normalize(1.0)))
             for p, before in zip(model.parameters(), held, strict=True):
                 p.grad = before  # only the norms were wanted: the sum comes from the second pass
             torch.set_rng_state(state)

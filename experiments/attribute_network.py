@@ -121,10 +121,10 @@ def train(dataset: Dataset, table: csr_array | None, known: Any, event: Gaussian
         for part in chosen.part(order).split(ROWS):
             batch = Batch.from_histories([h[-length - 1 :] for h in dataset.histories(part.users.tolist())], length)
             prior = None if counts is None else counts.prior_logits(batch.items, batch.lengths)
-            with clipping:
-                losses = model.losses(batch, prior)
-            clipping.backward(losses, dp.normalize(1.0), part=part)
-            total += losses.detach().sum().item()
+            with clipping.users((batch, prior), part) as user:
+                loss = model.losses(*user)
+            clipping.backward(loss, dp.normalize(1.0))
+            total += clipping.losses.sum().item()
         private.step(chosen)
         private.zero_grad()
         if step % 5 == 4 or step == steps - 1:

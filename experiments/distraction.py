@@ -120,9 +120,9 @@ def train(data: Data, noise: float, reattention: bool, seed: int, optimizer: str
     inner = getattr(torch.optim, optimizer)(model.parameters(), lr=RATES[optimizer])
     private = dp.PrivateOptimizer(inner, noise_multiplier=noise, clip_norm=1.0, expected_batch_size=BATCH, seed=seed)
     for histories in data.users():
-        with clipping:
-            losses = model(Batch.from_histories(histories, LENGTH))
-        clipping.backward(losses, dp.normalize(1.0))
+        with clipping.users(Batch.from_histories(histories, LENGTH)) as user:
+            loss = model(user)
+        clipping.backward(loss, dp.normalize(1.0))
         private.step()
         private.zero_grad()
     return model.eval()

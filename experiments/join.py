@@ -92,10 +92,10 @@ def train(
         for part in chosen.part(order).split(ROWS):
             batch = Batch.from_histories([h[-length:] for h in dataset.histories(part.users.tolist())], length)
             prior = counts.prior_logits(batch.items, batch.lengths) if how == "residual" else None
-            with clipping:
-                losses = model.losses(batch, prior)
-            clipping.backward(losses, dp.normalize(1.0), part=part)
-            total, seen = total + losses.detach().sum().item(), seen + len(losses)
+            with clipping.users((batch, prior), part) as user:
+                loss = model.losses(*user)
+            clipping.backward(loss, dp.normalize(1.0))
+            total, seen = total + clipping.losses.sum().item(), seen + len(part)
         private.step(chosen)
         private.zero_grad()
         if step % 10 == 9 or step == steps - 1:

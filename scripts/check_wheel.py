@@ -16,7 +16,7 @@ def main() -> None:
     from dpformer.kernels import native
 
     assert dpformer.__file__ is not None and Path(dpformer.__file__).is_relative_to(sys.prefix), dpformer.__file__
-    compiled = native.kernels is not None and native.objects is not None
+    compiled = native.kernels is not None
     assert compiled or sys.platform == "win32", "the kernels are not compiled"
     sys.argv = ["dpformer", "demo", "--quick"]
     try:

@@ -30,9 +30,9 @@ def engine(model: nn.Module, batch: tuple[Tensor, ...], clip: dp.clipping.ClipFu
     """One pass of the engine; returns the norms and leaves the sums in p.grad."""
     model.zero_grad()
     clipping = dp.PhantomClipping(model, **options)
-    with clipping:
-        losses = model(*batch)
-    return clipping.backward(losses, clip)
+    with clipping.users(batch) as user:
+        loss = model(*user)
+    return clipping.backward(loss, clip)
 
 
 def sums(model: nn.Module) -> list[Tensor]:

@@ -23,9 +23,9 @@ def drawn(*users: int, step: int = 0) -> Batch:
 
 def add(clipping: dp.PhantomClipping, part: Part | None, users: Tensor | None = None) -> None:
     assert part is not None or users is not None
-    with clipping:
-        losses = clipping.model(DATA[part.users if users is None else users])[:, 0]  # type: ignore[union-attr]
-    clipping.backward(losses, dp.clip(1.0), part=part)
+    with clipping.users(DATA[part.users if users is None else users], part) as user:
+        loss = clipping.model(user)[:, 0]  # type: ignore[union-attr]
+    clipping.backward(loss, dp.clip(1.0))
 
 
 def held(model: nn.Module) -> list[list[int]]:
@@ -73,9 +73,9 @@ def test_two_passes_that_reach_different_parameters_are_found_by_the_step() -> N
     model, batch = nn.ModuleList([first, second]), drawn(2)
     clipping = dp.PhantomClipping(model)
     for layer in (first, second):
-        with clipping:
-            losses = layer(DATA[batch.users])[:, 0]
-        clipping.backward(losses, dp.clip(1.0), part=batch[:])
+        with clipping.users(DATA[batch.users], batch[:]) as user:
+            loss = layer(user)[:, 0]
+        clipping.backward(loss, dp.clip(1.0))
     with pytest.raises(ValueError, match="user 2 is in the sum"):
         check_users(addends_of(list(model.parameters())), batch)
 
@@ -100,7 +100,7 @@ def test_named_and_unnamed_users_do_not_mix() -> None:
 def test_a_part_has_as_many_users_as_there_are_losses() -> None:
     model = nn.Linear(5, 2)
     clipping = dp.PhantomClipping(model)
-    with pytest.raises(ValueError, match="the part has 2 users, and there are losses of 3"):
+    with pytest.raises(ValueError, match="the part has 2 users, but the data have 3"):
         add(clipping, drawn(1, 3)[:], torch.tensor([1, 3, 5]))
 
 

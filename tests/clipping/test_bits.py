@@ -18,7 +18,6 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(native, "_offered", False)
     if request.param == "in Python":
         monkeypatch.setattr(native, "kernels", None)
-        monkeypatch.setattr(native, "objects", None)
 
 
 def tensors() -> list[Tensor]:

@@ -26,14 +26,14 @@ def private(parameters: Any, **options: Any) -> dp.PrivateOptimizer:
     return dp.PrivateOptimizer(torch.optim.SGD(parameters, lr=0.1), **settings)
 
 
-def losses_of(model: nn.Module) -> Tensor:
-    return F.cross_entropy(model(X), Y, reduction="none")
+def losses_of(model: nn.Module, x: Tensor = X, y: Tensor = Y) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
 
 
 def clipped(model: nn.Module, clip: dp.clipping.ClipFunction | None = None) -> None:
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = losses_of(model)
+    with clipping.users((X, Y)) as user:
+        losses = losses_of(model, *user)
     clipping.backward(losses, clip or dp.clip(1.0))
 
 
@@ -126,21 +126,18 @@ def test_a_bare_tensor() -> None:
     """It is no part of the model, so nobody clips what flows to it."""
     model, shift = model_of(), torch.zeros(3, requires_grad=True)
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = F.cross_entropy(model(X) + shift, Y, reduction="none")
-    clipping.backward(losses, dp.clip(1.0))
-    refuses(private([*model.parameters(), shift]))
+    with pytest.raises(dp.UnsupportedUse, match="neither the model's nor the user's"), clipping.users((X, Y)) as (x, y):
+        F.cross_entropy(model(x) + shift, y)
 
 
 def test_a_head_used_outside_the_context() -> None:
     model, head = model_of(), nn.Linear(3, 3)
     nn.init.normal_(head.weight, std=1000)
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        hidden = model(X)
-    losses = F.cross_entropy(head(hidden), Y, reduction="none")
-    clipping.backward(losses, dp.clip(1.0))
-    refuses(private([*model.parameters(), *head.parameters()]))
+    with clipping.users((X, Y)) as (x, y):
+        hidden = model(x)
+        with pytest.raises(dp.UnsupportedUse, match="neither the model's nor the user's"):
+            F.cross_entropy(head(hidden), y)
 
 
 def test_two_halves_clipped_apart() -> None:
@@ -288,8 +285,8 @@ def test_the_600th_user_in_half_precision(dtype: torch.dtype) -> None:
         clipping = dp.PhantomClipping(model)
         x = torch.ones(1, 1, dtype=dtype)
         for _ in range(count):
-            with clipping:
-                losses = model(x)
+            with clipping.users(x) as user:
+                losses = model(user)
             clipping.backward(losses, dp.clip(1.0))
         total = float(sum_of(model.w))  # type: ignore[arg-type]
         optimizer.step()
@@ -305,8 +302,8 @@ def test_noise_is_added_to_the_wide_sum() -> None:
     optimizer = private(model.parameters(), noise_multiplier=1e-9, expected_batch_size=600.0)
     clipping, x = dp.PhantomClipping(model), torch.ones(1, 1, dtype=torch.bfloat16)
     for _ in range(600):
-        with clipping:
-            losses = model(x)[:, 0]
+        with clipping.users(x) as user:
+            losses = model(user)[:, 0]
         clipping.backward(losses, dp.clip(1.0))
     optimizer.step()
     assert float(model.weight.grad) == 1.0  # type: ignore[arg-type]

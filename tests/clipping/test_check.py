@@ -42,8 +42,8 @@ def refused(losses_of: Callable[..., Tensor], samples: object, words: str = "dep
 
 def engine_sees_nothing(model: nn.Module, losses_of: Callable[[Tensor], Tensor], x: Tensor) -> None:
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = losses_of(x)
+    with clipping.users(x) as user:
+        losses = losses_of(user)
     clipping.backward(losses, dp.clip(1.0))
 
 
@@ -358,3 +358,13 @@ def test_bad_arguments() -> None:
         dp.check(each, users(1))
     with pytest.raises(ValueError, match=r"shape \(8,\), got shape \(\)"):
         dp.check(lambda x: each(x).mean(), users())
+
+
+def test_inputs_that_are_marked_in_each_call_are_no_parameters() -> None:
+    """As `enable_input_require_grads` of transformers does for LoRA: a new leaf in each call."""
+    table, head = nn.Embedding(9, 4).requires_grad_(False), nn.Linear(4, 1)
+
+    def losses_of(ids: Tensor) -> Tensor:
+        return head(table(ids).requires_grad_()).square().sum((1, 2))
+
+    dp.check(losses_of, torch.randint(0, 9, (5, 3)))

@@ -40,7 +40,7 @@ def test_compiled_code_is_there_where_a_compiler_is() -> None:
     """It is optional, so nothing else would say that it does not build any more."""
     if shutil.which("gcc") is None:
         pytest.skip("no compiler")
-    assert native.kernels is not None and native.objects is not None
+    assert native.kernels is not None
 
 
 @needed
@@ -114,24 +114,6 @@ def test_how_far_reads_are_padded_changes_nothing() -> None:
         Lookup(F.pad(ids, (0, more)), F.pad(grad, (0, 0, 0, more)), (5000, 16)).squares() for more in (0, 7, 994, 995)
     ]
     assert all(torch.equal(one, found[0]) for one in found)
-
-
-@needed
-def test_packed_rows_of_a_layer_norm_without_eps() -> None:
-    """Padding has no variance: it must not reach anybody's gradient."""
-    model, x = nn.LayerNorm(8, eps=0.0), torch.randn(5, 8)
-
-    def norms_of_users(rows: Tensor, user: Tensor) -> Tensor:
-        model.zero_grad()
-        clipping = dp.PhantomClipping(model)
-        with clipping:
-            with clipping.packed(user):
-                each = model(rows).square().sin().sum(1)
-            losses = torch.zeros(int(user.max()) + 1).index_add(0, user, each)
-        return clipping.backward(losses, dp.clip(1.0))
-
-    alone, both = norms_of_users(x[:1], torch.tensor([0])), norms_of_users(x[:4], torch.tensor([0, 1, 1, 1]))
-    torch.testing.assert_close(both[:1], alone)
 
 
 @needed

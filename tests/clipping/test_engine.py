@@ -14,6 +14,7 @@ import dpformer as dp
 from dpformer.clipping import norms as norms_module
 from dpformer.clipping import softmax_head as head_module
 from dpformer.clipping.uses import pairs
+from dpformer.clipping.vmap_level import physical
 from tests.clipping.naive import clipped_sum, engine, norms_of, one_at_a_time, relative_error, sums
 from tests.clipping.problems import B, T, TiedByFunction, TiedHead, V, next_token_loss, per_user
 
@@ -37,8 +38,8 @@ def test_two_backwards_before_a_step_accumulate() -> None:
     engine(model, (x[:1],), dp.normalize(1.0))
     first = [g.clone() for g in sums(model)]
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = model(x[1:])
+    with clipping.users(x[1:]) as user:
+        losses = model(user)
     clipping.backward(losses, dp.normalize(1.0))
     both = [g.clone() for g in sums(model)]
     engine(model, (x[1:],), dp.normalize(1.0))
@@ -48,7 +49,7 @@ def test_two_backwards_before_a_step_accumulate() -> None:
 @pytest.mark.parametrize("kind", [TiedByFunction, TiedHead])
 def test_an_empty_batch_leaves_no_gradient(kind: type[nn.Module]) -> None:
     model, x = kind(), torch.randint(0, V, (B, T))
-    norms = engine(model, (x[:0],), dp.normalize(1.0))
+    norms = dp.PhantomClipping(model).accumulate(model, x[:0], dp.normalize(1.0))
     assert norms.shape == (0,)
     assert all(float(g.abs().sum()) == 0 for g in sums(model))
 
@@ -69,8 +70,8 @@ def test_freezing_between_batches_is_seen() -> None:
     clipping = dp.PhantomClipping(model)
     for frozen in (False, True):
         model.a.weight.requires_grad_(not frozen)
-        with clipping:
-            losses = model(x)
+        with clipping.users(x) as user:
+            losses = model(user)
         norms = clipping.backward(losses, dp.clip(1.0))
         torch.testing.assert_close(norms, norms_of(one_at_a_time(model, (x,))), rtol=1e-12, atol=0)
 
@@ -87,40 +88,13 @@ def test_a_poisoned_user_contributes_nothing(poison: float, gram: bool) -> None:
     wrapped = _Losses(model)
     wrapped.zero_grad()
     clipping = dp.PhantomClipping(wrapped)
-    with clipping:
-        losses = wrapped(x)
+    with clipping.users(x) as user:
+        losses = wrapped(user)
     norms = clipping.backward(losses, dp.normalize(1.0))
     if not torch.isfinite(norms[2]):
         assert clipping.skipped_users == 1
         assert relative_error(sums(model), clean) < 1e-12
     assert all(bool(torch.isfinite(g).all()) for g in sums(model))
-
-
-def test_a_poisoned_batch_proves_nothing() -> None:
-    """Beside a user who is not finite autograd has no gradient to compare with: a wrong model is found in the next."""
-    torch.manual_seed(0)
-
-    class Mixing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(5, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            each = self.linear(x).sum((1, 2))
-            return each + 0.5 * each.mean()
-
-    model = Mixing()
-    clipping = dp.PhantomClipping(model)
-    x = torch.randn(4, 2, 5)
-    poisoned = x.clone()
-    poisoned[1] = float("nan")
-    with clipping:
-        losses = model(poisoned)
-    clipping.backward(losses, dp.normalize(1.0))
-    with clipping:
-        losses = model(x)
-    with pytest.raises(dp.UnsupportedUse, match="disagrees with autograd"):
-        clipping.backward(losses, dp.normalize(1.0))
 
 
 class _Losses(nn.Module):
@@ -153,8 +127,8 @@ def test_a_poisoned_user_in_the_tied_head(keep: int, monkeypatch: pytest.MonkeyP
     gain[0] = float("inf")
     model.zero_grad()
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = model(x, gain)
+    with clipping.users((x, gain)) as user:
+        losses = model(*user)
     clipping.backward(losses, dp.normalize(1.0))
     assert clipping.skipped_users == 1
     assert relative_error(sums(model), clean) < 1e-12
@@ -180,8 +154,8 @@ def test_autocast_to_bfloat16() -> None:
     x = torch.randint(0, V, (B, T))
     truth = norms_of(one_at_a_time(model, (x,)))
     clipping = dp.PhantomClipping(model)
-    with clipping, torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = model(x)
+    with clipping.users(x) as user, torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = model(user)
     norms = clipping.backward(losses, dp.normalize(1.0))
     assert norms.dtype == torch.float32
     torch.testing.assert_close(norms, truth, rtol=5e-2, atol=0)
@@ -197,54 +171,16 @@ def test_a_model_in_bfloat16_accumulates_norms_in_float32() -> None:
     torch.testing.assert_close(norms.double(), exact, rtol=2e-2, atol=0)
 
 
-def test_packed_rows_with_an_explicit_user_index() -> None:
-    """Rows of users of unequal length, not even in order, without padding."""
-    torch.manual_seed(0)
-    lengths = [3, 1, 4, 0]
-    user = torch.tensor([2, 0, 0, 2, 1, 2, 0, 2])
-    x = torch.randn(8, 6, dtype=torch.float64)
-    model = nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7)).double()
-    shift = nn.Parameter(torch.randn(7, dtype=torch.float64))
-    model.register_parameter("shift", shift)
-
-    def losses_of(rows: Tensor, index: Tensor, users: int) -> Tensor:
-        y = (model(rows) + model.shift).sin().sum(1)
-        return torch.zeros(users, dtype=y.dtype).index_add(0, index, y)
-
-    clipping = dp.PhantomClipping(model)
-    with clipping, clipping.packed(user):
-        losses = losses_of(x, user, 4)
-    norms = clipping.backward(losses, dp.clip(0.5))
-    parameters = list(model.parameters())
-    truth = []
-    for i in range(4):
-        mine = user == i
-        loss = losses_of(x[mine], user[mine] * 0, 1)[0]
-        truth.append(list(torch.autograd.grad(loss, parameters)))
-    assert [int((user == i).sum()) for i in range(4)] == lengths
-    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-12, atol=1e-14)
-    assert relative_error(sums(model), clipped_sum(truth, dp.clip(0.5))) < 1e-12
-
-
-def test_packed_rows_of_a_user_that_has_no_loss() -> None:
-    model = _Losses(nn.Linear(6, 7))
-    clipping = dp.PhantomClipping(model)
-    with clipping, clipping.packed(torch.tensor([0, 5])):
-        losses = model(torch.randn(2, 6))
-    with pytest.raises(dp.UnsupportedUse, match="user 5"):
-        clipping.backward(losses, dp.normalize(1.0))
-
-
 def test_the_proof_frees_the_graph_as_a_backward_pass_does() -> None:
     """Else whoever keeps the losses until the next forward pass keeps two graphs."""
     model, x = small()
     clipping = dp.PhantomClipping(model)
-    with clipping:
-        losses = model(x)
+    with clipping.users(x) as user:
+        losses = model(user)
     clipping.backward(losses, dp.normalize(1.0))
     assert clipping._proven
     with pytest.raises(RuntimeError, match="a second time"):
-        losses.sum().backward()
+        physical(losses).sum().backward()
 
 
 def test_hooks_of_a_model_are_not_called_without_a_gradient() -> None:

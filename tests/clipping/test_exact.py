@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import dpformer as dp
-from dpformer.clipping import gate, ordinary
 from dpformer.kernels import native
 from tests.clipping.naive import clipped_sum, engine, norms_of, one_at_a_time, relative_error, sums
 from tests.clipping.problems import PROBLEMS, Problem
@@ -38,9 +37,6 @@ def test_float64(problem: Problem, clip: dp.clipping.ClipFunction) -> None:
 def test_float32_against_float64(problem: Problem, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
         monkeypatch.setattr(native, "kernels", None)
-        monkeypatch.setattr(gate, "tensors_of_users", ordinary.in_python[0])
-        monkeypatch.setattr(gate, "marked_computed", ordinary.in_python[1])
-        monkeypatch.setattr(gate.Gate, "__torch_function__", gate.Gate.in_python)
     exact, batch = build(problem, torch.float64)
     truth = one_at_a_time(exact, batch)
     model, batch = build(problem, torch.float32)
@@ -71,7 +67,7 @@ def test_any_split_gives_the_same_sum(problem: Problem, parts: int) -> None:
     model.zero_grad()
     clipping = dp.PhantomClipping(model)
     for piece in zip(*(t.tensor_split(parts) for t in whole), strict=True):
-        with clipping:
-            losses = model(*piece)
-        clipping.backward(losses, dp.normalize(1.0))
+        with clipping.users(piece) as user:
+            loss = model(*user)
+        clipping.backward(loss, dp.normalize(1.0))
     assert relative_error(sums(model), expected) < 1e-12

@@ -20,8 +20,8 @@ def total(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction, proo
     for parameter in model.parameters():
         parameter.grad = None
     clipping = dp.PhantomClipping(model, proof=proof)
-    with clipping:
-        losses = model(*batch)
+    with clipping.users(batch) as user:
+        losses = model(*user)
     clipping.backward(losses, clip)
     return torch.cat([s.double().flatten() for p in model.parameters() if (s := sum_of(p)) is not None])
 

@@ -62,6 +62,7 @@ def test_rows_that_cancel(shape: tuple[int, int, int], size: float, monkeypatch:
 
 def test_without_the_guard_the_factor_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is needed: with it switched off the same users contribute more than C."""
+    monkeypatch.setattr("dpformer.clipping.user_rules.is_plain", lambda *_: False)
     monkeypatch.setattr(norms_module, "reach", lambda uses: float("inf"))
     monkeypatch.setattr(norms_module, "square_error", lambda square, rows: 0 * square)
     monkeypatch.setattr(norms_module, "CANCEL", float("inf"))
@@ -168,8 +169,8 @@ def test_backward_inside_autocast_has_norms_in_float32() -> None:
     torch.manual_seed(0)
     model, x = _Losses(nn.Linear(40, 30)), torch.randn(4, 3, 40)
     clipping = dp.PhantomClipping(model, proof=False)
-    with clipping:
-        losses = model(x)
+    with clipping.users(x) as user:
+        losses = model(user)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         norms = clipping.backward(losses, dp.clip(1.0))
     truth = norms_of(one_at_a_time(model, (x,)))
@@ -237,9 +238,9 @@ def cancelling_in_pairs(width: int, rows: int, ratio: float, padded: int, seed: 
 def clipped_sum(users: list[tuple[Tensor, Tensor]], clip: dp.clipping.ClipFunction) -> Tensor:
     model = Product(users[0][0].shape[-1])
     clipping = dp.PhantomClipping(model, proof=False)
-    with clipping:
-        losses = model(*(torch.cat(parts) for parts in zip(*users, strict=True)))
-    clipping.backward(losses, clip)
+    with clipping.users(tuple(torch.cat(parts) for parts in zip(*users, strict=True))) as user:
+        loss = model(*user)
+    clipping.backward(loss, clip)
     gradient = model.layer.weight.grad
     assert gradient is not None
     return gradient.double()

@@ -202,6 +202,12 @@ def through_numpy_and_back_as_a_number(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @case
+def printed(model: nn.Module, x: Tensor) -> Tensor:
+    h = model(x)
+    return total(h * (1 + 0 * len(f"{h.detach()!r}"))) + total(h)
+
+
+@case
 def branch(model: nn.Module, x: Tensor) -> Tensor:
     return total(Inner(lambda h: h * 2 if h.sum() > 0 else h.exp())(model(x)))
 
@@ -666,3 +672,10 @@ def test_nothing_stays_behind() -> None:
     truth = naive(model, lambda m, x: total(m(x)), data)
     norms = with_block(clipping, lambda x: total(model(x)), data)
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
+
+
+def test_a_print_shows_no_numbers() -> None:
+    """torch would print those of all users."""
+    model, data = make()
+    with dp.PhantomClipping(model).users(data) as user:
+        assert repr(user) == str(user) == "one user's tensor of shape (1, 4, 4), torch.float64"

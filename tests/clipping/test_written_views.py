@@ -54,9 +54,9 @@ def agrees(model: nn.Module, x: Tensor) -> None:
     truth = [torch.autograd.grad(model(x[u : u + 1])[0], list(model.parameters())) for u in range(3)]
     norms = torch.stack([torch.stack([g.square().sum() for g in user]).sum().sqrt() for user in truth])
     clip, clipping = dp.clip(0.5 * float(norms.median())), dp.PhantomClipping(model)
-    with clipping:
-        losses = model(x)
-    found = clipping.backward(losses, clip)
+    with clipping.users(x) as user:
+        loss = model(user)
+    found = clipping.backward(loss, clip)
     torch.testing.assert_close(found, norms)
     for n, p in enumerate(model.parameters()):
         assert p.grad is not None

@@ -260,15 +260,15 @@ def train_with_little_memory(config: Config, out: Path, known: dict[Any, float])
 
     noise_of_the_step_alone()
     if os.environ["RANK"] == "1":
-        backward = PhantomClipping.backward
+        backward = PhantomClipping._backward
 
-        def fragile(self: PhantomClipping, losses: Any, clip: Any) -> Any:
-            norms = backward(self, losses, clip)
+        def fragile(self: PhantomClipping, losses: Any, *more: Any) -> Any:
+            found = backward(self, losses, *more)
             if len(losses) > 2:
                 raise MemoryError("out of memory")
-            return norms
+            return found
 
-        PhantomClipping.backward = fragile  # type: ignore[method-assign]
+        PhantomClipping._backward = fragile  # type: ignore[method-assign]
     train(config, out, known)
 
 
@@ -309,9 +309,9 @@ def own_loop(out: Path, seed_key: bytes | None = None) -> None:
     for batch in dp.PoissonBatches(40, sample_rate=0.05, steps=12, key=key):
         mine = batch[rank::size]
         if len(mine):
-            with clipping:
-                losses = F.cross_entropy(model(data[mine.users]), labels[mine.users], reduction="none")
-            clipping.backward(losses, dp.clip(0.5), part=mine)
+            with clipping.users((data[mine.users], labels[mine.users]), mine) as (one, label):
+                loss = F.cross_entropy(model(one), label, reduction="none")
+            clipping.backward(loss, dp.clip(0.5))
         add_up_gradients(model.parameters())
         optimizer.step(batch)
         optimizer.zero_grad()
@@ -341,5 +341,5 @@ def wrapped_models() -> None:
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     with pytest.raises(dp.UnsupportedUse, match="parameter 'weight' is sharded over processes"):
         dp.PhantomClipping(model)
-    with pytest.raises(dp.UnsupportedUse), before:  # sharded only afterwards
-        before.backward(model(torch.randn(3, 4)).sum(1), dp.clip(1.0))
+    with pytest.raises(dp.UnsupportedUse, match="is sharded"), before.users(torch.randn(3, 4)):  # only afterwards
+        pass

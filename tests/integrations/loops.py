@@ -88,9 +88,10 @@ def train(
     for batch in FewUsers(USERS, sample_rate=0.3, steps=STEPS, seed=2):
         mine = own(batch)
         for part in mine.split(max(1, -(-len(mine) // 2))):
-            with clipping, torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-                losses = model(data[part.users])
-            norms += clipping.backward(losses, dp.clip(CLIP), part=part).tolist()
+            half = torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
+            with clipping.users(data[part.users], part) as user, half:
+                loss = model(user)
+            norms += clipping.backward(loss, dp.clip(CLIP)).tolist()
         optimizer.step(batch)
         optimizer.zero_grad()
     return norms
@@ -167,15 +168,15 @@ def refusals() -> None:
     for kind in ("ddp", "fsdp"):
         model, clipping, optimizer = one_step(torch.float32, kind)
         before = [value.clone() for value in values(model)]
-        with clipping:
-            losses = model(torch.randint(0, 11, (4, 5)))
-        clipping.backward(losses, dp.clip(2 * CLIP if dist.get_rank() else CLIP))
+        with clipping.users(torch.randint(0, 11, (4, 5))) as user:
+            loss = model(user)
+        clipping.backward(loss, dp.clip(2 * CLIP if dist.get_rank() else CLIP))
         with pytest.raises(ValueError, match=f"clipped to {2 * CLIP}, but the noise is for clip_norm={CLIP}"):
             optimizer.step()
         model, clipping, optimizer = one_step(torch.float32, kind)
-        with clipping:
-            losses = model(torch.randint(0, 11, (4, 5)))
-        clipping.backward(losses, dp.clip(CLIP))
+        with clipping.users(torch.randint(0, 11, (4, 5))) as user:
+            loss = model(user)
+        clipping.backward(loss, dp.clip(CLIP))
         if dist.get_rank():
             clipping.model.items.weight.grad *= 100  # type: ignore[union-attr,operator]
         with pytest.raises(ValueError, match="in process 1, the gradient of a parameter of shape"):
@@ -242,9 +243,9 @@ def worked_example(page: str) -> None:
     for batch in again:
         if len(batch):
             part = Part.of([there["collate"](users[user]) for user in batch.users.tolist()])
-            with clipping:
-                losses = user_losses(alone, part)
-            clipping.backward(losses, dp.normalize(1.0), part=batch[:])
+            with clipping.users(part, batch[:]) as user:
+                loss = user_losses(alone, user)
+            clipping.backward(loss, dp.normalize(1.0))
         optimizer.step(batch)
         optimizer.zero_grad()
     assert there["ledger"] == dp.Ledger(optimizer.events())

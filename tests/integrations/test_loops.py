@@ -36,9 +36,9 @@ def library_loop(examples: list[dict[str, Any]], context: str) -> tuple[Any, dp.
     )
     for batch in batches:
         for part in batch.split(1):
-            with clipping:
-                losses = user_losses(model, Part.of([collate(people[int(part.users)])]))
-            clipping.backward(losses, dp.normalize(1.0), part=part)
+            with clipping.users(Part.of([collate(people[int(part.users)])]), part) as user:
+                loss = user_losses(model, user)
+            clipping.backward(loss, dp.normalize(1.0))
         optimizer.step(batch)
         optimizer.zero_grad()
     return model, dp.Ledger(optimizer.events())

@@ -1,9 +1,8 @@
-"""SASRec as the public PyTorch code writes it: time-first nn.MultiheadAttention, Conv1d feed-forward, numpy in.
+"""SASRec as the public PyTorch code writes it: time-first nn.MultiheadAttention, Conv1d feed-forward, tensors in.
 
 Nothing here depends on dpformer; it stands for an external model.
 """
 
-import numpy as np
 import torch
 
 
@@ -42,11 +41,11 @@ class SASRec(torch.nn.Module):
             self.forward_layers.append(PointWiseFeedForward(hidden_units, dropout_rate))
 
     def log2feats(self, log_seqs):
-        seqs = self.item_emb(torch.LongTensor(log_seqs).to(self.dev))
+        seqs = self.item_emb(log_seqs.to(self.dev))
         seqs *= self.item_emb.embedding_dim**0.5
-        poss = np.tile(np.arange(1, log_seqs.shape[1] + 1), [log_seqs.shape[0], 1])
-        poss *= log_seqs != 0
-        seqs += self.pos_emb(torch.LongTensor(poss).to(self.dev))
+        poss = torch.arange(1, log_seqs.shape[1] + 1).tile(log_seqs.shape[0], 1)
+        poss = poss * (log_seqs != 0)
+        seqs += self.pos_emb(poss.to(self.dev))
         seqs = self.emb_dropout(seqs)
         tl = seqs.shape[1]  # time dim len for enforce causality
         attention_mask = ~torch.tril(torch.ones((tl, tl), dtype=torch.bool, device=self.dev))
@@ -65,8 +64,8 @@ class SASRec(torch.nn.Module):
 
     def forward(self, log_seqs, pos_seqs, neg_seqs):
         log_feats = self.log2feats(log_seqs)
-        pos_embs = self.item_emb(torch.LongTensor(pos_seqs).to(self.dev))
-        neg_embs = self.item_emb(torch.LongTensor(neg_seqs).to(self.dev))
+        pos_embs = self.item_emb(pos_seqs.to(self.dev))
+        neg_embs = self.item_emb(neg_seqs.to(self.dev))
         pos_logits = (log_feats * pos_embs).sum(dim=-1)
         neg_logits = (log_feats * neg_embs).sum(dim=-1)
         return pos_logits, neg_logits

@@ -29,13 +29,13 @@ def test_loaded_and_trained(name: str, tmp_path: Path) -> None:
     means = []
     for batch in dp.PoissonBatches(10, sample_rate=0.5, steps=15, seed=1):
         tokens = texts[batch.users]
-        with clipping:
-            logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
-            losses = F.cross_entropy(logits.mT, tokens[:, 1:], reduction="none").mean(1)
-        clipping.backward(losses, dp.normalize(1.0), part=batch[:])
+        with clipping.users(tokens, batch[:]) as one:
+            logits = model(input_ids=one, use_cache=False).logits[:, :-1]
+            loss = F.cross_entropy(logits.mT, one[:, 1:], reduction="none").mean(1)
+        clipping.backward(loss, dp.normalize(1.0))
         optimizer.step(batch)
         optimizer.zero_grad()
-        means.append(float(losses.detach().mean()))
+        means.append(float(clipping.losses.mean()))
     assert means[-1] < 0.8 * means[0]
     model.save_pretrained(tmp_path / "again")  # still the model it was
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")

@@ -36,9 +36,9 @@ def assert_exact(model: SequenceModel, histories: list[list[int]]) -> None:
     for rule in (clip(0.5), normalize(1.0)):
         model.zero_grad()
         clipping = PhantomClipping(model, proof=False)
-        with clipping:
-            losses = model(Batch.from_histories(histories, LENGTH))
-        norms = clipping.backward(losses, rule)
+        with clipping.users(Batch.from_histories(histories, LENGTH)) as user:
+            loss = model(user)
+        norms = clipping.backward(loss, rule)
         torch.testing.assert_close(norms, want, rtol=1e-9, atol=1e-12)
         factors = rule(want)
         for i, parameter in enumerate(model.parameters()):
@@ -63,8 +63,8 @@ def test_the_engine_proves_itself_in_training_with_dropout(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().train()
     clipping = PhantomClipping(model)
-    with clipping:
-        losses = model(Batch.from_histories(HISTORIES, LENGTH))
-    norms = clipping.backward(losses, normalize(1.0))
+    with clipping.users(Batch.from_histories(HISTORIES, LENGTH)) as user:
+        loss = model(user)
+    norms = clipping.backward(loss, normalize(1.0))
     assert norms.isfinite().all() and (norms[:3] > 0).all()
     assert norms[3] == norms[4] == 0  # nothing to predict, nothing to learn

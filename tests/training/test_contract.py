@@ -34,9 +34,9 @@ class Loop:
         self.batches = dp.PoissonBatches(N, Q, STEPS)
 
     def add(self, part: Part | None, users: torch.Tensor | None = None) -> None:
-        with self.clipping:
-            losses = self.model(DATA[part.users if part is not None else users]).square().sum(1)
-        self.clipping.backward(losses, dp.clip(1.0), part=part)
+        with self.clipping.users(DATA[part.users if part is not None else users], part) as user:
+            loss = self.model(user).square().sum(1)
+        self.clipping.backward(loss, dp.clip(1.0))
 
     def step(self, batch: Batch | None) -> None:
         self.optimizer.step(batch)

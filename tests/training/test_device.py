@@ -107,9 +107,9 @@ def engine_there() -> None:
         model.zero_grad()
         clipping = dp.PhantomClipping(model.to("second"), proof=False)
         own = torch.device("second") if problem.name in MAKE_TENSORS else contextlib.nullcontext()
-        with clipping, own:
-            losses = model(*(t.to("second") for t in batch))
-        found = clipping.backward(losses, dp.clip(0.8))
+        with clipping.users(tuple(t.to("second") for t in batch)) as user, own:
+            loss = model(*user)
+        found = clipping.backward(loss, dp.clip(0.8))
         assert found.device.type == "second"
         torch.testing.assert_close(found.cpu(), norms, rtol=1e-9, atol=0)
         assert relative_error([g.cpu() for g in sums(model)], gradients) < 1e-9

@@ -251,9 +251,9 @@ def test_a_user_who_is_deleted_before_a_resume_does_not_show() -> None:
         nn.init.zeros_(model.weight)
         clipping = PhantomClipping(model)
         optimizer = private([model.weight], assume_clipped=False, expected_batch_size=1.0)
-        with clipping:
-            losses = model(data[left]).sum(1)
-        clipping.backward(losses, normalize(0.5))
+        with clipping.users(data[left]) as user:
+            loss = model(user).sum(1)
+        clipping.backward(loss, normalize(0.5))
         optimizer.step()
         models.append(-model.weight.detach()[0])
     user = nn.functional.normalize(data[0], dim=0)

@@ -1,8 +1,7 @@
 """Linear layers in float32 on the CPU, on users' rows in order: most uses of parameters, so they take a short way.
 
-The rules of rules/linear.py say the same of any linear layer. Here nothing is left to be asked: the gate has seen that
-a call is as plain as that (`affine_of` in _objects.c), and the backward pass measures many of them together
-(at_once.py).
+The rules of rules/linear.py say the same of any linear layer. All preconditions of a plain one are checked by the
+caller (user_rules.py), and the backward pass measures many of them together (at_once.py).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense, Outer
 
 if TYPE_CHECKING:
-    from dpformer.clipping.gate import Gate
+    from dpformer.clipping.recorder import Recorder
 
 Refusal = Callable[[Any, Any, str], UnsupportedUse]
 
@@ -28,10 +27,8 @@ Refusal = Callable[[Any, Any, str], UnsupportedUse]
 class AffineCall(RecordedCall):
     """x Wᵀ + b (F.linear), or b + x W (torch.addmm)."""
 
-    packed, assumed, raw = None, True, False
-
     def __init__(
-        self, gate: Gate, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, trains_weight: bool,
+        self, gate: Recorder, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, trains_weight: bool,
         trains_bias: bool,
     ) -> None:  # fmt: skip
         self.func, self.sink, self.context, self.grad = func, gate.sink, gate.context, None
@@ -119,7 +116,7 @@ def is_plain(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def record_affine(
-    gate: Gate, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, trains_weight: bool, trains_bias: bool
+    gate: Recorder, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, trains_weight: bool, trains_bias: bool
 ) -> Tensor:
     """Runs a plain call on the values of its parameters, and records it."""
     weight_value = weight.detach() if trains_weight else weight
@@ -127,6 +124,4 @@ def record_affine(
     out = fresh(run(func, x, weight_value, bias_value))
     call = AffineCall(gate, func, x.detach(), weight, bias, trains_weight, trains_bias)
     gate.calls.append(call)
-    out = call.watch(out, gate.token)
-    out._phantom_computed = True  # type: ignore[attr-defined]
-    return out
+    return call.watch(out, gate.token)

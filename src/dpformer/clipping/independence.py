@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpformer.clipping.equal_chances import EqualChances, generators_kept
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.gate import leaves
+from dpformer.clipping.graph import leaves
 from dpformer.clipping.registered import registered
 from dpformer.clipping.state import State
 
@@ -139,16 +139,21 @@ class _Comparison:
         rough = self.tolerance > 0 or self.dtype not in _GRADIENT_TOLERANCE
         tolerance = 0.3 if rough else _GRADIENT_TOLERANCE[self.dtype]
         zero = torch.zeros(())
-        length = sum(_squared(g) for g in among.values()) ** 0.5
-        apart = sum(_squared(among.get(k, zero) - alone.get(k, zero)) for k in among.keys() | alone.keys()) ** 0.5
+        # Other leaves are made anew in each call: inputs that `enable_input_require_grads` of transformers marks.
+        shared = {k for k, (leaf, _) in (among | alone).items() if isinstance(leaf, nn.Parameter)} | (
+            among.keys() & alone.keys()
+        )
+        first, second = ({k: found[k][1] for k in shared if k in found} for found in (among, alone))
+        length = sum(_squared(g) for g in first.values()) ** 0.5
+        apart = sum(_squared(first.get(k, zero) - second.get(k, zero)) for k in shared) ** 0.5
         if not apart <= tolerance * max(length, 1e-12):
             raise UnsupportedUse(
                 f"the gradient of user {user} has the length {length:.6g} among {len(users)} users, and alone it is "
                 f"{apart:.3g} away from that: {_WHY}"
             )
 
-    def gradient(self, users: list[int]) -> dict[int, Tensor]:
-        """Of the first user's loss, by every tensor it depends on."""
+    def gradient(self, users: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
+        """Every tensor that the first user's loss depends on, and the gradient by it."""
         with torch.enable_grad():
             loss = self.losses(users)[0]
         self.dtype = loss.dtype
@@ -156,7 +161,7 @@ class _Comparison:
             return {}
         parameters = leaves(loss)
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return {id(p): g for p, g in zip(parameters, found, strict=True) if g is not None}
+        return {id(p): (p, g) for p, g in zip(parameters, found, strict=True) if g is not None}
 
 
 _WHY = (

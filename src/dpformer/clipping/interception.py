@@ -19,34 +19,47 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from dpformer.clipping import torch_names as torch_
 from dpformer.clipping.errors import CannotBatch, UnsupportedUse
-from dpformer.clipping.gate import (
-    _BATCH_NORMS,
-    _COMPILED,
-    _SIZES,
-    FREEZE_BATCH_NORM,
-    Gate,
-    _storage,
-    _under_autocast,
-    _uses_batch_statistics,
-    label,
-    leaves,
-    writes_in_place,
-)
 from dpformer.clipping.on_all_users import ON_ALL_USERS
-from dpformer.clipping.recorded_call import Build, Paired, RecordedCall, own, paired
+from dpformer.clipping.recorded_call import paired
+from dpformer.clipping.recorder import FREEZE_BATCH_NORM, Recorder, label, storage_of
 from dpformer.clipping.trees import map_tensors, tensors_of
 from dpformer.clipping.uses import Dense
 from dpformer.clipping.vmap_level import Outside, VmapLevel, physical
 
+
+def _named(names: str, *homes: Any) -> set[Any]:
+    return {getattr(home, name) for home in homes for name in names.split() if hasattr(home, name)}
+
+
+# A look at a parameter that takes no value from it, or takes it out of the graph on purpose.
+_READS = _named(
+    "detach size dim ndimension numel nelement stride is_contiguous element_size data_ptr is_floating_point is_complex "
+    "is_signed get_device storage_offset untyped_storage is_pinned is_shared is_inference is_same_size __len__",
+    Tensor,
+) | _named("is_floating_point is_complex numel is_tensor", torch)
+# Of these, and of attributes, what depends on no number in any tensor.
+_SIZES = _named("size dim ndimension numel nelement stride is_contiguous __len__", Tensor) | {
+    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout")
+}
+_BATCH_NORMS = _named("batch_norm _batch_norm_impl_index native_batch_norm", torch) | {F.batch_norm}
+
+_COMPILED = (
+    "torch.compile hides from the engine where parameters are used: give PhantomClipping the model itself and run it "
+    "without torch.compile (what is compiled and not trained, such as a teacher, can run before `clipping.users`)"
+)
+_TRANSPOSES = _named("t transpose permute swapaxes swapdims movedim moveaxis adjoint", torch, Tensor) | {
+    getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")
+}
 # They may carry data of users out of Python lists and arrays.
 _FROM_PYTHON = {torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray, torch.frombuffer, torch.from_dlpack}
 _LEND = {Tensor.new_tensor}
@@ -56,13 +69,12 @@ _REQUIRES_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: 
 _marks = count(1)
 
 
-class Interception(Gate):
+class Interception(Recorder):
     """Runs each torch function, and records the calls in which parameters meet users' data."""
 
-    def __init__(self, rules: dict[Any, Any], otherwise: Any, user_rules: dict[Any, Any]) -> None:
-        super().__init__(rules, otherwise)
+    def __init__(self, user_rules: dict[Any, Any]) -> None:
+        super().__init__()
         self.user_rules = user_rules
-        self.lists: dict[int, tuple[Any, str]] = {}  # lists and tuples of the model, with what was in them
         self.level: VmapLevel | None = None
         self.mark = 0  # of the users' tensors of this context, or of one user where one is computed alone
         self.together = 0  # the mark of this context
@@ -150,7 +162,10 @@ class Interception(Gate):
             elif t.requires_grad:
                 managed.append(t)
         if of_user:
+            if func is Tensor.__repr__ and self.alone is None:  # torch would print those of all users
+                return f"one user's tensor of shape {tuple(args[0].shape)}, {args[0].dtype}"
             self._refuse_special(func, args, kwargs)
+            self.hooked |= func in _HOOKS
             if self.alone is None and self._in_level():
                 if func in _REQUIRES_GRAD:  # nothing before it is trained, and gradients flow through it anyway
                     return args[0] if func is Tensor.requires_grad_ else None
@@ -197,14 +212,6 @@ class Interception(Gate):
 
     def _in_level(self) -> bool:
         return self.level is not None and self.level.is_current()
-
-    def remember_lists(self, model: nn.Module) -> None:
-        """Lists and tuples in attributes of the model before it has seen any user; while unchanged."""
-        for module in model.modules():
-            for value in vars(module).values():
-                for one in (value, *(value.values() if isinstance(value, dict) else ())):
-                    if isinstance(one, (list, tuple)):
-                        self.lists[id(one)] = (one, repr(one))
 
     def _is_from_python(self, func: Any, args: Any) -> bool:
         """A number that the model computes with is not asked where it is from; lists and arrays are."""
@@ -269,7 +276,7 @@ class Interception(Gate):
                 continue
             if of_user and self.alone is None:
                 raise CannotBatch(f"{label(func)} writes a user's data into a tensor that is the same for all users")
-            self.written[_storage(t)] = t
+            self.written[storage_of(t)] = t
             for whole in (t, t._base):
                 if whole is not None:
                     whole._phantom_public = False  # type: ignore[attr-defined]
@@ -340,37 +347,19 @@ class Interception(Gate):
 
         return self.record(func, [p], paired(copies), build, spread, rows=spread, inside=True)
 
-    # -- for the rules, which see tensors of all users, (B, …) ---------------------------------------------------------
+    def _express(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An expression of parameters: plain autograd, and the result is public again."""
+        if (writes_in_place(func) and id(args[0]) in self.own) or kwargs.get("out") is not None:
+            raise self.refusal(args[0], func, "build a new tensor instead of writing into one")
+        out = self._marked_as(func(*args, **kwargs), False, True)
+        if func in _TRANSPOSES and id(args[0]) in self.names and _is_transpose(out, args[0]):
+            out._phantom_transpose_of = args[0]
+        return out
 
-    def record(
-        self,
-        func: Any,
-        managed: list[Tensor],
-        paired: Paired,
-        build: Build,
-        out: Tensor,
-        rows: Tensor,
-        reads: Sequence[Tensor] = (),
-        inside: bool = False,
-    ) -> Tensor:
-        """Records a call with its output `out` (Gate.record)."""
-        out = out if inside else own(out)
-        for parameter in managed:
-            if not parameter.numel():
-                raise self.refusal(parameter, func, "it has no numbers, so nothing can be trained: leave its layer out")
-            if parameter.grad_fn is not None and any(id(leaf) not in self.names for leaf in leaves(parameter)):
-                fix = "users' data was written into it in a way that is not seen: build a new tensor instead"
-                raise self.refusal(parameter, func, fix)
-        names = tuple(self.names.get(id(m), "expression") for m in managed)
-        if torch.is_autocast_enabled(rows.device.type):
-            paired = _under_autocast(paired, rows.device.type)
-        build = self._unchanged(build, [*reads, *managed], managed[0], func)
-        call = RecordedCall(
-            func, names, managed, paired, build, tuple(rows.shape), None, self.sink, self.context,
-            assumed=False, raw=False,
-        )  # fmt: skip
-        self.calls.append(call)
-        return call.watch(out, self.token)
+    def _is_read(self, func: Any) -> bool:
+        if getattr(func, "__name__", "") == "__get__":  # an attribute; the transposes are expressions
+            return func not in _TRANSPOSES
+        return func in _READS
 
 
 _opened: dict[Any, Callable[..., Any] | None] = {}
@@ -398,3 +387,18 @@ def _without_overrides(func: Any) -> Callable[..., Any] | None:
     )
     new.__kwdefaults__ = func.__kwdefaults__
     return new
+
+
+def _is_transpose(out: Tensor, of: Tensor) -> bool:
+    return of.ndim == 2 and out.shape == of.shape[::-1] and out.stride() == of.stride()[::-1]
+
+
+def writes_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _uses_batch_statistics(args: Any, kwargs: Any) -> bool:
+    """F.batch_norm(input, running_mean, running_var, weight, bias, training, …); only eval mode is per user."""
+    training = kwargs.get("training", args[5] if len(args) > 5 else True)
+    return bool(training)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.expressions import Expression
-from dpformer.clipping.gate import leaves
+from dpformer.clipping.graph import leaves
 from dpformer.clipping.products import A_FEW, Scratch, can_multiply, measured_products
 from dpformer.clipping.recorded_call import Source
 from dpformer.clipping.rounding import CANCEL, LOOSE, PIECE, Rows, square_error, sums_of_squares

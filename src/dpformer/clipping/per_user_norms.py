@@ -19,7 +19,7 @@ from dpformer.clipping import norms
 from dpformer.clipping.affine import AffineCall
 from dpformer.clipping.at_once import AtOnce, can_measure
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.gate import leaves
+from dpformer.clipping.graph import leaves
 from dpformer.clipping.norms import Measured, ParameterUses, by_parameter, measure_all, raised_squares
 from dpformer.clipping.products import Scratch
 from dpformer.clipping.recorded_call import RecordedCall
@@ -72,8 +72,8 @@ class PerUserNorms:
         if family is None:
             raise UnsupportedUse(
                 f"{call.where} was recorded before another backward pass, which let go of it; call `clipping.backward` "
-                f"for the losses of each `with clipping:` in the order of the contexts, once, or run both forward "
-                f"passes inside one and add up their losses"
+                f"for the loss of each `with clipping.users(...)` in the order of the contexts, once, or run both "
+                f"forward passes inside one and add up their losses"
             )
         call.grad = grad
         self.contexts.add(call.context)

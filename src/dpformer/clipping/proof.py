@@ -13,12 +13,9 @@ that passes, up to 2·10⁻³, for models whose gradients are small differences 
 coarsest on the way from the losses to the parameters; float64 throughout passes up to 10⁻⁸, half precision up to
 5·10⁻³, and up to 5·10⁻² if its rounding is that large.
 
-It runs on the first batches, until 16 users were seen (two may be in order by chance), whenever a layout appears that
-was not seen before (a size that happens to equal the number of users, say, or another number of rows a user where
-nothing but their order tells whose they are), whenever users' rows change places in a way that is not followed
-(picked.py, moves.py), and at random later: a model that begins to mix users in its second epoch is found, if not at
-once. The choice is made after the forward pass, with random numbers of the operating system: no model can know it, and
-no seeded run is changed by it. A batch with a user who is not finite proves nothing, and the next one is looked at.
+It runs on the first batches, until 16 users were seen, and at random later. The choice is made after the forward pass,
+with random numbers of the operating system: no model can know it, and no seeded run is changed by it. A batch with a
+user who is not finite proves nothing, and the next one is looked at.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.gate import leaves
+from dpformer.clipping.graph import leaves
 from dpformer.clipping.norms import ParameterUses
 from dpformer.clipping.recorded_call import RecordedCall, is_begin
 from dpformer.clipping.rounding import full_precision
@@ -47,8 +44,8 @@ _ROUNDINGS = 16  # times the rounding seen: the engine rounds elsewhere than aut
 _SCALE = 1.3717  # of weights whose gradients, divided by it again, differ by rounding alone
 _REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32}
 _WHY = (
-    "the loss of a user must depend on its own rows only, and the first dimension must be the batch in every layer; "
-    "check for time-first layouts, for position ids made outside the forward pass, and for anything that mixes users"
+    "a rule of the engine is wrong for this model, or a function of the model has a wrong derivative: report it with "
+    "the model"
 )
 
 

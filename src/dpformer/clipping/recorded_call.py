@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.user_rows import Packed, UserRows
+from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Use
 
 
@@ -71,30 +71,9 @@ class RecordedCall:
     paired: Paired  # ⟨the function of `managed`, a gradient⟩: what plain autograd differentiates in the proof
     build: Build  # gradient of the output → uses, once the number of users is known
     shape: tuple[int, ...]  # of the tensor whose first dimension counts the rows
-    packed: Packed | None  # the index that was given, whether or not it is about these rows
     sink: list[Callable[[RecordedCall, Tensor], None]]  # shared with the engine: the last one takes the gradients
-    context: int  # which `with clipping:` it was recorded in, counted up
-    assumed: bool  # whether nothing tells whose the rows are: they are taken to lie user by user
-    raw: bool  # whether they came from outside as they are
+    context: int  # which `clipping.users` it was recorded in, counted up
     grad: Tensor | None = field(default=None)
-
-    def layout(self, users: int) -> tuple[Any, ...]:
-        """What the proof of a batch holds for: the call and where its sizes meet the number of users."""
-        met = tuple(size == users for size in self.shape)
-        each = self.shape[0] // max(1, users) if self.assumed and not met[0] else 0  # rows of a user
-        return self.func, self.names, met, users > 1, self.packed is not None, each
-
-    def doubtful(self, users: int) -> bool:
-        """Whether the rows could be read in two ways, so that only the proof of this very batch can tell.
-
-        Inside `packed`, a multiple of its rows is those rows; as many rows as users may also be pooled ones. Outside,
-        flat rows that came so may be divided otherwise in each batch.
-        """
-        if self.assumed and self.raw and self.shape[0] != users:
-            return True
-        if self.packed is None or self.shape[0] != users:
-            return False
-        return len(self.packed.user) == users and not self.packed.is_even(users)
 
     @property
     def numbers(self) -> int:
@@ -108,7 +87,7 @@ class RecordedCall:
         for managed in self.managed:  # a float64 parameter in a layer that computes in float32, say
             dtype = torch.promote_types(dtype, managed.real.dtype if managed.is_complex() else managed.dtype)
         grad = self.grad.to(dtype)
-        return self.build(grad, UserRows(users, self.packed, self.where))
+        return self.build(grad, UserRows(users))
 
     @property
     def where(self) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpformer.kernels import native
-
 
 @dataclass
 class Registered:
@@ -29,17 +27,14 @@ class Walk:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._seen: list[Seen] = []
-        self._are_same = _are_same
         self._found: Registered | None = None
 
     def __call__(self) -> Registered:
         """The same object as before, if nothing has changed."""
-        if self._found is None or not self._are_same(self._seen):
+        if self._found is None or not all(map(_is_same, self._seen)):
             modules: list[nn.Module] = []
             self._found = registered(self.model, modules)
             self._seen = [_seen(module, kind) for module in modules for kind in ("_parameters", "_buffers", "_modules")]
-            plain = all(type(home) is dict for _, _, home, _, _ in self._seen)  # those of scripted modules are not
-            self._are_same = native.objects.are_same if native.objects is not None and plain else _are_same
         return self._found
 
 
@@ -49,11 +44,6 @@ Seen = tuple[nn.Module, str, Any, list[str], list[Any]]  # a dictionary of a mod
 def _seen(module: nn.Module, kind: str) -> Seen:
     home = getattr(module, kind)
     return module, kind, home, list(home.keys()), list(home.values())
-
-
-def _are_same(seen: list[Seen]) -> bool:
-    """Compiled code says the same of dictionaries."""
-    return all(map(_is_same, seen))
 
 
 def _is_same(seen: Seen) -> bool:

@@ -18,7 +18,9 @@ from dpformer.clipping.affine import is_plain, record_affine
 from dpformer.clipping.errors import CannotBatch, UnsupportedUse
 from dpformer.clipping.interception import Interception
 from dpformer.clipping.rules import RULES
-from dpformer.clipping.rules.recurrent import _CELLS, _layer
+from dpformer.clipping.rules.einsum import linear_layer
+from dpformer.clipping.rules.recurrent import CELLS
+from dpformer.clipping.rules.recurrent import layer as one_direction
 from dpformer.clipping.softmax_head import softmax_loss
 from dpformer.clipping.torch_names import is_batchedtensor
 from dpformer.clipping.trees import tensors_of
@@ -37,6 +39,7 @@ class UserRule:
         return self.run(gate, func, args, kwargs)
 
 
+_LINEAR = F.linear  # torch's own, also where a test puts another in its place
 USER_RULES: dict[Any, UserRule] = {}
 
 
@@ -71,9 +74,9 @@ def _wrap(gate: Interception, out: Tensor) -> Tensor:
 @user_rule(F.linear, torch.addmm, Tensor.addmm)
 def affine(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     """x Wᵀ + b, b + x W: all but the last dimension of x are rows."""
-    names = ("input", "weight", "bias") if func is F.linear else ("input", "mat1", "mat2")
+    names = ("input", "weight", "bias") if func is _LINEAR else ("input", "mat1", "mat2")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if func is F.linear:
+    if func is _LINEAR:
         x, w, b = given.pop("input", None), given.pop("weight", None), given.pop("bias", None)
     else:
         b, x, w = given.pop("input", None), given.pop("mat1", None), given.pop("mat2", None)
@@ -81,32 +84,72 @@ def affine(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     if not gate.is_public(w) or w.ndim != 2 or w.is_complex() or x.is_complex() or x.ndim == 0:
         return NotImplemented
-    if b is not None and not (gate.is_public(b) and b.ndim == 1):
-        return NotImplemented
+    if b is not None and not (gate.is_public(b) and b.shape == w.shape[func is not _LINEAR :][:1]):
+        return NotImplemented  # it is broadcast
     with Outside():
         x = physical(x)
         shape = x.shape
-        if func is not F.linear:
+        if func is not _LINEAR:
             x = x.reshape(-1, shape[-1])  # rows of a user one behind the other
-        function = F.linear if func is F.linear else torch.addmm
+        function = _LINEAR if func is _LINEAR else torch.addmm
         of_model = id(w) in gate.own and (b is None or id(b) in gate.own)
         trains = w.requires_grad, b is not None and b.requires_grad
         if of_model and any(trains) and is_plain(function, x, w, b):
             out = record_affine(gate, function, x, w, b, *trains)
         else:
-            out = RULES[function](gate, function, (x, w, b) if func is F.linear else (b, x, w), {})
-        return _wrap(gate, out if func is F.linear else out.view(*shape[:-1], out.shape[-1]))
+            out = RULES[function](gate, function, (x, w, b) if func is _LINEAR else (b, x, w), {})
+        return _wrap(gate, out if func is _LINEAR else out.view(*shape[:-1], out.shape[-1]))
 
 
 @user_rule(*_named("matmul __matmul__ mm", torch, Tensor, torch.linalg))
 def product(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
-    """x @ W."""
+    """x @ W, and W @ x = (xᵀ @ Wᵀ)ᵀ."""
+    if len(args) == 2 and not kwargs and gate.is_managed(args[0]) and _is_users(args[1]):
+        weight, x = args
+        if weight.ndim == 2 and x.ndim >= 2 and not (weight.is_complex() or x.is_complex()):
+            with gate:
+                return torch.matmul(x.mT, weight.mT).mT.contiguous()  # as torch gives it, for the model may view it
     if kwargs or len(args) != 2 or not _only_first(args, kwargs) or args[1].ndim != 2 or args[0].ndim == 0:
         return NotImplemented
     if any(t.is_complex() for t in args):
         return NotImplemented
     with Outside():
         return _wrap(gate, RULES[torch.matmul](gate, torch.matmul, (physical(args[0]), args[1]), {}))
+
+
+@user_rule(*_named("__getitem__", Tensor), *_named("index_select", torch, Tensor))
+def rows_of_a_table(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
+    """table[ids], table.index_select(0, ids)"""
+    if kwargs or len(args) not in (2, 3) or (len(args) == 3 and args[1] != 0):
+        return NotImplemented
+    table, ids = args[0], args[-1]
+    if not _is_users(ids) or not gate.is_managed(table) or table.is_complex():
+        return NotImplemented
+    if ids.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    with Outside():
+        return _wrap(gate, RULES[Tensor.__getitem__](gate, func, (table, physical(ids)), {}))
+
+
+@user_rule(F.embedding_bag)
+def bag(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
+    """Made of an embedding."""
+    with gate:
+        return RULES[func](gate, func, args, kwargs)
+
+
+@user_rule(torch.einsum)
+def einsum(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
+    """Where it is a linear layer."""
+    equation, *tensors = args
+    if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
+        tensors = list(tensors[0])
+    if kwargs or sum(map(_is_users, tensors)) != 1 or any(not isinstance(t, Tensor) or t.is_complex() for t in tensors):
+        return NotImplemented
+    with Outside():
+        everybody = [physical(t) if is_batchedtensor(t) else t for t in tensors]
+        out = linear_layer(gate, func, equation, everybody)
+        return NotImplemented if out is None else _wrap(gate, out)
 
 
 @user_rule(*[f for f in _named("layer_norm rms_norm", F) if f in RULES])
@@ -201,7 +244,7 @@ def recurrent(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
             for d in range(directions):
                 n = layer * directions + d
                 state = tuple(s[n] + zero for s in first)
-                out, state = _layer(x, state, params[n * each : (n + 1) * each], _CELLS[func], d == 1)
+                out, state = one_direction(x, state, params[n * each : (n + 1) * each], CELLS[func], d == 1)
                 outs.append(out)
                 for kept, value in zip(last, state, strict=True):
                     kept.append(value)
@@ -220,7 +263,7 @@ def cell(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     with gate:
         zero = torch.zeros_like(x[..., :1])
         state = tuple(s + zero for s in (hx if isinstance(hx, (tuple, list)) else (hx,)))
-        after = _CELLS[func](F.linear(x, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
+        after = CELLS[func](F.linear(x, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
     return after if len(after) > 1 else after[0]
 
 

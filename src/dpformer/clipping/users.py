@@ -22,11 +22,9 @@ from dpformer.clipping.checkpointing import passed_over
 from dpformer.clipping.clip_functions import ClipFunction
 from dpformer.clipping.errors import CannotBatch, UnsupportedUse
 from dpformer.clipping.fallback import Fallback
-from dpformer.clipping.gate import Gate
 from dpformer.clipping.interception import Interception
 from dpformer.clipping.nested import marks_are_kept
 from dpformer.clipping.registered import Registered
-from dpformer.clipping.rules import RULES, any_function
 from dpformer.clipping.state import State
 from dpformer.clipping.torch_names import is_batchedtensor, maybe_current_level
 from dpformer.clipping.trees import map_trees
@@ -52,14 +50,16 @@ class OneUserExists:
 
     Args:
         model: the model.
-        gate: of the engine; the calls are recorded in it.
+        walk: gives its parameters and buffers.
         allowed: whether one user may be computed at a time.
     """
 
-    def __init__(self, model: nn.Module, gate: Gate, allowed: bool) -> None:
-        self.model, self.outer = model, gate
-        self.gate = Interception(RULES, any_function, USER_RULES)
-        self.gate.calls, self.gate.sink, self.gate.constants = gate.calls, gate.sink, gate.constants
+    def __init__(self, model: nn.Module, walk: Callable[[], Registered], allowed: bool) -> None:
+        self.model, self._walk = model, walk
+        self.gate = Interception(USER_RULES)
+        self._found = walk()
+        self.gate.survey(self._found)
+        self.gate.remember_constants(model)
         self.gate.remember_lists(model)
         self.fallback = Fallback(self.gate, model, allowed)
         self._parts: dict[int, tuple[Part | None, int]] = {}  # by mark: the users, and how many
@@ -77,14 +77,15 @@ class OneUserExists:
                 self.gate.constants[id(t)] = (t, t._version)
 
     @contextmanager
-    def of(self, data: Any, part: Part | None, walk: Callable[[], Registered]) -> Iterator[Any]:
+    def of(self, data: Any, part: Part | None) -> Iterator[Any]:
         """One user's data; inside, only that user exists."""
+        data, one_of = tree_of(data)
         users = count_of(data)
         if part is not None and len(part) != users:
             raise ValueError(f"the part has {len(part)} users, but the data have {users}: give the data of its users")
         if maybe_current_level() is not None:
             raise UnsupportedUse("`clipping.users` is used inside a transform of torch.func or inside itself")
-        with self._watched(walk):
+        with self._watched():
             level = VmapLevel(users)
             try:
                 self.gate.open(level)
@@ -92,7 +93,7 @@ class OneUserExists:
                 with torch._C.DisableTorchFunction():
                     mine = map_trees(self._enter, data)
                 with self.fallback.watching(), self.gate:
-                    yield mine
+                    yield one_of(mine)
             except Exception as error:
                 self._explain(error)
                 raise
@@ -107,12 +108,13 @@ class OneUserExists:
         return self.gate.mine(self.gate.level.wrap(leaf.unsqueeze(1)))
 
     @contextmanager
-    def _watched(self, walk: Callable[[], Registered]) -> Iterator[None]:
+    def _watched(self) -> Iterator[None]:
         """Inside, the model must not change, and nothing may compute it again later."""
-        found = walk()
+        found = self._walk()
+        if found is not self._found:
+            refuse_distributed(self.model)
+            self._found = found
         self.gate.survey(found)
-        self.outer.survey(found)
-        self.gate.context = self.outer.context
         before, state = len(self.gate.calls), State(found)
         try:
             with ExitStack() as stack:
@@ -121,32 +123,28 @@ class OneUserExists:
                 stack.enter_context(marks_are_kept(self.gate))
                 stack.enter_context(_masks_of_transformers())
                 yield
-            state.compare(walk(), self.gate.is_public)
+            state.compare(self._walk(), self.gate.is_public)
         except BaseException:
             del self.gate.calls[before:]
             raise
-        finally:
-            self.outer.context = self.gate.context
 
     @staticmethod
     def _explain(error: Exception) -> None:
         """Errors of torch that say that something cannot be batched become a sentence."""
         if isinstance(error, CannotBatch):
             raise CannotBatch(f"{error}; {_FORM}") from error
-        if isinstance(error, UnsupportedUse) or getattr(error, "_phantom_alone", False):
-            return
         if isinstance(error, RuntimeError) and _SAVED in str(error):
             raise UnsupportedUse(_SAVED) from error
+        if isinstance(error, UnsupportedUse) or getattr(error, "_phantom_alone", False):
+            return
         if isinstance(error, (RuntimeError, NotImplementedError)) and _is_of_vmap(error):
             raise CannotBatch(f"torch cannot compute this for all users together ({_short(error)}); {_FORM}") from error
 
     # -- losses --------------------------------------------------------------------------------------------------------
 
-    def losses(self, losses: Any, part: Part | None) -> tuple[Tensor, Part | None] | None:
-        """(B,) losses of all users that were computed in a context, and the users; None if they are of another kind."""
+    def losses(self, losses: Tensor) -> tuple[Tensor, Part | None]:
+        """(B,) losses of all users that were computed in a context, and the users."""
         mark = getattr(losses, "_phantom_user", 0)
-        if not isinstance(losses, Tensor) or (not mark and not is_batchedtensor(losses)):
-            return None
         if mark not in self._parts:
             raise UnsupportedUse(
                 "the loss was not computed inside `with clipping.users(...)` of this engine, or `backward` was called "
@@ -161,9 +159,7 @@ class OneUserExists:
         for earlier in [m for m in self._parts if m < mark]:
             del self._parts[earlier]
         whole = physical(losses).reshape(users) if is_batchedtensor(losses) else losses.reshape(1).expand(users)
-        if part is not None and known is not None and part is not known:
-            raise ValueError("`backward` is given another part than `users` was: give it to `users` alone")
-        return whole, known if part is None else part
+        return whole, known
 
     # -- one user at a time --------------------------------------------------------------------------------------------
 
@@ -175,10 +171,12 @@ class OneUserExists:
         clip: ClipFunction,
         part: Part | None,
     ) -> Tensor:
+        if not rows_of(data):
+            clipping.losses = torch.zeros(0)
+            return clipping.losses
         try:
             with clipping.users(data, part) as user:
                 loss = loss_of(user)
-            return clipping.backward(loss, clip)
         except CannotBatch as error:
             if not self.fallback.allowed:
                 raise
@@ -189,6 +187,8 @@ class OneUserExists:
             if not self.fallback.allowed or not isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
                 raise
             why = _short(error)
+        else:
+            return clipping.backward(loss, clip)
         norms = self._one_at_a_time(clipping, loss_of, data, clip, part)
         self.fallback.note("the whole loss", why, whole=True)
         return norms
@@ -201,15 +201,17 @@ class OneUserExists:
         clip: ClipFunction,
         part: Part | None,
     ) -> Tensor:
+        data, one_of = tree_of(data)
         users, device = count_of(data), next(self.model.parameters()).device
-        with self._watched(clipping._walk):
+        with clipping._surroundings(), self._watched():
             parameters = list(self.gate.trainable)
             totals = [torch.zeros(p.shape, dtype=_wide(p), device=p.device) for p in parameters]
-            norms, factors = [], []
+            norms, factors, losses = [], [], []
             for user in range(users):
-                gradients, loss = self._alone(user, loss_of, data, parameters)
+                gradients, loss = self._alone(user, lambda mine: loss_of(one_of(mine)), data, parameters)
                 norm = torch.stack([g.abs().double().square().sum().to(device) for g in gradients]).sum().sqrt()
                 norms.append(norm)
+                losses.append(loss.reshape(()))
                 if not bool(torch.isfinite(norm)) or not bool(torch.isfinite(loss)):
                     clipping.skipped_users += 1
                     factors.append(torch.zeros((), dtype=norm.dtype, device=device))
@@ -226,6 +228,7 @@ class OneUserExists:
             assert isinstance(addition.total, Tensor)
             addition.total = addition.total.to(addition.dtype)
         add_bounded(additions, torch.stack(factors).to(dtype), clip.clip_norm, frozenset(self.gate.names), part=part)
+        clipping.losses = torch.stack(losses)
         return torch.stack(norms).to(dtype)
 
     def _alone(
@@ -260,11 +263,32 @@ class OneUserExists:
         return [g.to_dense() if g.layout != torch.strided else g for g in dense], loss.detach()
 
 
+def tree_of(data: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Users' data as a tree of tensors, and what makes one user's data of that user's tree.
+
+    An object that keeps them otherwise (dpformer.integrations.batches.Part) has methods for both.
+    """
+    if hasattr(data, "by_user"):
+        return data.by_user(), data.of_user
+    return data, lambda mine: mine
+
+
 def count_of(data: Any) -> int:
     """How many users the data are of.
 
     Raises:
-        ValueError: if tensors disagree, or there are none.
+        ValueError: if there are none.
+    """
+    if not (count := rows_of(data)):
+        raise ValueError("there are no users: skip this part, an empty batch needs no forward pass")
+    return count
+
+
+def rows_of(data: Any) -> int:
+    """The rows of all tensors.
+
+    Raises:
+        ValueError: if they disagree.
     """
     counts: list[int] = []
 
@@ -277,15 +301,13 @@ def count_of(data: Any) -> int:
             counts.append(len(leaf))
         return leaf
 
-    map_trees(look, data)
+    map_trees(look, tree_of(data)[0])
     if not counts:
         raise ValueError(
             f"users' data hold no tensor, got {type(data).__name__}: give tensors with a row for each user"
         )
     if len(set(counts)) > 1:
         raise ValueError(f"users' data have tensors of {sorted(set(counts))} rows: each needs one row for each user")
-    if counts[0] == 0:
-        raise ValueError("there are no users: skip this part, an empty batch needs no forward pass")
     return counts[0]
 
 
@@ -318,3 +340,16 @@ def _is_of_vmap(error: Exception) -> bool:
 
 def _short(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def refuse_distributed(model: nn.Module) -> None:
+    """Wrappers that move parameters or gradients between processes in the backward pass, which is not theirs here."""
+    fix = "use DistributedClipping and DistributedOptimizer of dpformer.integrations.distributed"
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        raise UnsupportedUse(f"DistributedDataParallel would never see the clipped sums, so never add them up; {fix}")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and getattr(parameter, "placements", None) is not None:  # a DTensor
+            raise UnsupportedUse(
+                f"parameter '{name}' is sharded over processes (fully_shard), but a user's norm is over "
+                f"all of it; {fix}"
+            )

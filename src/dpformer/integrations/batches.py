@@ -46,6 +46,17 @@ class Part:
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         return replace(self, inputs=inputs, real=self.real.to(device))
 
+    def by_user(self) -> tuple[dict[str, Tensor], Tensor, int]:
+        """Inputs (B, k, …), which of the rows are real, and the token for padding."""
+        inputs = {name: tensor.unflatten(0, self.real.shape) for name, tensor in self.inputs.items()}
+        return inputs, self.real, self.pad_token
+
+    @staticmethod
+    def of_user(tree: tuple[dict[str, Tensor], Tensor, int]) -> Part:
+        """The part of one user, k rows, from that user's inputs (1, k, …)."""
+        inputs, real, pad_token = tree
+        return Part({name: tensor[0] for name, tensor in inputs.items()}, real, pad_token=pad_token)
+
     def some(self, users: Sequence[int]) -> Part:
         """A subset of the users, combined anew: padding depends on who they are."""
         who = [self.who[user] for user in users] if self.who else ()

@@ -4,9 +4,9 @@
     optimizer = DistributedOptimizer(clipping, torch.optim.Adam(model.parameters()), noise_multiplier=…, …)
     for batch in dp.PoissonBatches(n, sample_rate=q, steps=T, key=shared_key()):    # the same users in all processes
         for part in share(batch).split(16):             # the users of this process, possibly none
-            with clipping:
-                losses = model(histories[part.users])
-            clipping.backward(losses, dp.clip(1.0), part=part)
+            with clipping.users(histories[part.users], part) as user:
+                loss = model(user)
+            clipping.backward(loss, dp.clip(1.0))
         optimizer.step(batch)                           # every process, in every step
         optimizer.zero_grad()
 
@@ -17,8 +17,9 @@ part of it. Sums equal those of a single process, up to rounding.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, TypeVar, overload
 
 import torch
@@ -53,7 +54,7 @@ class DistributedClipping(PhantomClipping):
     """`PhantomClipping` for a model that is wrapped in `DistributedDataParallel`, sharded by `fully_shard`, or plain.
 
     The wrappers' own exchange of gradients is switched off: they would average what autograd leaves, which here is
-    nothing. A sharded model is gathered at the first `with clipping:` of a step and kept whole until the step.
+    nothing. A sharded model is gathered at the first forward pass of a step and kept whole until the step.
     """
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
@@ -68,18 +69,15 @@ class DistributedClipping(PhantomClipping):
         if self.gathering is not None:
             self.gathering.let_go()
 
-    def __enter__(self) -> DistributedClipping:
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
         if self.gathering is not None:
             self.gathering.gather()
         self._quiet(True)
-        super().__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        self._quiet(False)
+        try:
+            yield
+        finally:
+            self._quiet(False)
 
     def _quiet(self, quiet: bool) -> None:
         """DDP must neither wait for gradients nor broadcast buffers, since numbers of passes differ."""

@@ -145,19 +145,18 @@ class PrivateSession:
             )
         users = self._batch.part(torch.tensor(part.who, dtype=torch.int64))
         self._check(losses_of, part)
-        with self._recording(device):
-            losses = losses_of(part)
-        self.clipping.backward(losses, self.clip, part=users)
-        return losses.detach()
+        with self._masks_drawn(device):
+            self.clipping.accumulate(lambda one: _one_loss(losses_of(one)), part, self.clip, users)
+        return self.clipping.losses
 
     @contextmanager
-    def _recording(self, device: torch.device | None = None) -> Iterator[None]:
-        """The forward pass of a part of the step: uses of parameters are recorded, dropout masks are secret."""
+    def _masks_drawn(self, device: torch.device | None = None) -> Iterator[None]:
+        """The forward pass of a part of the step, whose dropout masks are secret."""
         if self._place[0] != self.taken:
             self._place = (self.taken, 0)
         seed = self._seed("dropout", *self._place)
         self._place = (self.taken, self._place[1] + 1)
-        with drawing_from(seed, device), self.clipping:
+        with drawing_from(seed, device):
             yield
 
     def due(self, batch: LogicalBatch) -> LogicalBatch:
@@ -236,3 +235,12 @@ class PrivateSession:
         )
         answers = {**facts[sp800_226.NAME], "pre_processing": PRE_PROCESSING}
         return {**facts, sp800_226.NAME: answers, "not_covered": list(NOT_COVERED)}
+
+
+def _one_loss(losses: Tensor) -> Tensor:
+    if losses.shape != (1,):
+        raise DpformerError(
+            f"one user's part must give one loss, shape (1,), got shape {tuple(losses.shape)}: average each user's own "
+            "values, with part.mean"
+        )
+    return losses

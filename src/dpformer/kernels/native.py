@@ -1,6 +1,6 @@
-"""Compiled passes over memory (_native.c, with one header per subject) and over Python objects (_objects.c).
+"""Compiled passes over memory (_native.c, with one header per subject).
 
-Each is None where there was no compiler when dpformer was installed. Each function has a reference in torch or NumPy,
+They are None where there was no compiler when dpformer was installed. Each function has a reference in torch or NumPy,
 for other devices, other dtypes and installations without a compiler; `supports` decides between the two.
 """
 
@@ -16,12 +16,6 @@ try:
 except ImportError:
     kernels = None
 
-objects: ModuleType | None
-try:
-    from dpformer.kernels import _objects as objects
-except ImportError:
-    objects = None
-
 # Newer versions of torch let compiled code read tensors where they are, through the C interface of DLPack.
 _offered = kernels is not None and bool(
     kernels.multiplies
@@ -29,7 +23,7 @@ _offered = kernels is not None and bool(
     and kernels.exchange(Tensor.__dlpack_c_exchange_api__)
 )
 
-__all__ = ["kernels", "multiplies", "objects", "reads_tensors", "rows_of", "supports"]
+__all__ = ["kernels", "multiplies", "reads_tensors", "rows_of", "supports"]
 
 
 def supports(*tensors: Tensor) -> bool:

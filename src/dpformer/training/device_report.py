@@ -129,10 +129,10 @@ def check_sums(model: nn.Module, batch: Batch, device: torch.device) -> Check:
     found, wanted = copy.deepcopy(model).to(device), copy.deepcopy(model).double()
     for each, users in ((found, batch.to(device)), (wanted, batch)):
         clipping = PhantomClipping(each)
-        with clipping:
-            losses = each(users)
+        with clipping.users(users) as user:
+            loss = each(user)
         try:
-            clipping.backward(losses, normalize(1.0))
+            clipping.backward(loss, normalize(1.0))
         except UnsupportedUse as refusal:
             return Check("clipped sum", False, str(refusal))
     sums, right = (
@@ -193,8 +193,8 @@ def _private_step(model: nn.Module, batch: Batch, device: torch.device) -> dict[
     losses: list[torch.Tensor] = []
 
     def forward() -> None:
-        with clipping:
-            losses[:] = [there(users)]
+        with clipping.users(users) as user:
+            losses[:] = [there(user)]
 
     def backward() -> None:
         clipping.backward(losses[0], normalize(1.0))

@@ -156,10 +156,10 @@ class GradientSum:
                 losses = self.model(batch)
             losses.sum().backward()
             return Part(losses.detach()[with_target].cpu(), None, rows)
-        with self.clipping, autocast:
-            losses = self.model(batch)
-        norms = self.clipping.backward(losses, self.clip)
-        return Part(losses.detach()[with_target].cpu(), norms[: len(histories)].cpu(), rows)
+        with self.clipping.users(batch) as user, autocast:
+            loss = self.model(user)
+        norms = self.clipping.backward(loss, self.clip)
+        return Part(self.clipping.losses[with_target].cpu(), norms[: len(histories)].cpu(), rows)
 
     def _collect(self, keep: bool) -> None:
         """Move `p.grad` into the totals, or discard it; zeros remain."""

@@ -39,9 +39,9 @@ def released(present: int, divisor: float) -> np.ndarray:
     seen = []
     for batch in dp.PoissonBatches(N, Q, STEPS):
         if len(batch):
-            with clipping:
-                losses = model(data[batch.users]).sum(1)
-            clipping.backward(losses, dp.clip(1.0), part=batch[:])
+            with clipping.users(data[batch.users], batch[:]) as user:
+                loss = model(user).sum(1)
+            clipping.backward(loss, dp.clip(1.0))
         optimizer.step(batch)
         seen.append(model.weight.grad.flatten().clone())  # type: ignore[union-attr]
         optimizer.zero_grad()

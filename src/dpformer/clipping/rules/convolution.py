@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.gate import Gate
 from dpformer.clipping.recorded_call import paired
+from dpformer.clipping.recorder import Recorder
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense, Outer
@@ -21,7 +21,7 @@ from dpformer.clipping.uses import Dense, Outer
 
 @rule(F.conv1d, F.conv2d)
 def convolution(
-    gate: Gate,
+    gate: Recorder,
     func: Any,
     input: Tensor,
     weight: Tensor,

@@ -1,4 +1,4 @@
-"""torch.einsum of users' data with one parameter; others go user by user (any_function.py).
+"""torch.einsum of users' data with one parameter; in others each user gets a copy of it.
 
 If the letters of the parameter fall into contracted ones (in the data, not in the result) and new ones (in the result,
 not in the data), one kind after the other, the product is that of a linear layer: per user Σ_t left_bt ⊗ right_bt.
@@ -8,48 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from string import ascii_letters
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpformer.clipping.gate import Gate
 from dpformer.clipping.recorded_call import own, paired
-from dpformer.clipping.rules.any_function import any_function
-from dpformer.clipping.rules.registry import rule
-from dpformer.clipping.turned import is_turned
+from dpformer.clipping.recorder import Recorder
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Outer
 
 
-@rule(torch.einsum)
-def einsum(gate: Gate, func: Any, *operands: Any) -> Tensor:
-    """einsum(equation, *operands), operands perhaps as one list."""
-    equation, *tensors = operands
-    if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
-        tensors = list(tensors[0])
-    data = [t for t in tensors if isinstance(t, Tensor) and not gate.is_public(t)]
+def linear_layer(gate: Recorder, func: Any, equation: Any, tensors: Sequence[Tensor]) -> Tensor | None:
+    """The result for all users, if it is a linear layer of users' data, (B, …), and a parameter; else None.
+
+    The equation is that of one user.
+    """
     letters = _letters(equation, len(tensors))
-    if letters is None or any(is_turned(t) for t in data):
-        return any_function(gate, func, operands, {})
+    if letters is None or len(tensors) != 2 or sum(map(gate.is_managed, tensors)) != 1:
+        return None
     sides, result = letters
-    batches = {side[0] for side, t in zip(sides, tensors, strict=True) if not gate.is_public(t)}
-    batch = batches.pop()
-    if batches or batch not in result:
-        managed = next(t for t in tensors if gate.is_managed(t))
-        raise gate.refusal(managed, func, "let the first letter of users' data be the batch, and keep it in the result")
-    first = batch + result.replace(batch, "")  # compute with the batch first, then give the order that was asked for
-    out = _batch_first(gate, func, sides, first, tensors)
-    return out.permute([first.index(letter) for letter in result])
-
-
-def _batch_first(gate: Gate, func: Any, sides: list[str], result: str, tensors: list[Tensor]) -> Tensor:
-    if len(tensors) == 2 and sum(map(gate.is_managed, tensors)) == 1:
-        w = 0 if gate.is_managed(tensors[0]) else 1
-        split = _split(sides[1 - w], sides[w], result)
-        if split is not None:
-            return _linear(gate, func, sides[1 - w], sides[w], result, tensors[1 - w], tensors[w], split)
-    return any_function(gate, func, (f"{','.join(sides)}->{result}", *tensors), {})
+    users = next(letter for letter in ascii_letters if letter not in equation)
+    w = 0 if gate.is_managed(tensors[0]) else 1
+    data, result = users + sides[1 - w], users + result
+    split = _split(data, sides[w], result)
+    if split is None:
+        return None
+    return _linear(gate, func, data, sides[w], result, tensors[1 - w], tensors[w], split)
 
 
 def _letters(equation: Any, operands: int) -> tuple[list[str], str] | None:
@@ -72,7 +58,7 @@ def _split(data: str, weight: str, result: str) -> int | None:
     return change[0] if len(change) == 1 else None
 
 
-def _linear(gate: Gate, func: Any, data: str, weight: str, result: str, x: Tensor, w: Tensor, split: int) -> Tensor:
+def _linear(gate: Recorder, func: Any, data: str, weight: str, result: str, x: Tensor, w: Tensor, split: int) -> Tensor:
     equation = f"{data},{weight}->{result}"
     source, places = x.detach(), [k for k in data if k in result]  # the batch is the first of them
     contracted = [k for k in weight if k in data]

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.gate import Gate
 from dpformer.clipping.recorded_call import paired
+from dpformer.clipping.recorder import Recorder
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Lookup
@@ -17,7 +17,7 @@ from dpformer.clipping.uses import Lookup
 
 @rule(F.embedding)
 def embedding(
-    gate: Gate,
+    gate: Recorder,
     func: Any,
     input: Tensor,
     weight: Tensor,
@@ -37,7 +37,7 @@ def embedding(
 
 @rule(F.embedding_bag)
 def embedding_bag(
-    gate: Gate,
+    gate: Recorder,
     func: Any,
     input: Tensor,
     weight: Tensor,
@@ -69,28 +69,12 @@ def embedding_bag(
 
 
 @rule(Tensor.__getitem__)
-def getitem(gate: Gate, func: Any, table: Tensor, ids: Any, /) -> Tensor:
-    """table[ids] with an integer tensor of users' ids; a single number is the same row for all users."""
-    if gate.is_managed(table) and isinstance(ids, Tensor) and ids.ndim == 0 and ids.dtype == torch.int64:
-        with gate:
-            return table[int(ids)]
-    if not (gate.is_managed(table) and isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32)):
-        who = table if gate.is_managed(table) else None
-        raise gate.refusal(who, func, "index a parameter by one integer tensor, or by slices")
+def getitem(gate: Recorder, func: Any, table: Tensor, ids: Tensor, /) -> Tensor:
+    """table[ids]"""
     return _read(gate, func, torch.where(ids < 0, ids + table.shape[0], ids), table, None)
 
 
-@rule(torch.index_select, Tensor.index_select)
-def index_select(gate: Gate, func: Any, input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Rows of a table."""
-    if not gate.is_managed(input) or dim != 0:
-        raise gate.refusal(input, func, "select along dimension 0 of the parameter")
-    return _read(gate, func, index, input, None)
-
-
-def _read(gate: Gate, func: Any, ids: Tensor, table: Tensor, padding: int | None) -> Tensor:
-    if ids.ndim == 0:
-        raise gate.refusal(table, func, "give it ids with a batch dimension")
+def _read(gate: Recorder, func: Any, ids: Tensor, table: Tensor, padding: int | None) -> Tensor:
     width = table[0].numel()
 
     def values(weight: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.gate import FREEZE_BATCH_NORM, Gate
 from dpformer.clipping.recorded_call import paired
+from dpformer.clipping.recorder import FREEZE_BATCH_NORM, Recorder
 from dpformer.clipping.rules.linear import flat
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.user_rows import UserRows
@@ -26,7 +26,7 @@ Norm = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # of an input, 
 
 @rule(F.layer_norm)
 def layer_norm(
-    gate: Gate,
+    gate: Recorder,
     func: Any,
     input: Tensor,
     normalized_shape: list[int],
@@ -46,7 +46,7 @@ def layer_norm(
 
 @rule(F.rms_norm)
 def rms_norm(
-    gate: Gate,
+    gate: Recorder,
     func: Any,
     input: Tensor,
     normalized_shape: list[int],
@@ -63,7 +63,7 @@ def rms_norm(
 
 @rule(F.group_norm)
 def group_norm(
-    gate: Gate,
+    gate: Recorder,
     func: Any,
     input: Tensor,
     num_groups: int,
@@ -81,7 +81,7 @@ def group_norm(
 
 @rule(F.instance_norm)
 def instance_norm(
-    gate: Gate,
+    gate: Recorder,
     func: Any,
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -105,7 +105,7 @@ def instance_norm(
 
 @rule(F.batch_norm)
 def batch_norm(
-    gate: Gate,
+    gate: Recorder,
     func: Any,
     input: Tensor,
     running_mean: Tensor | None,
@@ -127,7 +127,7 @@ def batch_norm(
 
 
 def _affine(
-    gate: Gate,
+    gate: Recorder,
     func: Any,
     x: Tensor,
     normalized_dims: int,
@@ -157,7 +157,7 @@ def _affine(
 
 
 def _sums(
-    gate: Gate,
+    gate: Recorder,
     grad: Tensor,
     rows: UserRows,
     parameters: tuple[Tensor | None, Tensor | None],
@@ -185,7 +185,7 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _layer_norm(
-    gate: Gate, func: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm, eps: float
+    gate: Recorder, func: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm, eps: float
 ) -> Tensor:
     """Over the last dimension: the backward pass takes mean and scale of each row from the forward pass."""
     managed = [p for p in (weight, bias) if gate.is_managed(p)]

@@ -10,30 +10,24 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dpformer.clipping.gate import Gate, Rule
+from dpformer.clipping.recorder import Recorder
 from dpformer.clipping.trees import tensors_of
 
+Rule = Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[Any, Rule] = {}
 SIGNATURES: dict[Any, inspect.Signature] = {}  # of the rules, without gate and function; the tests hold them to torch's
 
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 
-def rule(*functions: Any, takes_complex: bool = False) -> Callable[[Run], Run]:
-    """Registers `run(gate, func, …)` as the rule of some torch functions.
-
-    A rule is written for real numbers; unless it takes complex ones, they go user by user (any_function.py).
-    """
+def rule(*functions: Any) -> Callable[[Run], Run]:
+    """Registers `run(gate, func, …)` as the rule of some torch functions, for real numbers."""
 
     def register(run: Run) -> Run:
         whole = inspect.signature(run)
         signature = whole.replace(parameters=list(whole.parameters.values())[2:])
 
-        def bound(gate: Gate, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not takes_complex:
-                for t in tensors_of(*args, *kwargs.values()):
-                    if t.is_complex():
-                        return gate.otherwise(gate, func, args, kwargs)
+        def bound(gate: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             try:
                 return run(gate, func, *args, **kwargs)
             except TypeError:
@@ -48,7 +42,7 @@ def rule(*functions: Any, takes_complex: bool = False) -> Callable[[Run], Run]:
 
 
 def _check_binding(
-    gate: Gate, func: Any, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    gate: Recorder, func: Any, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     try:
         signature.bind(*args, **kwargs)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dpformer.clipping.gate import Gate
+from dpformer.clipping.recorder import Recorder
 from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.softmax_head import HeadRows, HeadUse, _SoftmaxLoss, softmax_loss
 from dpformer.clipping.user_rows import UserRows
@@ -18,7 +18,7 @@ AT_ONCE = 1 << 24  # logits in the proof
 
 @rule(softmax_loss)
 def softmax_head(
-    gate: Gate,
+    gate: Recorder,
     func: Any,
     hidden: Tensor,
     weight: Tensor,
@@ -62,7 +62,6 @@ def softmax_head(
         return sum(parts, grad.new_zeros(()))
 
     def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
-        rows.one_each(hidden.shape[0])
         uses: list[tuple[Tensor, Any]] = []
         if gate.is_managed(weight):
             uses.append((weight, HeadUse(positions, grad, of_bias=False)))

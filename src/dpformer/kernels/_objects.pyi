@@ -1,9 +1,0 @@
-from typing import Any
-
-from torch import Tensor
-
-def of_users(
-    args: tuple[Any, ...], kwargs: dict[str, Any], own: set[int], constants: dict[int, Any], /
-) -> list[Tensor] | None: ...
-def mark_computed(out: Any, given: list[Tensor], /) -> Any: ...
-def are_same(seen: list[tuple[Any, str, dict[str, Any], list[str], list[Any]]], /) -> bool: ...
