@@ -19,7 +19,7 @@ from tests.tiny_runs import tiny_run
 mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: dpformer[mlflow], with pins of its own")
 pd = pytest.importorskip("pandas")
 
-from dpformer.integrations.mlflow import log_run  # noqa: E402  (only if it is there)
+from dpformer.serving.mlflow import log_run  # noqa: E402  (only if it is there)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """MLflow: a finished run as an MLflow run, with a pyfunc model and nothing that the guarantee does not cover.
 
-    from dpformer.integrations.mlflow import log_run
+    from dpformer.serving.mlflow import log_run
 
     mlflow.set_tracking_uri("http://127.0.0.1:5000")
     log_run("runs/shop", experiment="shop", registered_model="shop")
@@ -30,7 +30,7 @@ K = 10
 FILES = ("model.safetensors", "privacy.json")
 
 
-class RecommenderModel(PythonModel):  # type: ignore[misc]
+class RecommenderModel(PythonModel):
     """pyfunc: a data frame with a column `history`, lists of item ids (oldest first) → one list of items for each row.
 
     Parameters: k (10) and filter_seen (True).
