@@ -173,9 +173,9 @@ def test_steps_are_counted_as_truncated() -> None:
     for batch in batches:
         assert len(batch) <= 3
         for part in batch.split(2):
-            with clipping:
-                losses = model(data[part.users]).square().sum(1)
-            clipping.backward(losses, dp.clip(1.0), part=part)
+            with clipping.users(data[part.users], part) as user:
+                loss = model(user).square().sum(1)
+            clipping.backward(loss, dp.clip(1.0))
         optimizer.step(batch)
         optimizer.zero_grad()
     label = "training"
