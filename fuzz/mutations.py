@@ -301,6 +301,27 @@ FAULTS = (
         "attacks/test_releases.py::test_too_little_noise_in_any_round_is_found",
     ),
     Fault(
+        "evidence for attributes: half of the noise",
+        "queries/transitions/attribute_evidence.py",
+        "sums.shared(near, num_items) / GRID + deviation * random",
+        "sums.shared(near, num_items) / GRID + deviation / 2 * random",
+        "queries/test_attribute_evidence.py::test_the_noise_is_that_of_its_deviation",
+    ),
+    Fault(
+        "evidence for attributes: the pairs do not pay for it",
+        "queries/transitions/rounds.py",
+        "spent = items.share + (0.0 if evidence_of is None else evidence_share(evidence_of, noise_multiplier))",
+        "spent = items.share",
+        "models/test_backoff.py::test_all_noise_of_a_release_with_attributes_is_what_the_event_says",
+    ),
+    Fault(
+        "verify: evidence for attributes without noise passes",
+        "queries/transitions/noise_check.py",
+        'return "" if _spread(noise) >= ALARM else "the evidence for attributes does not have the noise in the ledger"',
+        'return ""',
+        "attacks/test_releases.py::test_evidence_for_attributes_without_noise_is_found",
+    ),
+    Fault(
         "verify: counts need not follow from the rounds",
         "queries/transitions/noise_check.py",
         'return "" if _follow(found, sigma) else "totals and differences do not follow from the rounds"',

@@ -21,6 +21,8 @@ from dpformer.sampling import PoissonBatches
 from dpformer.verification import standalone
 from dpformer.verification.audit import audit
 from dpformer.verification.verify import verify
+from tests.noise.truncated_accountant import TruncatedEvent
+from tests.noise.truncated_accountant import epsilon_of as epsilon_by_another
 from tests.training.conftest import tiny_config
 from tests.training.logs import write_log
 
@@ -123,7 +125,7 @@ def test_no_attack_on_one_step_succeeds_more_often(
         for accountant in ("pld", "rdp"):
             epsilon = epsilon_of([once], delta, accountant)
             assert exact_delta(sigma, q, most, users, epsilon, removed) <= delta * (1 + 1e-3) + 1e-9
-        epsilon = standalone.curve_of([standalone.Event(sigma, q, 1, 0.0, most, users)], delta)[1]
+        epsilon = epsilon_by_another(TruncatedEvent(sigma, q, 1, most, users), delta)
         assert exact_delta(sigma, q, most, users, epsilon, removed) <= delta * (1 + 1e-3) + 1e-9
 
 
@@ -141,11 +143,11 @@ COSTS = [*LARGE, (2.0, 1.0, 5, 20, 100), (1.1, 1 / 3, 3, 24, 60)]
 @pytest.mark.parametrize(("sigma", "q", "steps", "most", "users"), COSTS)
 def test_two_accountants_agree(sigma: float, q: float, steps: int, most: int, users: int) -> None:
     once = event(sigma, q, steps, most, users)
-    own = standalone.Event(sigma, q, steps, 0.0, most, users)
-    _, epsilon = standalone.curve_of([own], 1e-5)
+    own = TruncatedEvent(sigma, q, steps, most, users)
+    epsilon = epsilon_by_another(own, 1e-5)
     assert epsilon == pytest.approx(epsilon_of([once], 1e-5), rel=5e-3)
     theirs = epsilon_of([once], 1e-5, "rdp")
-    ours = standalone.epsilon_by_renyi([steps * standalone.renyi(own, a) for a in standalone.ORDERS], 1e-5)
+    ours = standalone.epsilon_by_renyi([steps * own.renyi(a) for a in standalone.ORDERS], 1e-5)
     assert theirs == pytest.approx(ours, rel=0.02) and theirs >= epsilon * (1 - 5e-3) > 0
 
 
@@ -201,8 +203,7 @@ def test_a_run_from_training_to_verification(tmp_path: Path, monkeypatch: pytest
     facts = json.loads((run / "privacy.json").read_text())
     assert facts["sampler"] == "Poisson, truncated at random to 24" and noise_of(facts) == Truncated(24, users)
     assert any("if more than 24 were drawn" in sentence for sentence in facts["words"])
-    found = {line.claim: line for line in standalone.Published(run).lines()}
-    assert not [line for line in found.values() if line.ok is False], found
+    assert standalone.main([str(run)]) == 2, "the standalone verifier says that it cannot check this event"
 
 
 def test_its_audit() -> None:

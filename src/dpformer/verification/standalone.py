@@ -30,7 +30,6 @@ import numpy as np
 MOST_JSON, MOST_HEADER, MOST_STEPS = 2**22, 2**26, 10**6  # bounds the work that an untrusted folder can cause
 CLOSE = 2e-3  # relative: a stated bound may be this much below ours, which is an upper bound on another grid
 ROUNDING, TAIL = 1e-15, 1e-16  # of δ: error of an FFT per composition, and truncated mass
-TRAINING = ("poisson_gaussian", "banded_gaussian", "truncated_gaussian")  # kinds of events
 PRIVATE = ("state.safetensors", "keys.json", "budget.json")
 TITLE = b"# The published files of a run of dpformer\n"
 TENSORS = {"vocabulary", "titles", "frequencies", "attributes"}
@@ -58,7 +57,7 @@ class Line(NamedTuple):
 
 # The accountant.
 
-_erfc, _lgamma = np.frompyfunc(math.erfc, 1, 1), np.frompyfunc(math.lgamma, 1, 1)
+_erfc = np.frompyfunc(math.erfc, 1, 1)
 
 
 def _between(edges: np.ndarray) -> np.ndarray:
@@ -74,91 +73,44 @@ class Event(NamedTuple):
     q: float
     releases: int
     failure: float = 0.0  # δ that all of them spend outright
-    most: int = 0  # users in a release, if a random subset of that size is kept; 0: any number
-    population: int = 0  # users in total, where there is a most
 
     @property
-    def truncation(self) -> tuple[float, float]:
-        """The probability that at least `most` of the others are drawn, and of the user's being kept, given that."""
-        others = self.population - 1
-        if not self.most or others < self.most:
-            return 0.0, 0.0
-        if self.q == 1:
-            return 1.0, self.most / self.population
-        spread = 40 * math.sqrt(others * self.q) + 100
-        last = min(others, math.ceil(max(self.most, others * self.q) + spread))
-        if last - self.most > 10**6:
-            raise BadInput("the events of this statement exceed the limits of this verifier")
-        drawn = np.arange(self.most, last + 1)
-        ways = math.lgamma(others + 1) - np.asarray(_lgamma(drawn + 1) + _lgamma(others - drawn + 1), dtype=float)
-        chances = np.exp(ways + drawn * math.log(self.q) + (others - drawn) * math.log1p(-self.q))
-        total = float(chances.sum())
-        kept = float((chances * self.q * self.most / (drawn + 1)).sum())
-        return (min(1.0, total), min(1.0, kept / total)) if total else (0.0, 0.0)
+    def sampled(self) -> bool:
+        return self.q < 1
 
+    def losses(self, h: float, removed: bool) -> tuple[int, np.ndarray]:
+        """For one release: the probabilities of losses h·first, h·(first + 1), …; the rest is infinite loss."""
+        sigma, q, nothing = self.sigma, self.q, math.log1p(-self.q) if self.q < 1 else -math.inf
 
-def losses(event: Event, h: float, removed: bool) -> tuple[int, np.ndarray]:
-    """For one release: the probabilities of losses h·first, h·(first + 1), …; the rest is infinite loss.
+        def loss(x: float) -> float:  # ln(1 − q + q·e^{(2x − 1)/(2σ²)})
+            return float(np.logaddexp(nothing, math.log(q) + (2 * x - 1) / (2 * sigma**2)))
 
-    Whether others fill a batch does not depend on the data; where they do, the user replaces another.
-    """
-    truncated, kept = event.truncation
-    first, chances = _of_taking_part(event.sigma, event.q, h, removed)
-    if not truncated:
+        low = nothing if q < 1 else loss(-10 * sigma)
+        first, last = math.floor(low / h), math.ceil(loss(1 + 10 * sigma) / h)
+        grid, x = h * np.arange(first, last + 1), np.full(last + 1 - first, -np.inf)
+        inside = np.expm1(grid) + q
+        x[inside > 0] = sigma**2 * np.log(inside[inside > 0] / q) + 0.5  # the inverse of `loss`
+        nobody, user = _between(x / sigma), _between((x - 1) / sigma)
+        one = (1 - q) * nobody + q * user
+        if not removed:  # the same losses with the roles exchanged
+            first, grid, one, nobody = -last, -grid[::-1], nobody[::-1], one[::-1]
+        # The mass of each interval goes to its ends, so that both hypotheses keep theirs.
+        up = np.clip((one - nobody * np.exp(grid[:-1])) / -math.expm1(-h), 0, one)
+        chances = np.zeros(len(grid))
+        chances[1:] += up
+        chances[:-1] += one - up
         return first, chances
-    start, replaced = _of_replacing(event.sigma, kept, h)
-    low = min(first, start)
-    both = np.zeros(max(first + len(chances), start + len(replaced)) - low)
-    both[first - low : first - low + len(chances)] += (1 - truncated) * chances
-    both[start - low : start - low + len(replaced)] += truncated * replaced
-    return low, both
 
-
-def _of_replacing(sigma: float, p: float, h: float) -> tuple[int, np.ndarray]:
-    """(1 − p)·N(0, σ²) + p·N(2, σ²) against the same with −2: the same in both directions."""
-    k = p * math.exp(-2 / sigma**2)
-
-    def loss(x: float) -> float:
-        return float(
-            np.logaddexp(np.log1p(-p), math.log(k) + 2 * x / sigma**2)
-            - np.logaddexp(np.log1p(-p), math.log(k) - 2 * x / sigma**2)
-        )
-
-    last = math.ceil(loss(2 + 10 * sigma) / h)
-    above = np.expm1(h * np.arange(last + 1)) * (1 - p)  # the inverse of `loss`: a quadratic equation in e^(2x/σ²)
-    half = sigma**2 / 2 * np.log((above + np.sqrt(above**2 + 4 * k**2 * np.exp(h * np.arange(last + 1)))) / (2 * k))
-    x = np.concatenate([-half[:0:-1], half])
-    near, far = _between(x / sigma), (_between((x - 2) / sigma), _between((x + 2) / sigma))
-    return _dots_connected(-last, h, (1 - p) * near + p * far[0], (1 - p) * near + p * far[1])
-
-
-def _of_taking_part(sigma: float, q: float, h: float, removed: bool) -> tuple[int, np.ndarray]:
-    """(1 − q)·N(0, σ²) + q·N(1, σ²) against N(0, σ²), or the other way round."""
-
-    def loss(x: float) -> float:  # ln(1 − q + q·e^{(2x − 1)/(2σ²)})
-        return float(np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * sigma**2)))
-
-    low = math.log1p(-q) if q < 1 else loss(-10 * sigma)
-    first, last = math.floor(low / h), math.ceil(loss(1 + 10 * sigma) / h)
-    grid = h * np.arange(first, last + 1)
-    inside = np.expm1(grid) + q
-    x = np.full(len(grid), -np.inf)
-    x[inside > 0] = sigma**2 * np.log(inside[inside > 0] / q) + 0.5  # the inverse of `loss`
-    nobody, user = _between(x / sigma), _between((x - 1) / sigma)
-    one = (1 - q) * nobody + q * user
-    if removed:
-        return _dots_connected(first, h, one, nobody)
-    return _dots_connected(-last, h, nobody[::-1], one[::-1])  # the same losses with the roles exchanged
-
-
-def _dots_connected(first: int, h: float, one: np.ndarray, other: np.ndarray) -> tuple[int, np.ndarray]:
-    """The mass of each interval goes to its ends, so that both hypotheses keep theirs."""
-    grid = h * (first + np.arange(len(one)))
-    up = np.clip((one - other * np.exp(grid)) / -math.expm1(-h), 0, one)
-    chances = np.zeros(len(one) + 1)
-    chances[1:] += up
-    chances[:-1] += one - up
-    return first, chances
+    def renyi(self, order: float) -> float:
+        """Rényi divergence of one release, by the trapezoidal rule: exact to rounding for smooth integrands."""
+        sigma, q = self.sigma, self.q
+        if q == 1:
+            return order / (2 * sigma**2)
+        x = np.linspace(-12 * sigma, order + 12 * sigma + 1, 20001)
+        ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * sigma**2))
+        terms = order * ratio - x**2 / (2 * sigma**2)
+        total = np.exp(terms - terms.max()).sum() * (x[1] - x[0]) / (sigma * math.sqrt(2 * math.pi))
+        return max(0.0, float(terms.max() + math.log(total)) / (order - 1))
 
 
 def reach(each: Sequence[tuple[int, np.ndarray, int]], h: float, sign: int) -> float:
@@ -184,7 +136,7 @@ class Curve:
     @staticmethod
     def _side(events: Sequence[Event], h: float, removed: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Losses above 0, P[loss ≥ each], and E[e^−loss] over those."""
-        each = [(*losses(event, h, removed), event.releases) for event in events]
+        each = [(*event.losses(h, removed), event.releases) for event in events]
         infinite = 1 - math.prod(min(1.0, chances.sum()) ** count for _, chances, count in each)
         low, high = reach(each, h, -1), reach(each, h, 1)
         size, first = 1 << max(10, math.ceil(math.log2((high - low) / h + 2))), math.floor(low / h)
@@ -218,24 +170,6 @@ class Curve:
         return high
 
 
-def renyi(event: Event, order: float) -> float:
-    """Rényi divergence of one release, by the trapezoidal rule, which is exact to rounding for smooth integrands."""
-    sigma, q = event.sigma, event.q
-    if q == 1:
-        return order / (2 * sigma**2)
-    truncated, _ = event.truncation
-    if truncated:  # then not amplified; which of both it was may be known
-        less, whole = order - 1, math.log(truncated) + (order - 1) * order / (2 * sigma**2)
-        amplified = math.log1p(-truncated) + less * renyi(event._replace(most=0), order) if truncated < 1 else -math.inf
-        return float(np.logaddexp(amplified, whole)) / less
-    x = np.linspace(-12 * sigma, order + 12 * sigma + 1, 20001)
-    ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * sigma**2))
-    terms = order * ratio - x**2 / (2 * sigma**2)
-    top = terms.max()
-    total = np.exp(terms - top).sum() * (x[1] - x[0]) / (sigma * math.sqrt(2 * math.pi))
-    return max(0.0, float(top + math.log(total)) / (order - 1))
-
-
 ORDERS = [1 + k / 10 for k in range(1, 100)] + [*range(11, 64), 128, 256, 512]
 
 
@@ -245,23 +179,17 @@ def epsilon_by_renyi(divergences: Iterable[float], delta: float) -> float:
     return max(0.0, min(d + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for d, a in pairs))
 
 
-def sampled(event: Event) -> bool:
-    """Whether chance decides who takes part."""
-    return event.q < 1 or bool(event.most)
-
-
 def curve_of(events: Sequence[Event], delta: float) -> tuple[Curve, float]:
     """The curve on a grid fine enough for its ε at δ, and that ε."""
     if sum(event.releases for event in events) > MOST_STEPS:
         raise BadInput(f"the ledger holds more than the supported {MOST_STEPS:,} releases")
-    precision = sum(event.releases / event.sigma**2 for event in events if not sampled(event))  # one Gaussian
-    failure = sum(event.failure for event in events if not sampled(event))
-    merged = [event for event in events if sampled(event)]
+    precision = sum(event.releases / event.sigma**2 for event in events if not event.sampled)  # one Gaussian
+    failure = sum(event.failure for event in events if not event.sampled)
+    merged = [event for event in events if event.sampled]
     if precision:
         merged.append(Event(1 / math.sqrt(precision), 1.0, 1, failure))
     steps = sum(event.releases for event in merged)
-    left = delta - sum(event.failure for event in events)
-    rough = epsilon_by_renyi([sum(e.releases * renyi(e, a) for e in merged) for a in ORDERS], max(left, 1e-300))
+    rough = epsilon_by_renyi([sum(e.releases * e.renyi(a) for e in merged) for a in ORDERS], delta)
     h = max(rough, 1e-3) * min(2e-3, 0.04 / math.sqrt(steps))
     curve = Curve(merged, h)
     best = curve.epsilon(delta)
@@ -269,7 +197,7 @@ def curve_of(events: Sequence[Event], delta: float) -> tuple[Curve, float]:
         curve, coarse = Curve(merged, h := h / 3), best
         if (best := min(best, curve.epsilon(delta))) >= 0.9995 * coarse:
             break
-    return curve, min(best, rough) if left > 0 else best  # Rényi is tighter where batches are often truncated
+    return curve, best
 
 
 def epsilon_of_search(events: Sequence[Event], mean_runs: float, delta: float) -> float:
@@ -278,7 +206,7 @@ def epsilon_of_search(events: Sequence[Event], mean_runs: float, delta: float) -
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if math.expm1(-middle) / -middle > mean_runs else (low, middle)
-    once = [sum(e.releases * renyi(e, order) for e in events) for order in ORDERS]
+    once = [sum(e.releases * e.renyi(order) for e in events) for order in ORDERS]
     extra = min((1 - 1 / order) * d - low / order for order, d in zip(ORDERS, once, strict=True))
     more = math.log(mean_runs)
     return epsilon_by_renyi([d + extra + more / (a - 1) for d, a in zip(once, ORDERS, strict=True)], delta)
@@ -440,6 +368,8 @@ class Published:
     def __init__(self, folder: Path, key: bytes | None = None) -> None:
         self.folder, self.key = folder, key
         self.facts, self.config = read_json(folder / "privacy.json"), read_config(folder / "config.toml")
+        if "truncated_gaussian" in str(self.facts.get("events")):
+            raise BadInput("this verifier has no accountant for batches of a bounded size: use dpformer verify")
         self.private = self.facts.get("epsilon") is not None
 
     def lines(self) -> list[Line]:
@@ -475,10 +405,6 @@ class Published:
             elif kind in ("poisson_gaussian", "banded_gaussian"):
                 bands = one.get("bands", 1)
                 event = Event(sigma, min(1.0, bands * one["sample_rate"]), -(-one["steps"] // bands))
-            elif kind == "truncated_gaussian":
-                event = Event(sigma, one["sample_rate"], one["steps"], 0.0, one["max_batch_size"], one["population"])
-                if any(type(whole) is not int or not 1 <= whole < 2**40 for whole in (event.most, event.population)):
-                    raise ValueError(f"{one} is not an event")
             else:
                 raise ValueError(f"an event of the kind {kind!r} is unknown")
             if type(event.releases) is not int or event.releases < 1 or not 0 < event.q <= 1 or event.failure < 0:
@@ -529,7 +455,7 @@ class Published:
         if not self.private:
             return config["epsilon"] == math.inf, "no noise was requested"
         pairs = [("epsilon", "epsilon_target"), ("delta", "delta")]
-        training = [e for e in facts["events"] if e["kind"] in TRAINING]
+        training = [e for e in facts["events"] if e["kind"] in ("poisson_gaussian", "banded_gaussian")]
         if config["model"] != "counts":
             batch, epochs = config["batch_size"], config["epochs"]
             due = {"sample_rate": batch / users, "steps": -(-epochs * users // batch)}
@@ -538,7 +464,6 @@ class Published:
                 return False, f"{len(training)} training events; there must be one"
             noise = {name: training[0][name] for name in ("sample_rate", "steps", "noise_multiplier")}
             wrong += [name for name, value in noise.items() if facts[name] != value or due.get(name, value) != value]
-            wrong += ["population"] * (training[0].get("population", users) != users)
             wrong += ["bands"] * (training[0].get("bands", 1) != config.get("bands", 1))
         elif training:
             return False, "there is a training event, but counts are not trained"
