@@ -2,6 +2,7 @@
 them to the torch that is installed. `torch.func.vmap` itself takes a function, and a `with` block is none."""
 
 from torch._C import ScriptFunction, ScriptMethod
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._C._functorch import (
     _add_batch_dim as add_batch_dim,
@@ -23,6 +24,13 @@ from torch._C._functorch import (
 )
 from torch._functorch import eager_transforms, vmap
 from torch._functorch.vmap import lazy_load_decompositions
+from torch._ops import OpOverload, OpOverloadPacket
+
+
+def namespace(operator: OpOverload | OpOverloadPacket) -> str:
+    """aten, or that of a library."""
+    return str(operator._qualified_op_name if isinstance(operator, OpOverloadPacket) else operator._name).split("::")[0]
+
 
 # The functions by which transforms inside the model wrap and unwrap a tensor, their first argument.
 WRAPPERS = [
@@ -34,9 +42,12 @@ WRAPPERS = [
 
 __all__ = [
     "WRAPPERS",
+    "OpOverload",
+    "OpOverloadPacket",
     "ScriptFunction",
     "ScriptMethod",
     "add_batch_dim",
+    "dispatch_modes",
     "enter_level",
     "get_eval_frame_callback",
     "get_unwrapped",
@@ -46,6 +57,7 @@ __all__ = [
     "leave_level",
     "maybe_current_level",
     "maybe_get_bdim",
+    "namespace",
     "pop_dynamic_layer_stack",
     "push_dynamic_layer_stack",
 ]
