@@ -141,6 +141,7 @@ class Fallback:
                 out = call(*args, **kwargs)
                 if gate.failed is failed:
                     return out
+                gate.raise_refusal()
                 why = f"it goes on after an error: {_first_line(gate.failed)}"
             except CannotBatch as error:
                 why = str(error)
@@ -154,6 +155,7 @@ class Fallback:
             gate.forget_copies()
         name = type(module).__name__
         out = self.one_at_a_time(name, why, call, args, kwargs)
+        gate.raise_refusal()
         self._alone.add(id(module))
         gate.failed = failed
         return out
@@ -169,6 +171,8 @@ class Fallback:
         if gate.alone is None:
             why = "an autograd.Function, whose code could bring users together"
             return self.one_at_a_time(cls.__name__, why, cls.apply, args, kwargs)
+        if gate not in torch_.function_modes():  # inside a function of torch, or one of our own
+            return apply(*args, **kwargs)
         before, gate.inside_function = gate.inside_function, True
         try:
             out = apply.func(_guarded(cls, gate), *args, **kwargs)
@@ -234,7 +238,7 @@ class Fallback:
             part = slices[id(t)][user]
             part = part.clone() if part.requires_grad else part.detach().clone()
         given.append(self.gate.mine(part))
-        part._phantom_part_of = t
+        part._phantom_part_of = t  # type: ignore[attr-defined]
         return part
 
     @staticmethod

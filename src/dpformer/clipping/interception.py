@@ -73,12 +73,13 @@ _SPARSE = _named(
     "sparse_bsc_tensor",
     torch,
 )
-_GRAD = Tensor.grad.__get__  # type: ignore[attr-defined]
+_GRAD = vars(torch._C.TensorBase)["grad"].__get__
 _OF_WRAPPERS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
 _HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad}
 _BACKWARD = {torch.autograd.backward, Tensor.backward}
 _REQUIRES_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 _OF_TORCH = {"aten", "prim", "prims", "quantized", "quantized_decomposed", "torchvision"}
+_TRUSTED = {"torch", "dpformer"}
 _marks = count(1)
 
 
@@ -171,9 +172,14 @@ class Interception(Recorder):
         try:
             return self._call(func, args, kwargs)
         except (RuntimeError, ValueError, IndexError) as error:  # a TypeError is the same for one user and for many
-            if self.level is not None and self.alone is None:
+            if (self.level is not None and self.alone is None) or _is_refusal(error):
                 self.failed = error
             raise
+
+    def raise_refusal(self) -> None:
+        """A refusal that the model has caught is still one."""
+        if self.failed is not None and _is_refusal(self.failed):
+            raise self.failed
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if torch_.get_eval_frame_callback() is not None:
@@ -293,7 +299,9 @@ class Interception(Recorder):
             )
         if self.alone is not None:
             return
-        if torch_.dispatch_modes():
+        if torch_.dispatch_modes() and not all(
+            type(m).__module__.split(".")[0] in _TRUSTED for m in torch_.modes_below()
+        ):
             raise CannotBatch("a TorchDispatchMode is active, which would see all users together")
         if isinstance(func, (torch_.OpOverload, torch_.OpOverloadPacket)) and torch_.namespace(func) not in _OF_TORCH:
             raise CannotBatch(f"{label(func)} is an operator that is not torch's own")
@@ -373,7 +381,7 @@ class Interception(Recorder):
             if id(t) not in self.own:
                 self.rewritten[storage_of(t)] = version_of(t)
                 for whole in (t, t._base):
-                    if whole is not None and getattr(whole, "_phantom_public", False):
+                    if whole is not None and getattr(whole, "_phantom_public", False) is not False:
                         whole._phantom_public = version_of(whole)  # type: ignore[attr-defined]
             return
         if id(t) in self.own or self._is_of_model(t):
@@ -470,6 +478,10 @@ class Interception(Recorder):
         if getattr(func, "__name__", "") == "__get__":  # an attribute; the transposes are expressions
             return func not in _TRANSPOSES
         return func in _READS
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, UnsupportedUse) and not isinstance(error, CannotBatch)
 
 
 _opened: dict[Any, Callable[..., Any] | None] = {}

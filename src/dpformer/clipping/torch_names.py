@@ -25,6 +25,8 @@ from torch._C._functorch import (
 from torch._functorch import eager_transforms, vmap
 from torch._functorch.vmap import lazy_load_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import _get_current_function_mode_stack as function_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes_below
 
 
 def namespace(operator: OpOverload | OpOverloadPacket) -> str:
@@ -49,6 +51,7 @@ __all__ = [
     "add_batch_dim",
     "dispatch_modes",
     "enter_level",
+    "function_modes",
     "get_eval_frame_callback",
     "get_unwrapped",
     "is_batchedtensor",
@@ -57,6 +60,7 @@ __all__ = [
     "leave_level",
     "maybe_current_level",
     "maybe_get_bdim",
+    "modes_below",
     "namespace",
     "pop_dynamic_layer_stack",
     "push_dynamic_layer_stack",

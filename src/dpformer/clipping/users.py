@@ -95,6 +95,7 @@ class OneUserExists:
                     mine = map_trees(self._enter, data)
                 with self.fallback.watching(), self.gate:
                     yield one_of(mine)
+                self.gate.raise_refusal()
                 if self.gate.failed is not None:
                     raise CannotBatch(f"the loss goes on after an error ({_short(self.gate.failed)})")
             except Exception as error:
@@ -255,6 +256,7 @@ class OneUserExists:
                     )
                 with self.fallback.watching(), gate:
                     loss = loss_of(mine)
+                gate.raise_refusal()
         finally:
             gate.close()
         if not isinstance(loss, Tensor) or loss.numel() != 1:
