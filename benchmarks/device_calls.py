@@ -26,7 +26,10 @@ from dpformer.training.device_calls import Counts, DeviceCalls
 USERS, LENGTH = 4, 12
 
 
-def gpt2(layers: int) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+Made = tuple[nn.Module, Callable[[nn.Module, Any], Tensor], Any]  # a model, the loss of each user, users' data
+
+
+def gpt2(layers: int) -> Made:
     """A language model of Hugging Face; the loss of each user."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -34,14 +37,14 @@ def gpt2(layers: int) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     tokens = torch.randint(0, 100, (USERS, LENGTH)).to(second_device.NAME)
 
-    def losses(model: nn.Module) -> Tensor:
+    def losses(model: nn.Module, tokens: Tensor) -> Tensor:
         logits = model(input_ids=tokens).logits[:, :-1]
         return F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none").mean(1)
 
-    return GPT2LMHeadModel(config), losses
+    return GPT2LMHeadModel(config), losses, tokens
 
 
-def transformer(reattention: bool) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+def transformer(reattention: bool) -> Made:
     """Our own."""
     model = Transformer(100, LENGTH, dim=32, blocks=2, dropout=0.0, reattention=reattention)
     if reattention:
@@ -49,10 +52,10 @@ def transformer(reattention: bool) -> tuple[nn.Module, Callable[[nn.Module], Ten
         model.weight_error.fill_(0.1)
     histories = [torch.randint(0, 100, (LENGTH,)).numpy() for _ in range(USERS)]
     batch = Batch.from_histories(histories, LENGTH).to(second_device.NAME)
-    return model, lambda there: there(batch)
+    return model, lambda there, users: there(users), batch
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[nn.Module], Tensor]]]] = {
+MODELS: dict[str, Callable[[], Made]] = {
     "HF GPT-2, 2 layers": lambda: gpt2(2),
     "HF GPT-2, 6 layers": lambda: gpt2(6),
     "our Transformer": lambda: transformer(False),
@@ -60,7 +63,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[nn.Module], Tensor]]]]
 }
 
 
-def count(model: nn.Module, losses: Callable[[nn.Module], Tensor], private: bool) -> dict[str, Counts]:
+def count(model: nn.Module, losses: Callable[[nn.Module, Any], Tensor], data: Any, private: bool) -> dict[str, Counts]:
     """The third step."""
     model = model.to(second_device.NAME)
     inner = torch.optim.Adam(model.parameters(), foreach=True)
@@ -72,10 +75,10 @@ def count(model: nn.Module, losses: Callable[[nn.Module], Tensor], private: bool
         with counted:
             with counted.phase("forward"):
                 if clipping is None:
-                    found = losses(model)
+                    found = losses(model, data)
                 else:
-                    with clipping:
-                        found = losses(model)
+                    with clipping.users(data) as user:
+                        found = losses(model, user)
             with counted.phase("backward"):
                 if clipping is None:
                     found.mean().backward()
@@ -98,9 +101,9 @@ def main() -> None:
     rows: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
     for name, build in MODELS.items():
         torch.manual_seed(0)
-        model, losses = build()
+        model, losses, data = build()
         for kind in ("plain", "private"):
-            phases = count(model, losses, kind == "private")
+            phases = count(model, losses, data, kind == "private")
             found = {**phases, "total": sum(phases.values(), Counts())}
             rows.setdefault(name, {})[kind] = {phase: counts.to_dict() for phase, counts in found.items()}
     if arguments.json:

@@ -26,7 +26,6 @@ EXACT = [
     "hidden[mask]",
 ]
 REFUSED = {
-    "mean over users": "disagree",
     "batch normalisation over the batch": ".eval()",
     "torch.compile": "torch.compile",
 }
@@ -41,7 +40,7 @@ def test_exact(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = outcome(case(name))
-    assert found.verdict == "exact", found
+    assert found.verdict in ("exact", "exact, one at a time"), found
 
 
 @pytest.mark.parametrize("name", REFUSED)

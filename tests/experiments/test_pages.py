@@ -120,13 +120,17 @@ def test_every_cell_is_a_valid_run_with_a_name_and_a_command_of_its_own(monkeypa
             assert config.model == cell.choices["model"] and config.seed == cell.seed
 
 
-def test_a_command_gives_the_config_of_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_gives_the_config_of_its_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPFORMER_DATA", "data")
+    monkeypatch.chdir(tmp_path)
     seen: list[Config] = []
     command = importlib.import_module("dpformer.cli.train")  # the package's `train` is the function in it
     monkeypatch.setattr(command, "run_or_exit", lambda what, out, **_: seen.append(what))
     networks = cells.paper("games", "unshared", 8, 1), cells.ceiling("ml-1m"), cells.ablations()[0]
     for cell in (*networks, *(cells.counts(data, 5) for data in cells.ITEMS)):
+        log = Path(cell.command.split()[2])  # refused if it does not exist
+        log.parent.mkdir(exist_ok=True)
+        log.touch()
         invoke(*cell.command.split()[1:])
         assert seen[-1].replace(file=None) == cell.config().replace(file=None)
     assert len(seen) == 7

@@ -122,7 +122,9 @@ def _words_of_vectors(facts: dict[str, Any], vectors: Path | None, index: Path |
     size = f"{facts['items']:,} item vectors with {facts['dim']} coordinates"
     lines = [f"{vectors}: {size}"] if vectors is not None else []
     if index is not None:
-        lines.append(f"{index}: an index of {size}; recall@10 {facts['recall']:.3f} on random queries")
+        lines.append(
+            f"{index}: an index of {size}; it finds {facts['recall']:.1%} of the ten best items of random queries"
+        )
     if queries is not None:
         lines.append(f"{queries}: query vectors of {facts['users']:,} users, as private as their histories")
     loss = facts.get("loss")
@@ -134,7 +136,7 @@ def _words_of_vectors(facts: dict[str, Any], vectors: Path | None, index: Path |
         lines.append(f"the loss of NDCG could not be measured: {loss['unknown']}")
     else:
         lines.append(
-            f"NDCG@10 is {loss['ndcg_vectors']:.4f} instead of {loss['ndcg']:.4f} over the held-out items of "
+            f"NDCG is {loss['ndcg_vectors']:.4f} instead of {loss['ndcg']:.4f} over the held-out items of "
             f"{loss['users']:,} users (not covered by the guarantee)"
         )
     return "\n".join(lines)

@@ -223,6 +223,9 @@ class Interception(Recorder):
                     return args[0] if func is Tensor.requires_grad_ else None
                 if func in _OF_WRAPPERS:  # a wrapper is never differentiable
                     return func(torch_.get_unwrapped(args[0]))
+                if func is Tensor.__contains__ and isinstance(args[1], (bool, int, float)):
+                    with self:  # as transformers looks for padding
+                        return bool((args[0] == args[1]).any())
                 if func is Tensor.__bool__:
                     return self._agreed(args[0])
         if stranger is not None and (of_user or managed) and not self._is_read(func):

@@ -61,7 +61,7 @@ def _check(found: Vectors, model: Any) -> None:
 
 
 def measure_loss(found: Vectors, release: Release, dataset: Dataset) -> dict[str, Any]:
-    """NDCG@10 of the model and of the vectors on held-out items, seen items excluded. Not covered by the guarantee."""
+    """NDCG of the model and of the vectors on held-out items, seen items excluded. Not covered by the guarantee."""
     from dpformer.evaluation import evaluate, ndcg
 
     if dataset.num_items != len(release.vocabulary):

@@ -28,6 +28,7 @@ from dpformer.format_number import plain, round_up
 
 if TYPE_CHECKING:
     from dpformer.data import Dataset, Vocabulary
+    from dpformer.data.attributes import Attributes
     from dpformer.evaluation import ServedRanks
     from dpformer.noise import SecureRandom
     from dpformer.runs.config import Config
@@ -63,6 +64,7 @@ class Inspection:
     events: Callable[[], list[Event]]  # events in the ledger
     arrays: Callable[[], Arrays | None]  # releases.safetensors; None if missing
     vocabulary: Callable[[], Vocabulary]  # the items of the model
+    attributes: Callable[[], Attributes | None]  # public attributes of the model's items; None: no catalogue was read
     dataset: Dataset | None  # None: the data was not read
     ranks: Callable[[], ServedRanks]  # ranks of the dataset's held-out items under the model
 

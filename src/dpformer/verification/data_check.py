@@ -50,6 +50,7 @@ class DataCheck:
             events=events,
             arrays=lambda: self._arrays,
             vocabulary=lambda: file.vocabulary,
+            attributes=file.attributes,
             dataset=dataset,
             ranks=self._ranks,
         )

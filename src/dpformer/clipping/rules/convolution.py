@@ -1,7 +1,7 @@
 """Convolution in one or two dimensions: a linear layer over windows.
 
 y_bol = Σ_{c,k} w_ock · x_b,c,(l·stride + k·dilation), so per user and group: ∂/∂w = Σ_l δ_bl ⊗ window_bl. A 1-d
-convolution is a 2-d one of height 1. Transposed and 3-d convolutions go user by user (any_function.py).
+convolution is a 2-d one of height 1. In transposed and 3-d convolutions each user gets a copy of the weight.
 """
 
 from __future__ import annotations

@@ -200,11 +200,13 @@ class TransitionsQuery(PopularityQuery):
         first = round_of_items(listed=seen.config.items_policy == "dp", again=value.again is not None)
         evidence_of = None if value.evidence is None else seen.plan().users
         sigma = noise_of_pairs(first, value.event.noise_multiplier, evidence_of=evidence_of)
-        sums, known = ArraySums.packed(items, offsets), seen.dataset.vocabulary.attributes
+        sums, known = ArraySums.packed(items, offsets), seen.dataset.vocabulary.attributes or seen.attributes()
         wrong = wrong_with_rounds(value, sums, places, sigma)
         if value.evidence is not None:
             if known is None:
-                return Finding(name, None, "not checked: the data was read without its catalogue")
+                return Finding(name, None, "not checked: the catalogue was not read")
+            if list(seen.dataset.vocabulary.ids) != list(seen.vocabulary().ids):
+                return Finding(name, False, "the items are not those of the data")
             near = near_pairs(known)
             wrong = wrong or wrong_with_evidence(value.evidence, sums, near, seen.dataset.num_items)
         if wrong:
