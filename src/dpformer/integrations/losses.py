@@ -68,7 +68,9 @@ def user_losses(model: nn.Module, part: Part, smoothing: float = 0.0) -> Tensor:
 
 def with_decoder_inputs(model: nn.Module, inputs: dict[str, Any], labels: Tensor | None) -> dict[str, Any]:
     """The inputs of a model; a decoder reads the labels before each position, as the model itself would have it."""
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner: Any = model
+    if hasattr(inner, "get_base_model"):  # peft
+        inner = inner.get_base_model()
     shift = getattr(inner, "prepare_decoder_input_ids_from_labels", None)
     if labels is None or shift is None or "decoder_input_ids" in inputs:
         return inputs
