@@ -134,10 +134,11 @@ def test_a_head_used_outside_the_context() -> None:
     model, head = model_of(), nn.Linear(3, 3)
     nn.init.normal_(head.weight, std=1000)
     clipping = dp.PhantomClipping(model)
-    with clipping.users((X, Y)) as (x, y):
-        hidden = model(x)
-        with pytest.raises(dp.UnsupportedUse, match="neither the model's nor the user's"):
-            F.cross_entropy(head(hidden), y)
+    with (
+        pytest.raises(dp.UnsupportedUse, match="neither the model's nor the user's"),
+        clipping.users((X, Y)) as (x, y),
+    ):
+        F.cross_entropy(head(model(x)), y)
 
 
 def test_two_halves_clipped_apart() -> None:

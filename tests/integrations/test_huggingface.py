@@ -274,3 +274,50 @@ def test_bf16_and_lora_and_a_classifier(tmp_path: Path) -> None:
     )  # fmt: skip
     made.train()
     assert made.session.taken == 1
+
+
+def seq2seq(kind: str) -> Any:
+    """A tiny T5 or BART without dropout, in float64."""
+    torch.manual_seed(0)
+    common = {"vocab_size": 40, "d_model": 16, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+    if kind == "T5":
+        config = transformers.T5Config(d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0, **common)
+        return transformers.T5ForConditionalGeneration(config).double()
+    heads = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in (("layers", 1), ("ffn_dim", 32))}
+    config = transformers.BartConfig(
+        dropout=0.0, max_position_embeddings=32, bos_token_id=2, forced_eos_token_id=None, **heads, **sizes, **common
+    )
+    return transformers.BartForConditionalGeneration(config).double()
+
+
+@pytest.mark.parametrize("kind", ["T5", "BART"])
+def test_an_encoder_and_decoder(kind: str, tmp_path: Path) -> None:
+    """The first sum is that of the model's own loss on each user alone, which averages over that user's labels."""
+    generator = torch.Generator().manual_seed(0)
+
+    def example(_: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(2, 40, (7,), generator=generator)
+        return {"input_ids": ids, "attention_mask": torch.ones(7, dtype=torch.int64), "labels": ids[:5].flip(0)}
+
+    examples = [example(user) for user in range(24)]
+    sums: list[list[torch.Tensor]] = []
+
+    class Watching(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+            sums.append([p.grad.clone() for p in model.parameters()])
+
+    made = PrivateTrainer(
+        seq2seq(kind), arguments(tmp_path, max_steps=1, per_device_train_batch_size=4, gradient_accumulation_steps=2),
+        epsilon=8, delta=0.01, seed=5, train_dataset=examples, users=list(range(24)), callbacks=[Watching()],
+        data_collator=lambda rows: {name: torch.stack([row[name] for row in rows]) for name in rows[0]},
+    )  # fmt: skip
+    made.train()
+    model = seq2seq(kind)
+    truth = [torch.zeros_like(p) for p in model.parameters()]
+    for user in dp.PoissonBatches(24, 8 / 24, 1, seed=5).draw(0):
+        loss = model(**{name: value[None] for name, value in examples[user].items()}).loss
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        norm = torch.sqrt(sum(g.square().sum() for g in grads))
+        truth = [total + g / (norm + 0.01) for total, g in zip(truth, grads, strict=True)]
+    torch.testing.assert_close(sums[0], truth, rtol=1e-9, atol=1e-12)

@@ -116,7 +116,7 @@ def test_the_next_model_takes_over_and_no_request_is_lost(
         statement = json.loads((second / "privacy.json").read_text())
         assert running.client.get("/statement") == statement
         assert len(clients.models) == 2
-        assert len(clients.failures) <= 1, clients.failures  # what the killed worker had in hand
+        assert len(clients.failures) <= 2, clients.failures  # what the killed worker had in hand of each client
         counted = running.client.ask("GET", "/metrics").body.decode()
         total = sum(map(float, re.findall(r'dpformer_requests_total\{route="/ready".*\} (.*)', counted)))
         lines = (tmp_path / "access.jsonl").read_text().splitlines()

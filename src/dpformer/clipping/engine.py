@@ -36,8 +36,10 @@ class PhantomClipping:
     Inside `users` torch's own vmap holds users apart, so no function of torch can bring two of them together. What it
     cannot batch is computed one user at a time, which is exact for any model and as slow as batches of one; it is said
     once, and counted in `fallbacks`. Tensors that come in past `users`, and those of users of other batches, are
-    refused. Not seen are numbers that Python itself carries from one user to another (`.item()` into a list that the
-    loss reads, in what is computed one user at a time): `dp.check` looks for them.
+    refused. Public is what the model held before its first batch (parameters, buffers, attributes) or was declared.
+    Not seen are numbers that Python itself carries from one user to another (`.item()` into a list that the loss reads,
+    in what is computed one user at a time), and code that leaves torch's own interception, which the guide names:
+    `dp.check` looks for what they do to the losses.
 
     `backward` adds Σ_i c_i g_i to `p.grad` of every trainable parameter, with g_i the gradient of user i's loss and
     c_i = clip(‖g_i‖) its factor; it returns the norms ‖g_i‖, over all trainable parameters together. It is a *sum* over

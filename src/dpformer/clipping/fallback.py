@@ -24,6 +24,7 @@ from dpformer.clipping import torch_names as torch_
 from dpformer.clipping.errors import CannotBatch, UnsupportedUse
 from dpformer.clipping.interception import Interception, _marks
 from dpformer.clipping.python_state import PythonState
+from dpformer.clipping.recorder import storage_of
 from dpformer.clipping.trees import map_tensors, map_trees, tensors_of
 from dpformer.clipping.vmap_level import Outside, physical
 
@@ -68,6 +69,11 @@ class Fallback:
         call, holds_parameters = kind.__call__, kind is torch_.ScriptMethod
 
         def script(this: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if self.gate.mark and _has_constants(this):
+                raise UnsupportedUse(
+                    f"{this.name} was compiled by torch.jit with a tensor inside, which may hold other users' data: "
+                    f"make that tensor an argument"
+                )
             return self._opaque(partial(call, this), str(this.name), args, kwargs, holds_parameters)
 
         return script
@@ -114,17 +120,29 @@ class Fallback:
         return threading.get_ident() == gate.thread and gate.alone is None and gate._in_level()
 
     def _module(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not self._is_batching():
+        gate, everywhere = self.gate, nn.modules.module
+        if threading.get_ident() != gate.thread or not gate.mark:
             return call(*args, **kwargs)
-        if module._backward_hooks or module._backward_pre_hooks:
+        if (
+            module._backward_hooks
+            or module._backward_pre_hooks
+            or everywhere._global_backward_hooks
+            or everywhere._global_backward_pre_hooks
+        ):
             raise UnsupportedUse(
                 f"{type(module).__name__} has backward hooks, which would see the gradients of all users together: "
                 f"remove them"
             )
-        before, why = len(self.gate.calls), "it could not be batched before"
+        if not self._is_batching():
+            return call(*args, **kwargs)
+        before, failed, why = len(gate.calls), gate.failed, "it could not be batched before"
         if id(module) not in self._alone:
             try:
-                return call(*args, **kwargs)
+                out = call(*args, **kwargs)
+                if gate.failed is failed:
+                    return out
+                gate.raise_refusal()
+                why = f"it goes on after an error: {_first_line(gate.failed)}"
             except CannotBatch as error:
                 why = str(error)
             except UnsupportedUse:
@@ -133,14 +151,16 @@ class Fallback:
                 if getattr(error, "_phantom_alone", False):
                     raise
                 why = _first_line(error)
-            del self.gate.calls[before:]
-            self.gate.forget_copies()
+            del gate.calls[before:]
+            gate.forget_copies()
         name = type(module).__name__
         out = self.one_at_a_time(name, why, call, args, kwargs)
+        gate.raise_refusal()
         self._alone.add(id(module))
+        gate.failed = failed
         return out
 
-    def _function(self, apply: Callable[..., Any], cls: Any, args: Any, kwargs: Any) -> Any:
+    def _function(self, apply: partial[Any], cls: Any, args: Any, kwargs: Any) -> Any:
         gate = self.gate
         if threading.get_ident() != gate.thread or not gate.mark or (gate.alone is None and not gate._in_level()):
             return apply(*args, **kwargs)
@@ -148,15 +168,21 @@ class Fallback:
         of_user, args, kwargs = self._given(cls.__name__, args, kwargs, tensors)
         if not of_user:
             return gate._marked_as(apply(*args, **kwargs), False, bool(tensors) and all(map(gate.is_public, tensors)))
-        if gate.alone is None and not _can_be_batched(cls):
-            why = "an autograd.Function without setup_context and generate_vmap_rule"
-            return self.one_at_a_time(cls.__name__, why, cls.apply, args, kwargs)
         if gate.alone is None:
-            swap = {id(t): gate.copy(cls.apply, t) for t in tensors if gate.is_managed(t)}
-            args, kwargs = (map_tensors(lambda t: swap.get(id(t), t), given) for given in (args, kwargs))
+            why = "an autograd.Function, whose code could bring users together"
+            return self.one_at_a_time(cls.__name__, why, cls.apply, args, kwargs)
+        if gate not in torch_.function_modes():  # inside a function of torch, or one of our own
+            return apply(*args, **kwargs)
         before, gate.inside_function = gate.inside_function, True
         try:
-            return gate._marked_as(apply(*args, **kwargs), True, False)
+            out = apply.func(_guarded(cls, gate), *args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                given = {storage_of(t) for t in tensors_of(*args) if gate.is_users(t) or gate.is_public(t)}
+                for t in tensors_of(out):
+                    if storage_of(t) in given:  # an argument, as it came
+                        gate.mine(t)
+                gate.refuse_strangers(cls.__name__, out)
+            return gate._marked_as(out, True, False)
         finally:
             gate.inside_function = before
 
@@ -164,6 +190,13 @@ class Fallback:
 
     def one_at_a_time(self, name: str, why: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What `run` gives for each user alone, put together."""
+        try:
+            return self._one_at_a_time(name, why, run, args, kwargs)
+        except Exception as error:
+            self.gate.failed = error
+            raise
+
+    def _one_at_a_time(self, name: str, why: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         gate = self.gate
         if not self.allowed:
             raise CannotBatch(f"{name} cannot be computed for all users together: {why}")
@@ -179,7 +212,10 @@ class Fallback:
                     own_args, own_kwargs = (
                         map_tensors(partial(self._own, user, slices, given), tree) for tree in (args, kwargs)
                     )
+                    form = _form(own_args, own_kwargs)
                     results.append(self._run(name, run, own_args, own_kwargs))
+                    if _form(own_args, own_kwargs) != form:
+                        raise CannotBatch(f"{name} writes into a list or a dictionary that it was given")
                     marks.append(gate.mark)
                 with torch._C.DisableTorchFunction():
                     if any(t._version for t in given):
@@ -202,6 +238,7 @@ class Fallback:
             part = slices[id(t)][user]
             part = part.clone() if part.requires_grad else part.detach().clone()
         given.append(self.gate.mine(part))
+        part._phantom_part_of = t  # type: ignore[attr-defined]
         return part
 
     @staticmethod
@@ -235,11 +272,16 @@ class Fallback:
             raise CannotBatch("it returns a Python value that differs between users")
         if not all(isinstance(value, Tensor) for value in values):
             raise CannotBatch(_SEVERAL)
+        whole = getattr(first, "_phantom_part_of", None)  # an argument, as it came
+        if whole is not None and all(getattr(value, "_phantom_part_of", None) is whole for value in values):
+            return whole
         if all(value is first for value in values) and gate.is_public(first):
             return first
         for value, mark in zip(values, marks, strict=True):
-            if getattr(value, "_phantom_user", 0) not in (0, mark, gate.together):
-                gate._refuse_stale(value._phantom_user)
+            if (of := getattr(value, "_phantom_user", 0)) not in (0, mark, gate.together):
+                gate._refuse_stale(of)
+            if not of and not gate.is_public(value) and (value.numel() or value.requires_grad):
+                gate._refuse_stranger("a module that is computed one user at a time", value)
         if any(value.shape != first.shape or value.dtype != first.dtype for value in values):
             raise CannotBatch("its results have another shape for each user")
         if any(torch_.is_batchedtensor(value) for value in values):
@@ -251,12 +293,64 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.Size))
 
 
-def _can_be_batched(cls: Any) -> bool:
+def _has_constants(compiled: Any) -> bool:
+    nodes = compiled.graph.findAllNodes("prim::Constant")
+    values = [n.t("value") for n in nodes if n.hasAttribute("value") and n.kindOf("value") == "t"]
+    return any(value.ndim for value in values)
+
+
+class _Context:
+    """The ctx of an autograd function in its backward pass; what it has saved is the user's."""
+
+    def __init__(self, ctx: Any, gate: Interception) -> None:
+        vars(self).update(_ctx=ctx, _gate=gate)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._ctx, name)
+        if name in ("saved_tensors", "saved_variables"):
+            with torch._C.DisableTorchFunction():
+                for t in tensors_of(value):
+                    if not self._gate.is_public(t):
+                        self._gate.mine(t)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
+
+
+def _guarded(cls: Any, gate: Interception) -> Any:
+    """The same autograd function; its backward pass sees nothing but the user it is applied for."""
     function = torch.autograd.Function
-    defines = cls.setup_context is not function.setup_context
-    return defines and (cls.generate_vmap_rule or cls.vmap is not function.vmap)
+    has_setup = cls.setup_context is not function.setup_context
+    begin = "setup_context" if has_setup else "forward"
+    end = "vjp" if cls.vjp is not function.vjp else "backward"
+    first, last = getattr(cls, begin), gate.guarded(getattr(cls, end))
+
+    def beginning(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        out = first(ctx, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            gate.refuse_strangers(cls.__name__, getattr(ctx, "to_save", ()))
+        return out
+
+    def ending(ctx: Any, *grads: Any) -> Any:
+        return last(_Context(ctx, gate), *grads)
+
+    return type(cls)(cls.__name__, (cls,), {begin: staticmethod(beginning), end: staticmethod(ending)})
 
 
-def _first_line(error: BaseException) -> str:
+def _form(*trees: Any) -> list[Any]:
+    """What containers hold, by identity."""
+    leaves: list[Any] = []
+    for tree in trees:
+        if isinstance(tree, (tuple, list)):
+            leaves += ["(", *_form(*tree), ")"]
+        elif isinstance(tree, dict):
+            leaves += ["{", *tree, *_form(*tree.values()), "}"]
+        else:
+            leaves.append(id(tree))
+    return leaves
+
+
+def _first_line(error: BaseException | None) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200]

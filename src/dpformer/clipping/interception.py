@@ -31,7 +31,7 @@ from dpformer.clipping import torch_names as torch_
 from dpformer.clipping.errors import CannotBatch, UnsupportedUse
 from dpformer.clipping.on_all_users import ON_ALL_USERS
 from dpformer.clipping.recorded_call import paired
-from dpformer.clipping.recorder import FREEZE_BATCH_NORM, Recorder, label, storage_of
+from dpformer.clipping.recorder import FREEZE_BATCH_NORM, Recorder, label, storage_of, version_of
 from dpformer.clipping.trees import map_tensors, tensors_of
 from dpformer.clipping.uses import Dense
 from dpformer.clipping.vmap_level import Outside, VmapLevel, physical
@@ -51,7 +51,11 @@ _READS = _named(
 _SIZES = _named("size dim ndimension numel nelement stride is_contiguous __len__", Tensor) | {
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout")
 }
-_BATCH_NORMS = _named("batch_norm _batch_norm_impl_index native_batch_norm", torch) | {F.batch_norm}
+_BATCH_NORMS = _named(
+    "batch_norm _batch_norm_impl_index native_batch_norm _native_batch_norm_legit _batch_norm_with_update "
+    "batch_norm_update_stats",
+    torch,
+) | {F.batch_norm}
 
 _COMPILED = (
     "torch.compile hides from the engine where parameters are used: give PhantomClipping the model itself and run it "
@@ -62,10 +66,20 @@ _TRANSPOSES = _named("t transpose permute swapaxes swapdims movedim moveaxis adj
 }
 # They may carry data of users out of Python lists and arrays.
 _FROM_PYTHON = {torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray, torch.frombuffer, torch.from_dlpack}
+_FROM_PYTHON |= _named("from_file", torch)
 _LEND = {Tensor.new_tensor}
+_SPARSE = _named(
+    "sparse_coo_tensor sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor "
+    "sparse_bsc_tensor",
+    torch,
+)
+_GRAD = vars(torch._C.TensorBase)["grad"].__get__
+_OF_WRAPPERS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
 _HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad}
 _BACKWARD = {torch.autograd.backward, Tensor.backward}
 _REQUIRES_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_OF_TORCH = {"aten", "prim", "prims", "quantized", "quantized_decomposed", "torchvision"}
+_TRUSTED = {"torch", "dpformer"}
 _marks = count(1)
 
 
@@ -80,6 +94,7 @@ class Interception(Recorder):
         self.together = 0  # the mark of this context
         self.alone: int | None = None  # the user that is computed alone
         self.inside_function = False  # in the forward of an autograd.Function
+        self.failed: Exception | None = None  # the last error inside the level: the model must not go on after it
         self.thread = 0
         self.copies: dict[int, tuple[Tensor, Tensor]] = {}  # of a parameter: itself, (B, *shape)
         self.copies_alone: dict[int, tuple[Tensor, ...]] = {}  # the same, one for each user
@@ -89,13 +104,19 @@ class Interception(Recorder):
         self.level, self.mark = level, next(_marks)
         self.together, self.thread = self.mark, threading.get_ident()
         self.context += 1
+        self.failed = None
         self.written.clear()
+        self.rewritten.clear()
 
     def close(self) -> None:
         self.level, self.mark, self.together, self.alone = None, 0, 0, None
         for t in self.written.values():  # no longer public, wherever it is kept
             t._phantom_public = False  # type: ignore[attr-defined]
+        if self.written:
+            kept = self.constants.items()
+            self.constants = {at: of for at, of in kept if storage_of(of[0]) not in self.written}
         self.written.clear()
+        self.rewritten.clear()
         self.forget_copies()
 
     def forget_copies(self) -> None:
@@ -139,7 +160,7 @@ class Interception(Recorder):
                 t._phantom_user = self.mark  # type: ignore[attr-defined]
                 t._phantom_public = False  # type: ignore[attr-defined]
             elif public:
-                t._phantom_public = True  # type: ignore[attr-defined]
+                t._phantom_public = version_of(t)  # type: ignore[attr-defined]
         return out
 
     # -- the functions -------------------------------------------------------------------------------------------------
@@ -148,29 +169,60 @@ class Interception(Recorder):
         kwargs = kwargs or {}
         if func in _SIZES or threading.get_ident() != self.thread:
             return func(*args, **kwargs)
+        try:
+            return self._call(func, args, kwargs)
+        except (RuntimeError, ValueError, IndexError) as error:  # a TypeError is the same for one user and for many
+            if (self.level is not None and self.alone is None) or _is_refusal(error):
+                self.failed = error
+            raise
+
+    def raise_refusal(self) -> None:
+        """A refusal that the model has caught is still one."""
+        if self.failed is not None and _is_refusal(self.failed):
+            raise self.failed
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if torch_.get_eval_frame_callback() is not None:
             raise UnsupportedUse(_COMPILED)
         managed: list[Tensor] = []
         of_user, stranger = False, None
-        tensors = tensors_of(*args, *kwargs.values())
+        tensors, public = tensors_of(*args, *kwargs.values()), []
         for t in tensors:
             if self.is_users(t):
                 of_user = True
             elif not self.is_public(t):
                 if t.numel() or t.requires_grad:
                     stranger = t
-            elif t.requires_grad:
-                managed.append(t)
+            else:
+                public.append(t)
+                if t.requires_grad:
+                    managed.append(t)
+        if func is Tensor.untyped_storage and public and id(public[0]) not in self.own:
+            self._was_written(func, public[0], False, True)  # what is written through it is not seen
+        before = [version_of(t) for t in public]
+        out = self._checked(func, args, kwargs, managed, of_user, stranger)
+        for t, version in zip(public, before, strict=True):
+            if version_of(t) != version:
+                self._was_written(func, t, of_user, of_user or stranger is not None)
+        return out
+
+    def _checked(
+        self, func: Any, args: Any, kwargs: Any, managed: list[Tensor], of_user: bool, stranger: Tensor | None
+    ) -> Any:
         if of_user:
             if func is Tensor.__repr__ and self.alone is None:  # torch would print those of all users
                 return f"one user's tensor of shape {tuple(args[0].shape)}, {args[0].dtype}"
             self._refuse_special(func, args, kwargs)
+            self._refuse_out_of_sight(func, args, kwargs)
             self.hooked |= func in _HOOKS
+            if func is Tensor.register_hook:
+                args = (args[0], self.guarded(args[1] if len(args) > 1 else kwargs["hook"]))
+                kwargs = {}
             if self.alone is None and self._in_level():
                 if func in _REQUIRES_GRAD:  # nothing before it is trained, and gradients flow through it anyway
                     return args[0] if func is Tensor.requires_grad_ else None
-                if func is Tensor.requires_grad.__get__:  # type: ignore[attr-defined]  # a wrapper always says no
-                    return torch_.get_unwrapped(args[0]).requires_grad
+                if func in _OF_WRAPPERS:  # a wrapper is never differentiable
+                    return func(torch_.get_unwrapped(args[0]))
                 if func is Tensor.__contains__ and isinstance(args[1], (bool, int, float)):
                     with self:  # as transformers looks for padding
                         return bool((args[0] == args[1]).any())
@@ -194,7 +246,7 @@ class Interception(Recorder):
                 out = rule(self, func, args, kwargs)
                 if out is not NotImplemented:
                     return self._marked_as(out, True, False)
-        public = not of_user and stranger is None and not self._is_from_python(func, args)
+        public = not of_user and stranger is None and func != _GRAD and not self._is_from_python(func, args)
         return self._marked_as(func(*args, **kwargs), of_user, public)
 
     def _on_all_users(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -222,6 +274,8 @@ class Interception(Recorder):
             source = args[0] if args else None
         elif func in _LEND:
             source = args[1] if len(args) > 1 else None
+        elif func in _SPARSE:
+            return not all(isinstance(a, Tensor) for a in args[: 2 if func is torch.sparse_coo_tensor else 3])
         else:
             return False
         if isinstance(source, (bool, int, float, complex, Tensor)):
@@ -237,6 +291,53 @@ class Interception(Recorder):
             raise CannotBatch("a hook is put on a user's tensor")
         if self._in_level() and func is torch.autograd.grad:
             raise CannotBatch("torch.autograd.grad is called on a user's tensor")
+
+    def _refuse_out_of_sight(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Code of others that runs below this interception would not be seen, or would see all users."""
+        known = func in self.user_rules or func in ON_ALL_USERS
+        if isinstance(func, types.FunctionType) and not known and func.__module__.split(".")[0] != "torch":
+            raise UnsupportedUse(
+                f"{label(func)} is a function that can be overridden (torch.overrides) and is not torch's own, so "
+                f"what it does is not seen: call what it is made of"
+            )
+        if self.alone is not None:
+            return
+        if torch_.dispatch_modes() and not all(
+            type(m).__module__.split(".")[0] in _TRUSTED for m in torch_.modes_below()
+        ):
+            raise CannotBatch("a TorchDispatchMode is active, which would see all users together")
+        if isinstance(func, (torch_.OpOverload, torch_.OpOverloadPacket)) and torch_.namespace(func) not in _OF_TORCH:
+            raise CannotBatch(f"{label(func)} is an operator that is not torch's own")
+
+    def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook or a backward function of one user alone: in the backward pass it sees that user only."""
+        mark, alone = self.mark, self.alone
+
+        def see(*args: Any) -> Any:
+            names = ("level", "mark", "together", "alone", "inside_function", "thread")
+            before = {name: getattr(self, name) for name in names}
+            self.level, self.mark, self.together, self.alone = None, mark, mark, alone
+            self.inside_function, self.thread = True, threading.get_ident()
+            try:
+                with torch._C.DisableTorchFunction():
+                    for t in tensors_of(*args):
+                        if not self.is_public(t):
+                            self.mine(t)
+                with self:
+                    out = hook(*args)
+                self.refuse_strangers(getattr(hook, "__qualname__", "a hook"), out)
+                return out
+            finally:
+                for name, value in before.items():
+                    setattr(self, name, value)
+
+        return see
+
+    def refuse_strangers(self, name: str, out: Any) -> None:
+        """Refuses results that are neither the user's nor public."""
+        for t in tensors_of(out):
+            if not self.is_users(t) and not self.is_public(t) and (t.numel() or t.requires_grad):
+                self._refuse_stranger(name, t)
 
     def _refuse_stranger(self, func: Any, t: Tensor) -> NoReturn:
         name = func if isinstance(func, str) else label(func)
@@ -266,25 +367,42 @@ class Interception(Recorder):
 
     def _writes(self, func: Any, args: Any, kwargs: Any, of_user: bool, strange: bool) -> None:
         """A tensor that users' data is written into is the user's from then on, or of unknown origin."""
-        written = tensors_of(kwargs.get("out")) + [a for a in args[:1] if isinstance(a, Tensor)]
-        for t in written:
-            if id(t) in self.own:
+        for t in tensors_of(kwargs.get("out"), *args[:1]):
+            if id(t) in self.own or ((of_user or strange) and self.is_public(t) and self._is_of_model(t)):
                 if of_user or strange:
-                    raise UnsupportedUse(
-                        f"{label(func)} writes users' data into a parameter or buffer of the model, which would stay "
-                        f"there outside the guarantee; keep no running statistics of users"
-                    )
+                    self._was_written(func, t, of_user, True)
                 continue
             if not (of_user or strange) or not self.is_public(t):
                 continue
             if of_user and self.alone is None:
                 raise CannotBatch(f"{label(func)} writes a user's data into a tensor that is the same for all users")
-            self.written[storage_of(t)] = t
-            for whole in (t, t._base):
-                if whole is not None:
-                    whole._phantom_public = False  # type: ignore[attr-defined]
-                    if of_user:
-                        self.mine(whole)
+            self._was_written(func, t, of_user, True)
+
+    def _was_written(self, func: Any, t: Tensor, of_user: bool, strange: bool) -> None:
+        """A public tensor has other numbers now: of public origin, or not."""
+        if not strange:
+            if id(t) not in self.own:
+                self.rewritten[storage_of(t)] = version_of(t)
+                for whole in (t, t._base):
+                    if whole is not None and getattr(whole, "_phantom_public", False) is not False:
+                        whole._phantom_public = version_of(whole)  # type: ignore[attr-defined]
+            return
+        if id(t) in self.own or self._is_of_model(t):
+            raise UnsupportedUse(
+                f"{label(func)} writes users' data into a parameter or buffer of the model, which would stay "
+                f"there outside the guarantee; keep no running statistics of users"
+            )
+        self.written[storage_of(t)] = t
+        for whole in (t, t._base):
+            if whole is not None:
+                self.constants.pop(id(whole), None)
+                whole._phantom_public = False  # type: ignore[attr-defined]
+                if of_user:
+                    self.mine(whole)
+
+    def _is_of_model(self, t: Tensor) -> bool:
+        """Whether it shares the memory of a parameter or buffer (`.data`)."""
+        return t.numel() > 0 and storage_of(t) in {storage_of(mine) for mine in self.found.all().values()}
 
     def _meet(self, func: Any, args: Any, kwargs: Any, managed: list[Tensor]) -> Any:
         """A parameter, or an expression of parameters, meets a user's tensor."""
@@ -363,6 +481,10 @@ class Interception(Recorder):
         if getattr(func, "__name__", "") == "__get__":  # an attribute; the transposes are expressions
             return func not in _TRANSPOSES
         return func in _READS
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, UnsupportedUse) and not isinstance(error, CannotBatch)
 
 
 _opened: dict[Any, Callable[..., Any] | None] = {}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dpformer.clipping import torch_names
 from dpformer.clipping.interception import Interception
+from dpformer.clipping.recorder import version_of
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def _keeping(gate: Interception, function: Callable[..., Any]) -> Callable[..., 
             if mark := getattr(given, "_phantom_user", 0):
                 out._phantom_user = mark  # type: ignore[attr-defined]
             elif gate.is_public(given):
-                out._phantom_public = True  # type: ignore[attr-defined]
+                out._phantom_public = version_of(out)  # type: ignore[attr-defined]
         return out
 
     return keeping

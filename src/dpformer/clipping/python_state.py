@@ -48,7 +48,7 @@ class PythonState:
 
 def _kept(value: Any) -> Any:
     """What can be compared of a value."""
-    if isinstance(value, Tensor) and getattr(value, "_phantom_public", False):
+    if isinstance(value, Tensor) and getattr(value, "_phantom_public", False) is not False:
         return _PUBLIC
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return repr(value)

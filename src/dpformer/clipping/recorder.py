@@ -40,6 +40,7 @@ class Recorder(TorchFunctionMode):
         self.calls: list[RecordedCall] = []
         self.context = 0  # counts the contexts that were entered
         self.hooked = False  # whether the model has put a hook on a tensor, which expects a gradient
+        self.rewritten: dict[int, int] = {}  # by storage: the count of writes of public numbers, the last that was seen
         self.written: dict[int, Tensor] = {}  # by storage: made of constants, and users' data was written into it
         self.sink: list[Callable[[RecordedCall, Tensor], None]] = []
         self.token = torch.zeros((), requires_grad=True)
@@ -49,6 +50,7 @@ class Recorder(TorchFunctionMode):
         self.trainable = [p for p in found.parameters.values() if p.requires_grad]
         self.names = {id(p): name for name, p in found.parameters.items() if p.requires_grad}
         self.own = {id(t) for t in found.all().values()}
+        self.found = found
 
     def remember_constants(self, model: nn.Module) -> None:
         """Tensors in attributes of the model before it has seen any user, as peft's prompt tokens; while unchanged."""
@@ -67,8 +69,12 @@ class Recorder(TorchFunctionMode):
     def is_public(self, t: Tensor) -> bool:
         if id(t) in self.own:
             return True
-        if not getattr(t, "_phantom_public", False):
-            return id(t) in self.constants and self.constants[id(t)][1] == t._version
+        seen = getattr(t, "_phantom_public", False)
+        if seen is False:
+            if id(t) not in self.constants or self.constants[id(t)][1] != t._version:
+                return False
+        elif seen != (now := version_of(t)) and self.rewritten.get(storage_of(t)) != now:
+            return False  # it was written to where it was not seen
         return not self.written or storage_of(t) not in self.written  # views of it share what was written
 
     def is_managed(self, t: Any) -> TypeGuard[Tensor]:
@@ -147,6 +153,11 @@ def _under_autocast(paired: Paired, device: str) -> Paired:
             return paired(*args)
 
     return within
+
+
+def version_of(t: Tensor) -> int:
+    """The count of its writes."""
+    return -1 if t.is_inference() else t._version
 
 
 def storage_of(t: Tensor) -> int:

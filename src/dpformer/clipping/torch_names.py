@@ -2,6 +2,7 @@
 them to the torch that is installed. `torch.func.vmap` itself takes a function, and a `with` block is none."""
 
 from torch._C import ScriptFunction, ScriptMethod
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._C._functorch import (
     _add_batch_dim as add_batch_dim,
@@ -23,6 +24,15 @@ from torch._C._functorch import (
 )
 from torch._functorch import eager_transforms, vmap
 from torch._functorch.vmap import lazy_load_decompositions
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import _get_current_function_mode_stack as function_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes_below
+
+
+def namespace(operator: OpOverload | OpOverloadPacket) -> str:
+    """aten, or that of a library."""
+    return str(operator._qualified_op_name if isinstance(operator, OpOverloadPacket) else operator._name).split("::")[0]
+
 
 # The functions by which transforms inside the model wrap and unwrap a tensor, their first argument.
 WRAPPERS = [
@@ -34,10 +44,14 @@ WRAPPERS = [
 
 __all__ = [
     "WRAPPERS",
+    "OpOverload",
+    "OpOverloadPacket",
     "ScriptFunction",
     "ScriptMethod",
     "add_batch_dim",
+    "dispatch_modes",
     "enter_level",
+    "function_modes",
     "get_eval_frame_callback",
     "get_unwrapped",
     "is_batchedtensor",
@@ -46,6 +60,8 @@ __all__ = [
     "leave_level",
     "maybe_current_level",
     "maybe_get_bdim",
+    "modes_below",
+    "namespace",
     "pop_dynamic_layer_stack",
     "push_dynamic_layer_stack",
 ]

@@ -24,10 +24,11 @@ from dpformer.clipping.errors import CannotBatch, UnsupportedUse
 from dpformer.clipping.fallback import Fallback
 from dpformer.clipping.interception import Interception
 from dpformer.clipping.nested import marks_are_kept
+from dpformer.clipping.recorder import version_of
 from dpformer.clipping.registered import Registered
 from dpformer.clipping.state import State
 from dpformer.clipping.torch_names import is_batchedtensor, maybe_current_level
-from dpformer.clipping.trees import map_trees
+from dpformer.clipping.trees import map_trees, tensors_of
 from dpformer.clipping.user_rules import USER_RULES
 from dpformer.clipping.vmap_level import VmapLevel, physical
 from dpformer.sampling.batch import Part
@@ -94,6 +95,9 @@ class OneUserExists:
                     mine = map_trees(self._enter, data)
                 with self.fallback.watching(), self.gate:
                     yield one_of(mine)
+                self.gate.raise_refusal()
+                if self.gate.failed is not None:
+                    raise CannotBatch(f"the loss goes on after an error ({_short(self.gate.failed)})")
             except Exception as error:
                 self._explain(error)
                 raise
@@ -174,6 +178,7 @@ class OneUserExists:
         if not rows_of(data):
             clipping.losses = torch.zeros(0)
             return clipping.losses
+        before = _versions(data)
         try:
             with clipping.users(data, part) as user:
                 loss = loss_of(user)
@@ -189,6 +194,11 @@ class OneUserExists:
             why = _short(error)
         else:
             return clipping.backward(loss, clip)
+        if _versions(data) != before:
+            raise UnsupportedUse(
+                f"the loss writes into the users' data, and cannot be computed for all users together ({why}): let it "
+                f"work on a clone of them"
+            )
         norms = self._one_at_a_time(clipping, loss_of, data, clip, part)
         self.fallback.note("the whole loss", why, whole=True)
         return norms
@@ -246,6 +256,7 @@ class OneUserExists:
                     )
                 with self.fallback.watching(), gate:
                     loss = loss_of(mine)
+                gate.raise_refusal()
         finally:
             gate.close()
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -311,6 +322,10 @@ def rows_of(data: Any) -> int:
     return counts[0]
 
 
+def _versions(data: Any) -> list[int]:
+    return [version_of(t) for t in tensors_of(tree_of(data)[0])]
+
+
 def _wide(p: Tensor) -> torch.dtype:
     return torch.promote_types(p.dtype, torch.float64)
 
@@ -331,7 +346,7 @@ def _masks_of_transformers() -> Iterator[None]:
         yield
 
 
-_SIGNS = ("vmap", "functorch", "atching rule", "transformed by", "storage")
+_SIGNS = ("vmap", "functorch", "atching rule", "transformed by", "storage", "stack expects each tensor")
 
 
 def _is_of_vmap(error: Exception) -> bool:

@@ -34,7 +34,7 @@ from dpformer.accounting.ledger import Ledger
 from dpformer.clipping.clip_functions import ClipFunction
 from dpformer.errors import DpformerError, MissingExtra
 from dpformer.integrations.batches import LogicalBatch, LogicalBatches, Part, only
-from dpformer.integrations.losses import kind_of, user_losses
+from dpformer.integrations.losses import kind_of, user_losses, with_decoder_inputs
 from dpformer.integrations.session import PrivateSession
 from dpformer.integrations.users import Users
 from dpformer.statement.cards import write_card
@@ -190,7 +190,9 @@ class PrivateTrainer(Trainer):
             return user_losses(model, part, self.args.label_smoothing_factor)
         inputs = dict(part.inputs)
         labels = inputs.pop("labels", None)
-        losses = self.compute_loss_func(model(**inputs), labels, num_items_in_batch=None)
+        losses = self.compute_loss_func(
+            model(**with_decoder_inputs(model, inputs, labels)), labels, num_items_in_batch=None
+        )
         if losses.shape != (part.real.numel(),):
             raise DpformerError(
                 f"compute_loss_func returns a tensor of shape {tuple(losses.shape)} for {part.real.numel()} rows; it "

@@ -18,6 +18,7 @@ from dpformer.errors import DpformerError
 from dpformer.integrations.batches import Part
 
 IGNORED = -100
+SEQ2SEQ = "ForConditionalGeneration"
 PER_TOKEN = ("ForCausalLM", "ForMaskedLM", "ForTokenClassification")
 
 
@@ -38,7 +39,8 @@ def user_losses(model: nn.Module, part: Part, smoothing: float = 0.0) -> Tensor:
     """(B,): the loss of each user, on its own examples. Call it while uses are recorded.
 
     Args:
-        model: a Hugging Face model with a head for language modelling, token or sequence classification.
+        model: a Hugging Face model with a head for language modelling (an encoder and decoder too), token or sequence
+            classification.
         part: a part whose inputs have `labels`.
         smoothing: label smoothing, over the classes of each position.
     """
@@ -50,10 +52,11 @@ def user_losses(model: nn.Module, part: Part, smoothing: float = 0.0) -> Tensor:
             f"the collator returns {', '.join(sorted(inputs))} but no labels; for a language model use "
             "DataCollatorForLanguageModeling(tokenizer, mlm=False)"
         )
-    logits = model(**inputs).logits
+    translates = kind.endswith(SEQ2SEQ) and getattr(config, "is_encoder_decoder", False)
+    logits = model(**with_decoder_inputs(model, inputs, labels)).logits
     if kind == "ForSequenceClassification":
         return part.mean(*_of_sequences(logits, labels, config, smoothing))
-    if kind not in PER_TOKEN or getattr(config, "is_encoder_decoder", False):
+    if not translates and (kind not in PER_TOKEN or getattr(config, "is_encoder_decoder", False)):
         raise DpformerError(
             f"the per-user loss of {kind} is not supported: give compute_loss_func(outputs, labels, "
             "num_items_in_batch), which returns one loss per row"
@@ -61,6 +64,17 @@ def user_losses(model: nn.Module, part: Part, smoothing: float = 0.0) -> Tensor:
     if kind == "ForCausalLM":
         logits, labels = logits[:, :-1], labels[:, 1:]
     return part.mean(*_of_tokens(logits, labels, smoothing))
+
+
+def with_decoder_inputs(model: nn.Module, inputs: dict[str, Any], labels: Tensor | None) -> dict[str, Any]:
+    """The inputs of a model; a decoder reads the labels before each position, as the model itself would have it."""
+    inner: Any = model
+    if hasattr(inner, "get_base_model"):  # peft
+        inner = inner.get_base_model()
+    shift = getattr(inner, "prepare_decoder_input_ids_from_labels", None)
+    if labels is None or shift is None or "decoder_input_ids" in inputs:
+        return inputs
+    return {**inputs, "decoder_input_ids": shift(labels=labels)}
 
 
 def _of_tokens(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

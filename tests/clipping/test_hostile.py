@@ -1,0 +1,428 @@
+"""What an attack has found: users that meet where the engine does not look, and errors that a model goes on after."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import wrap_torch_function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dpformer as dp
+from tests.clipping.naive import clipped_sum, norms_of, relative_error, sums
+from tests.clipping.test_users import EVERYBODY, FORMS, B, D, Inner, Loss, T, make, naive, total
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+REFUSED: dict[str, Loss] = {}
+EXACT: dict[str, Loss] = {}
+OTHERS = EVERYBODY.mean(0)
+
+
+def refused(function: Loss) -> Loss:
+    REFUSED[function.__name__] = function
+    return function
+
+
+def exact(function: Loss) -> Loss:
+    EXACT[function.__name__] = function
+    return function
+
+
+# -- other users' data is written into a tensor that was the same for all ----------------------------------------------
+
+
+def writes(name: str, write: Callable[[Tensor], Any]) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        zeros = torch.zeros(T, D, dtype=x.dtype)
+        write(zeros)
+        return total(model(x) + zeros)
+
+    REFUSED[name] = loss
+
+
+writes("operator", lambda t: torch.ops.aten.copy_.default(t, OTHERS))
+writes("foreach", lambda t: torch._foreach_add_([t], [OTHERS]))
+writes("memory", lambda t: t.set_(OTHERS))
+writes("storage", lambda t: t.set_(OTHERS.untyped_storage(), 0, (T, D)))
+writes("through_its_storage", lambda t: t.untyped_storage().copy_(OTHERS.clone().untyped_storage()))
+writes("running_mean", lambda t: F.instance_norm(EVERYBODY.mT, t[0], torch.ones(D, dtype=t.dtype)))
+writes("statistics", lambda t: torch.batch_norm_update_stats(EVERYBODY.mT, t[0], torch.ones(D, dtype=t.dtype), 0.5))
+
+
+def _unseen(t: Tensor) -> None:
+    with torch._C.DisableTorchFunction():
+        t.add_(OTHERS)
+
+
+writes("out_of_sight", _unseen)
+
+
+@pytest.mark.parametrize("name", ["iand", "ior", "ixor", "ilshift", "irshift"])
+def test_operators_in_place(name: str) -> None:
+    model, data = make()
+    others = (OTHERS.abs() * 3).long()
+
+    def loss(x: Tensor) -> Tensor:
+        public = torch.ones(T, D, dtype=torch.long)
+        getattr(public, f"__{name}__")(others)
+        return total(model(x) * public)
+
+    with pytest.raises(dp.UnsupportedUse, match="past"):
+        dp.PhantomClipping(model).accumulate(loss, data, dp.normalize(1.0))
+
+
+@refused
+def buffer_and_back(model: nn.Module, x: Tensor) -> Tensor:
+    before = model.scale.clone()
+    model.scale.data.copy_(OTHERS.mean(0))
+    loss = total(model(x) * model.scale)
+    model.scale.data.copy_(before)
+    return loss
+
+
+@refused
+def constant_written(model: nn.Module, x: Tensor) -> Tensor:
+    model.table.data.copy_(OTHERS)
+    return total(model(x) + model.table)
+
+
+@refused
+def constant_replaced(model: nn.Module, x: Tensor) -> Tensor:
+    model.table.data = OTHERS
+    return total(model(x) + model.table)
+
+
+# -- tensors that look as if they were the same for all ----------------------------------------------------------------
+
+
+@refused
+def sparse_of_lists(model: nn.Module, x: Tensor) -> Tensor:
+    return total(model(x) * torch.sparse_coo_tensor([list(range(D))], OTHERS[0].tolist(), (D,)).to_dense())
+
+
+PICKLED = pickle.dumps(OTHERS)
+SAVED = io.BytesIO()
+torch.save(OTHERS, SAVED)
+
+
+@refused
+def unpickled(model: nn.Module, x: Tensor) -> Tensor:
+    return total(model(x) + pickle.loads(PICKLED))
+
+
+@refused
+def loaded(model: nn.Module, x: Tensor) -> Tensor:
+    return total(model(x) + torch.load(io.BytesIO(SAVED.getvalue())))
+
+
+@refused
+def gradient_of_earlier_parts(model: nn.Module, x: Tensor) -> Tensor:
+    return total(model(x) @ model.w.grad)
+
+
+@refused
+def result_of_a_module_computed_alone(model: nn.Module, x: Tensor) -> Tensor:
+    def recall(h: Tensor) -> Tensor:
+        return EVERYBODY[int(h.detach().abs().sum().item()) % B][None]
+
+    return total(model(x) + Inner(recall)(x))
+
+
+# -- code of others that runs out of sight -----------------------------------------------------------------------------
+
+
+class Kept:
+    everybody = EVERYBODY
+
+
+class Recalls(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: type[Kept]) -> Tensor:
+        return kept.everybody.mean(0, keepdim=True)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return g, None
+
+
+class Saves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(OTHERS)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return g * ctx.saved_tensors[0]
+
+
+class Backward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return g * OTHERS.mean()
+
+
+class Remembers(torch.autograd.Function):
+    kept: ClassVar[list[Tensor]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        Remembers.kept.append(g * 1)
+        return g + sum(Remembers.kept)
+
+
+@refused
+def function_that_recalls(model: nn.Module, x: Tensor) -> Tensor:
+    return total(Recalls.apply(model(x), Kept))
+
+
+@refused
+def function_that_saves(model: nn.Module, x: Tensor) -> Tensor:
+    return total(Saves.apply(model(x)))
+
+
+@refused
+def backward_of_others(model: nn.Module, x: Tensor) -> Tensor:
+    return total(Backward.apply(model(x)))
+
+
+@refused
+def backward_that_remembers(model: nn.Module, x: Tensor) -> Tensor:
+    return total(Remembers.apply(model(x)))
+
+
+@refused
+def hook_of_others(model: nn.Module, x: Tensor) -> Tensor:
+    def hooked(h: Tensor) -> Tensor:
+        h.register_hook(lambda g: g * OTHERS.mean())
+        return h * 1
+
+    return total(Inner(hooked)(model(x)))
+
+
+@wrap_torch_function(lambda x: (x,))
+def overridable(x: Tensor) -> Tensor:
+    return x + OTHERS
+
+
+@refused
+def function_that_can_be_overridden(model: nn.Module, x: Tensor) -> Tensor:
+    return total(overridable(model(x)))
+
+
+@refused
+def hooks_of_all_modules(model: nn.Module, x: Tensor) -> Tensor:
+    handle = nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        return total(model.b(model(x)))
+    finally:
+        handle.remove()
+
+
+# -- exact: one user at a time ---------------------------------------------------------------------------------------
+
+
+class OwnRule(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return g
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor) -> Any:
+        return x + x.mean(dims[0], keepdim=True), dims[0]
+
+
+@exact
+def vmap_rule_that_mixes(model: nn.Module, x: Tensor) -> Tensor:
+    return total(OwnRule.apply(model(x)))
+
+
+class Scaled(TorchDispatchMode):
+    """As quantization with one scale for a tensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out + out.detach().amax() if func is torch.ops.aten.tanh.default else out
+
+
+@exact
+def dispatch_mode(model: nn.Module, x: Tensor) -> Tensor:
+    def scaled(h: Tensor) -> Tensor:
+        with Scaled():
+            return h.tanh()
+
+    return total(Inner(scaled)(model(x)))
+
+
+@exact
+def error_that_is_caught(model: nn.Module, x: Tensor) -> Tensor:
+    def guess(h: Tensor) -> Tensor:
+        try:
+            return h * h.detach().mean().item()
+        except RuntimeError:
+            return h * 3
+
+    return total(Inner(guess)(model(x)))
+
+
+@exact
+def error_of_one_user(model: nn.Module, x: Tensor) -> Tensor:
+    def picky(h: Tensor) -> Tensor:
+        if h.mean().item() > 0:
+            raise ValueError("positive")
+        return h * 2
+
+    inner = Inner(picky)
+
+    def guess(h: Tensor) -> Tensor:
+        try:
+            return inner(h)
+        except ValueError:
+            return h * 5
+
+    return total(Inner(guess)(model(x)))
+
+
+@exact
+def differentiable(model: nn.Module, x: Tensor) -> Tensor:
+    h = model(x)
+    return total(h * 2 if h.grad_fn is not None and not h.is_leaf else h)
+
+
+@exact
+def argument_as_it_came(model: nn.Module, x: Tensor) -> Tensor:
+    def same(h: Tensor) -> Tensor:
+        h.mean().item()
+        return h
+
+    h = model(x) * 1
+    Inner(same)(h).mul_(2)
+    return total(h)
+
+
+class Appends(nn.Module):
+    def forward(self, h: Tensor, outs: list[Tensor]) -> Tensor:
+        outs.append(h * h.mean().item())
+        return h
+
+
+@exact
+def list_that_a_module_appends_to(model: nn.Module, x: Tensor) -> Tensor:
+    def both(h: Tensor) -> Tensor:
+        outs: list[Tensor] = []
+        return Appends()(h, outs) + sum(outs)
+
+    return total(Inner(both)(model(x)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, form: Any) -> None:
+    model, data = make()
+    model.table, model.w.grad = torch.zeros(T, D, dtype=data.dtype), torch.ones(D, D, dtype=data.dtype)
+    Remembers.kept.clear()
+    with pytest.raises(dp.UnsupportedUse):
+        form(dp.PhantomClipping(model, proof=False), lambda user: REFUSED[name](model, user), data)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", EXACT)
+def test_exact(name: str, form: Any) -> None:
+    model, data = make()
+    truth = naive(model, EXACT[name], data)
+    norms = form(dp.PhantomClipping(model, proof=False), lambda user: EXACT[name](model, user), data)
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
+    assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-9
+
+
+def test_an_error_outside_modules_is_not_passed_over() -> None:
+    def loss(x: Tensor) -> Tensor:
+        h = model(x)
+        try:
+            return total(h * h.detach().mean().item())
+        except RuntimeError:
+            return total(h)
+
+    model, data = make()
+    with (
+        pytest.raises(dp.UnsupportedUse, match="goes on after an error"),
+        dp.PhantomClipping(model).users(data) as user,
+    ):
+        loss(user)
+    truth = naive(model, lambda _, x: loss(x), data)
+    norms = dp.PhantomClipping(model).accumulate(loss, data, dp.normalize(1.0))
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
+
+
+def test_data_written_before_it_is_computed_one_user_at_a_time() -> None:
+    def loss(x: Tensor) -> Tensor:
+        x.add_(1)
+        return total(model(x)) * x.mean().item()
+
+    model, data = make()
+    with pytest.raises(dp.UnsupportedUse, match="clone"):
+        dp.PhantomClipping(model).accumulate(loss, data, dp.normalize(1.0))
+
+
+def test_public_tensor_written_outside() -> None:
+    """A tensor that the model made is the same for all users only while nobody else writes into it."""
+
+    def loss(x: Tensor) -> Tensor:
+        if model.cache is None:
+            model.cache = torch.zeros(T, D, dtype=x.dtype)
+        return total(model(x) + model.cache)
+
+    model, data = make()
+    clipping = dp.PhantomClipping(model)
+    for _ in range(2):
+        clipping.accumulate(loss, data, dp.normalize(1.0))
+    model.cache += data.mean(0)
+    with pytest.raises(dp.UnsupportedUse, match="past"):
+        clipping.accumulate(loss, data, dp.normalize(1.0))
+
+
+def test_public_tensors_written_part_by_part() -> None:
+    """As tables of positions are made: views that share their memory."""
+
+    def loss(x: Tensor) -> Tensor:
+        if model.cache is None:
+            table = torch.zeros(T, D, dtype=x.dtype)
+            for row in table.unbind(0):
+                row.fill_(0.5)
+            first = table.chunk(2)[0]
+            first.mul_(2)
+            table[:, 0::2] = 3
+            model.cache = table, table.chunk(2)[1]
+        return total(model(x) + model.cache[0]) + total(model(x)[:, :2] + model.cache[1])
+
+    model, data = make()
+    for _ in range(2):
+        dp.PhantomClipping(model).accumulate(loss, data, dp.normalize(1.0))
