@@ -586,6 +586,7 @@ def test_every_user_of_a_part_counts_once(form: Any) -> None:
         ((torch.zeros(3, 2), torch.zeros(4, 2)), "tensors of \\[3, 4\\] rows"),
         (torch.zeros(()), "without dimensions"),
         (np.zeros((3, 2)), "torch.from_numpy"),
+        ({"x": torch.zeros(3, 2), "lengths": [3, 4, 5]}, "a list of 3 Python values, as many as users"),
         ("text", "hold no tensor, got str"),
         (torch.zeros(0, 2), "there are no users"),
     ],

@@ -1,4 +1,4 @@
-"""Phantom Clipping: the clipped sum of per-user gradients in one backward pass, exact for any model."""
+"""Phantom Clipping: the clipped sum of per-user gradients in one backward pass, exact or refused."""
 
 from __future__ import annotations
 

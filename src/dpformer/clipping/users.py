@@ -8,7 +8,7 @@ computed in a `with` block, which runs once, can in `clipping.accumulate`, which
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -312,14 +312,31 @@ def rows_of(data: Any) -> int:
             counts.append(len(leaf))
         return leaf
 
-    map_trees(look, tree_of(data)[0])
+    tree = tree_of(data)[0]
+    map_trees(look, tree)
     if not counts:
         raise ValueError(
             f"users' data hold no tensor, got {type(data).__name__}: give tensors with a row for each user"
         )
     if len(set(counts)) > 1:
         raise ValueError(f"users' data have tensors of {sorted(set(counts))} rows: each needs one row for each user")
+    _refuse_lists(tree, counts[0])
     return counts[0]
+
+
+def _refuse_lists(tree: Any, users: int) -> None:
+    """A list of as many numbers or words as users seems to have one for each, but every user would get all of them."""
+    if isinstance(tree, Mapping):
+        for value in tree.values():
+            _refuse_lists(value, users)
+    elif isinstance(tree, (tuple, list)):
+        if isinstance(tree, list) and len(tree) == users and all(isinstance(v, (int, float, str)) for v in tree):
+            raise ValueError(
+                f"users' data have a list of {users} Python values, as many as users, of which every user would get "
+                "all: give a tensor with a row for each user, or leave out what the model does not need"
+            )
+        for value in tree:
+            _refuse_lists(value, users)
 
 
 def _versions(data: Any) -> list[int]:
