@@ -1,4 +1,4 @@
-"""An external recommender trains without edits, and its norms are exact."""
+"""An external recommender that takes tensors trains as it is, and its norms are exact."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
 """Activation checkpointing inside the context: the layers run once, and nothing is computed again.
 
-A checkpointed layer would run again in the backward pass, where the gate is not there to record the uses of its
+A checkpointed layer would run again in the backward pass, where no context is open that records the uses of its
 parameters. The recorded calls keep the inputs of all layers anyway, so inside the context checkpointing is passed over:
 the gradients are the same, and no memory is saved by it. Smaller micro-batches save memory instead.
 """

@@ -102,7 +102,7 @@ TARGET INLINE double OF(sides)(const int turned, const Product *product, int64_t
         if (FAR(rows, stride)) {
             float *to = product->strip;
             if (c + width <= high)
-                for (int64_t t = 0; t < rows; t++) /* a few columns more than are needed: one vector a row */
+                for (int64_t t = 0; t < rows; t++) /* a few columns more than are needed: one vector per row */
                     *(OF(vector) *)(to + t * width) = *(const OF(vector) *)(here + t * stride);
             else
                 for (int64_t t = 0; t < rows; t++)

@@ -236,7 +236,7 @@ static PyObject *py_measure_uses(PyObject *self, PyObject *const *args, Py_ssize
 #endif
 }
 
-/* add_sums([(written, out, adds)], c, part, parts): a part of the numbers of each out, which c has a factor a user for. */
+/* add_sums([(written, out, adds)], c, part, parts): some numbers of each out; c has one factor per user. */
 static PyObject *py_add_sums(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
