@@ -162,7 +162,7 @@ def whole_steps() -> None:
 
 
 MARKS_OF_A_MODEL = 70  # calls that look whether a forward pass has changed the model, however large it is
-MARKS_OF_A_SUM = 30  # and whether somebody has changed the clipped sum
+MARKS_OF_A_SUM = 30  # and that check whether the clipped sum was changed
 LIMITS = {"HF GPT-2, 2 layers": 3, "our Transformer": 6}  # times the calls of a plain backward pass
 
 
