@@ -8,19 +8,21 @@ attribute) is not seen here; `dp.check` finds it by what it does to the losses.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import compress
 
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.bits import Bits, bits_of_all
+from dpformer.clipping.bits import Bits, bits_of_all, equal
 from dpformer.clipping.errors import UnsupportedUse
 from dpformer.clipping.registered import Registered
 from dpformer.clipping.torch_names import is_functorch_wrapped_tensor
 
 LARGE = 1 << 26  # numbers; the contents of a larger model are compared only now and then
 EVERY = 32
+
+Mark = tuple[int, int, Bits | None]  # of a tensor: its memory, the count of its changes, the sum of its bits
 
 
 class State:
@@ -32,8 +34,7 @@ class State:
         self.contents = size <= LARGE or random.SystemRandom().randrange(EVERY) == 0
         self.marks = self._marks(self.tensors.values())
 
-    def _marks(self, tensors: Collection[Tensor]) -> list[tuple[int, int, Bits | None]]:
-        """Of each tensor: its memory, the count of its changes, the sum of its bits."""
+    def _marks(self, tensors: Collection[Tensor]) -> list[Mark]:
         plain = [_is_plain(t) for t in tensors]
         bits = iter(bits_of_all(list(compress(tensors, plain))) if self.contents else [])
         return [
@@ -48,13 +49,14 @@ class State:
     def compare(self, found: Registered, is_public: Callable[[Tensor], bool]) -> None:
         """Raises if the forward pass has changed the model; a buffer may be made anew of public numbers."""
         now = found.all()
-        marks = self._marks(now.values())
-        if found is self.found and marks == self.marks:
-            return
         before = dict(zip(self.tensors, self.marks, strict=True))
-        for (name, tensor), mark in zip(now.items(), marks, strict=True):
-            replaced = self.tensors.get(name) is not tensor
-            if before.get(name) == mark if not replaced else is_public(tensor):
+        kept = {name: t for name, t in now.items() if self.tensors.get(name) is t}
+        unchanged = dict(zip(kept, _same([before[name] for name in kept], self._marks(kept.values())), strict=True))
+        if found is self.found and all(unchanged.values()):
+            return
+        for name, tensor in now.items():
+            replaced = name not in kept
+            if is_public(tensor) if replaced else unchanged[name]:
                 continue
             change = "was written to" if not replaced else "was replaced" if name in before else "was made"
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -65,6 +67,21 @@ class State:
             )
         if gone := sorted(set(self.tensors) - set(now)):
             raise UnsupportedUse(f"'{gone[0]}' was taken out of the model in the forward pass; leave it in")
+
+
+def _same(before: Sequence[Mark], now: Sequence[Mark]) -> list[bool]:
+    bits = [(a[2], b[2]) for a, b in zip(before, now, strict=True)]
+    known = [a is not None and b is not None for a, b in bits]
+    told = iter(
+        equal(
+            [a for a, _ in compress(bits, known) if a is not None],
+            [b for _, b in compress(bits, known) if b is not None],
+        )
+    )
+    return [
+        a[:2] == b[:2] and (next(told) if is_known else a[2] is b[2])
+        for a, b, is_known in zip(before, now, known, strict=True)
+    ]
 
 
 def _is_plain(t: Tensor) -> bool:

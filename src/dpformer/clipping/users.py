@@ -226,7 +226,7 @@ class OneUserExists:
                     clipping.skipped_users += 1
                     factors.append(torch.zeros((), dtype=norm.dtype, device=device))
                     continue
-                factor = clipping._factors(norm[None], norm[None] * (1 + 1e-9), clip)[0]
+                (factor,), _ = clipping._factors(norm.isfinite(), norm[None], norm[None] * (1 + 1e-9), clip)
                 factors.append(factor)
                 for total, g in zip(totals, gradients, strict=True):
                     total += g.to(total.dtype) * factor.to(total.device)
