@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.bits import SMALL, bits_and_finite, bits_of, bits_of_all
-from dpformer.clipping.registered import Walk, registered
+from dpformer.clipping.model_state import Walk, registered
 from dpformer.kernels import native
+from dpformer.kernels.checksum import SMALL, bits_and_finite, bits_of, bits_of_all
 
 
 @pytest.fixture(autouse=True, params=["compiled", "by address", "in Python"])
