@@ -74,6 +74,7 @@ __all__ = [
     "tree_leaves",
     "unsafe_view",
     "unseen",
+    "zero_all",
 ]
 
 # The functions by which transforms of torch.func wrap and unwrap a tensor, their first argument.
@@ -88,7 +89,8 @@ CHECKPOINTS = [(checkpoint.CheckpointFunction, "apply"), (checkpoint, "_checkpoi
 GRAD = vars(_TensorBase)["grad"].__get__  # as `t.grad` is called
 unsafe_view = torch.ops.aten._unsafe_view.default  # a view that autograd takes for a tensor of its own
 
-divide_all, copy_all, norms_of_all = torch._foreach_div_, torch._foreach_copy_, torch._foreach_norm
+divide_all, copy_all, zero_all = torch._foreach_div_, torch._foreach_copy_, torch._foreach_zero_
+norms_of_all = torch._foreach_norm
 
 
 def namespace(operator: OpOverload | OpOverloadPacket) -> str:

@@ -27,7 +27,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dpformer.kernels.checksum import Bits, bits_and_finite, bits_of_all
+from dpformer import compat
+from dpformer.kernels.checksum import Bits, bits_and_finite, bits_of_all, equal
 from dpformer.kernels.products import add_sums, can_weigh
 from dpformer.sampling.batch import Batch, Part
 
@@ -157,8 +158,9 @@ def bounds_of(parameters: Sequence[Tensor]) -> list[Bound | None]:
         if gradient is not None and mark is not None and mark.is_about(gradient):
             told.append((n, mark, gradient))
     found: list[Bound | None] = [None] * len(parameters)
-    for (n, mark, _), bits in zip(told, bits_of_all([gradient for _, _, gradient in told]), strict=True):
-        found[n] = mark if bool(mark.bits == bits) else None
+    same = equal([mark.bits for _, mark, _ in told], bits_of_all([gradient for _, _, gradient in told]))
+    for (n, mark, _), is_same in zip(told, same, strict=True):
+        found[n] = mark if is_same else None
     return found
 
 
@@ -258,6 +260,7 @@ def add_bounded(
         for parameter, mark in zip(parameters, before, strict=True)
     ]
     quick = _add_written(additions, factors)
+    quick = _begin(additions, quick)
     wides = [
         None if is_added else _add(addition, mark)
         for addition, mark, is_added in zip(additions, before, quick, strict=True)
@@ -294,6 +297,33 @@ def _add_written(additions: Sequence[Addition], factors: Tensor) -> list[bool]:
     return quick
 
 
+def _begin(additions: Sequence[Addition], added: Sequence[bool]) -> list[bool]:
+    """`p.grad` ← sums that are there, and 0 where one is to be added to nothing: a call each for all.
+
+    Says which additions are done.
+    """
+    begun = [
+        (n, addition)
+        for n, addition in enumerate(additions)
+        if not added[n] and (p := addition.parameter).grad is None and p.dtype == addition.dtype not in _HALF
+    ]
+    copied: dict[int, tuple[Tensor, Tensor]] = {}
+    zeros: list[Tensor] = []
+    for n, addition in begun:
+        p, total = addition.parameter, addition.total
+        p.grad = torch.empty_like(p, memory_format=torch.contiguous_format)
+        if isinstance(total, Tensor):
+            copied[n] = p.grad, total
+        else:
+            zeros.append(p.grad)
+    if copied:
+        gradients, totals = zip(*copied.values(), strict=True)
+        compat.copy_all(list(gradients), list(totals))
+    if zeros:
+        compat.zero_all(zeros)
+    return [is_added or n in copied for n, is_added in enumerate(added)]
+
+
 def _add(addition: Addition, before: Bound | None) -> Tensor | None:
     """Adds to `p.grad`; gives the sum in more digits, where `p.grad` has too few for it."""
     parameter, dtype = addition.parameter, addition.dtype
@@ -304,12 +334,7 @@ def _add(addition: Addition, before: Bound | None) -> Tensor | None:
         addition.add(wide)
         _write(parameter, wide)
         return wide
-    if parameter.dtype == dtype and (parameter.grad is None or parameter.grad.is_contiguous()):
-        if parameter.grad is None and isinstance(addition.total, Tensor) and addition.total.dtype == dtype:
-            parameter.grad = addition.total.clone()
-            return None
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+    if parameter.dtype == dtype and parameter.grad is not None and parameter.grad.is_contiguous():
         addition.add(parameter.grad)
         return None
     total = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)

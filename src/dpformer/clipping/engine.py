@@ -152,7 +152,8 @@ class PhantomClipping:
                     self.skipped_users += 1
                     factors.append(torch.zeros((), dtype=norm.dtype, device=device))
                     continue
-                factors.append(self._factors(norm[None], norm[None] * (1 + 1e-9), clip)[0])
+                (factor,), _ = self._factors(norm.isfinite(), norm[None], norm[None] * (1 + 1e-9), clip)
+                factors.append(factor)
                 for total, g in zip(totals, gradients, strict=True):
                     total += g.to(total.dtype) * factors[-1].to(total.device)
         dtypes = [torch.promote_types(p.dtype, torch.float32) for p in parameters]
@@ -197,13 +198,16 @@ class PhantomClipping:
             )
         norms, upper = collected.norms()
         finite = torch.isfinite(norms) & torch.isfinite(losses.detach()) & torch.isfinite(upper)
-        factors = self._factors(torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
+        factors, all_finite = self._factors(finite, torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
         if proving:
             self._prove(losses, norms, factors, collected.groups, new)
             if not self._gate.hooked:
                 let_go(losses)
         with full_precision(norms.device.type):
-            self._add_clipped_sum(collected, finite, torch.where(finite, factors, 0), clip, part)
+            if not all_finite:
+                self._leave_out(collected, finite)
+                factors = torch.where(finite, factors, 0)
+            self._add_clipped_sum(collected, factors, clip, part)
         last = max(collected.contexts, default=self._gate.context)
         return norms, [call for call in self._gate.calls if call.context > last]
 
@@ -263,15 +267,15 @@ class PhantomClipping:
             "`with clipping.users(...)` or in compiled code; run the whole forward pass inside the context"
         )
 
-    def _add_clipped_sum(
-        self, collected: PerUserNorms, finite: Tensor, factors: Tensor, clip: ClipFunction, part: Part | None
-    ) -> None:
-        if not bool(finite.all()):
-            self.skipped_users += int((~finite).sum())
-            for group in collected.groups:
-                group.keep(finite)
-            for together in collected.small:
-                together.keep(finite)
+    def _leave_out(self, collected: PerUserNorms, finite: Tensor) -> None:
+        """Users whose loss or gradient is not finite."""
+        self.skipped_users += int((~finite).sum())
+        for group in collected.groups:
+            group.keep(finite)
+        for together in collected.small:
+            together.keep(finite)
+
+    def _add_clipped_sum(self, collected: PerUserNorms, factors: Tensor, clip: ClipFunction, part: Part | None) -> None:
         small = {id(group): total for some in collected.small for group, total in some.sums(factors)}
         additions = [
             Addition(
@@ -285,16 +289,20 @@ class PhantomClipping:
         add_bounded(additions, factors, clip.clip_norm, frozenset(self._gate.names), part=part)
 
     @staticmethod
-    def _factors(norms: Tensor, upper: Tensor, clip: ClipFunction) -> Tensor:
-        """c_b of the norm, and no more than brings its upper bound to C, whatever rounding has hidden."""
+    def _factors(finite: Tensor, norms: Tensor, upper: Tensor, clip: ClipFunction) -> tuple[Tensor, bool]:
+        """c_b of the norm, and no more than brings its upper bound to C, whatever rounding has hidden.
+
+        Also whether all users are finite: both checks are read at once.
+        """
         factors = clip(norms).to(norms.dtype)
         reached = factors.abs() * norms
-        if not bool((reached <= clip.clip_norm * (1 + 1e-5)).all()):
+        is_bounded, all_finite = torch.stack([(reached <= clip.clip_norm * (1 + 1e-5)).all(), finite.all()]).tolist()
+        if not is_bounded:
             raise ValueError(
                 f"the clip function promises norms up to {clip.clip_norm}, but gave a user {float(reached.max())}"
             )
         most = clip.clip_norm / upper  # infinite for a gradient of zero
-        return torch.clamp(factors, -most, most)
+        return torch.clamp(factors, -most, most), all_finite
 
 
 def bound_of_function(clip: ClipFunction) -> float:

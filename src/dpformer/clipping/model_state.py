@@ -8,7 +8,7 @@ variable) is not seen here; `dp.check` finds it by what it does to the losses.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import is_
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpformer.compat import is_functorch_wrapped_tensor
 from dpformer.errors import UnsupportedUse
-from dpformer.kernels.checksum import Bits, bits_of_all
+from dpformer.kernels.checksum import Bits, bits_of_all, equal
 
 # -- parameters and buffers by name: the walk is remembered ------------------------------------------------------------
 
@@ -105,6 +105,9 @@ LARGE = 1 << 26  # numbers; the contents of a larger model are compared only now
 EVERY = 32
 
 
+Mark = tuple[int, int, Bits | None]  # of a tensor: its memory, the count of its changes, the sum of its bits
+
+
 class State:
     """The parameters and buffers found in a model, to be compared with later."""
 
@@ -114,8 +117,7 @@ class State:
         self.contents = size <= LARGE or random.SystemRandom().randrange(EVERY) == 0
         self.marks = self._marks(self.tensors.values())
 
-    def _marks(self, tensors: Collection[Tensor]) -> list[tuple[int, int, Bits | None]]:
-        """Of each tensor: its memory, the count of its changes, the sum of its bits."""
+    def _marks(self, tensors: Collection[Tensor]) -> list[Mark]:
         plain = [_is_plain(t) for t in tensors]
         bits = iter(bits_of_all(list(compress(tensors, plain))) if self.contents else [])
         return [
@@ -130,13 +132,14 @@ class State:
     def compare(self, found: Registered, is_public: Callable[[Tensor], bool]) -> None:
         """Raises if the forward pass has changed the model; a buffer may be made anew of public numbers."""
         now = found.all()
-        marks = self._marks(now.values())
-        if found is self.found and marks == self.marks:
-            return
         before = dict(zip(self.tensors, self.marks, strict=True))
-        for (name, tensor), mark in zip(now.items(), marks, strict=True):
-            replaced = self.tensors.get(name) is not tensor
-            if before.get(name) == mark if not replaced else is_public(tensor):
+        kept = {name: t for name, t in now.items() if self.tensors.get(name) is t}
+        unchanged = dict(zip(kept, _same([before[name] for name in kept], self._marks(kept.values())), strict=True))
+        if found is self.found and all(unchanged.values()):
+            return
+        for name, tensor in now.items():
+            replaced = name not in kept
+            if is_public(tensor) if replaced else unchanged[name]:
                 continue
             change = "was written to" if not replaced else "was replaced" if name in before else "was made"
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -147,6 +150,21 @@ class State:
             )
         if gone := sorted(set(self.tensors) - set(now)):
             raise UnsupportedUse(f"'{gone[0]}' was taken out of the model in the forward pass; leave it in")
+
+
+def _same(before: Sequence[Mark], now: Sequence[Mark]) -> list[bool]:
+    bits = [(a[2], b[2]) for a, b in zip(before, now, strict=True)]
+    known = [a is not None and b is not None for a, b in bits]
+    told = iter(
+        equal(
+            [a for a, _ in compress(bits, known) if a is not None],
+            [b for _, b in compress(bits, known) if b is not None],
+        )
+    )
+    return [
+        a[:2] == b[:2] and (next(told) if is_known else a[2] is b[2])
+        for a, b, is_known in zip(before, now, known, strict=True)
+    ]
 
 
 def _is_plain(t: Tensor) -> bool:

@@ -164,6 +164,11 @@ def _lengths(sides: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """The lengths of the rows of all sides in `wide` precision, and whether some may be above `MOST`."""
     if can_square([side for side in sides if side.ndim > 1]):
         return _quick_lengths(sides)
+    device = sides[0].device
+    if (
+        device.type != "cpu" and wide(device) is torch.float64
+    ):  # squares neither vanish nor overflow, and nothing is read
+        return torch.cat([_wide_lengths(side) for side in sides]), True
     each = [side if side.ndim == 1 else torch.linalg.vector_norm(side, dim=-1).view(-1) for side in sides]
     short = torch.cat(each)
     lengths = short.to(wide(short.device), copy=True)
@@ -173,6 +178,13 @@ def _lengths(sides: Sequence[Tensor]) -> tuple[Tensor, bool]:
     if not (float(least) > LEAST and float(most) < MOST):
         _correct(sides, ~((short > LEAST) & (short < MOST)), lengths)
     return lengths, not float(most) < MOST
+
+
+def _wide_lengths(side: Tensor) -> Tensor:
+    """The lengths of the rows of one side in float64."""
+    if side.ndim == 1:
+        return side.double()
+    return torch.linalg.vector_norm(side, dim=-1, dtype=torch.promote_types(side.dtype, torch.float64)).view(-1)
 
 
 def _quick_lengths(sides: Sequence[Tensor]) -> tuple[Tensor, bool]:
@@ -321,6 +333,9 @@ def sums_of_squares(rows: Tensor) -> Tensor:
     """(B, n) → (B,) in `wide` precision: long rows are added up piece by piece."""
     if can_square([rows]):
         return squares_of_rows([rows])
+    if rows.device.type != "cpu" and wide(rows.device) is torch.float64:  # in one call: what is read takes the time
+        in_wide = torch.promote_types(rows.dtype, torch.float64)
+        return torch.linalg.vector_norm(rows, dim=1, dtype=in_wide).square_()
     users, numbers = rows.shape
     whole = numbers - numbers % PIECE
     if whole == 0:
