@@ -1,4 +1,4 @@
-"""Users' gradients from their rows, by compiled code: the same bits whoever else is in the batch.
+"""Users' gradients from their rows, by compiled code: the same bits whatever other users are in the batch.
 
 A matrix library may add up the same rows in another order when they are padded to another length. Then one user with a
 long history changes how the gradients of others round: by 10⁻⁷ of them, and by 64 times as much where rows cancel. Here

@@ -1,4 +1,4 @@
-"""The softmax head: hidden states and item embeddings in, one loss a user out.
+"""The softmax head: hidden states and item embeddings in, one loss per user out.
 
     loss_b = Σ_u w_bu · (log Σ_m exp(⟨h_bu, E_m⟩ + β_m) − ⟨h_bu, E_y⟩ − β_y),     Σ_u w_bu = 1
 
@@ -52,7 +52,7 @@ def softmax_loss(
 
     Args:
         hidden: (B, L, d) states that predict.
-        weight: (M, d) one row an item, usually the shared embedding.
+        weight: (M, d) one row per item, usually the shared embedding.
         targets: (B, L) int64, the item to predict at each position; −1 where there is nothing to predict.
         bias: (M,) added to the logits.
         position_weights: (B, L) positive, how much each position counts; by default all alike. Their sum over a user's
@@ -349,7 +349,7 @@ def softmax_head(
     position_weights: Tensor | None = None,
     row_scale: Tensor | None = None,
 ) -> Tensor:
-    """One loss a user."""
+    """One loss per user."""
     managed = [p for p in (weight, bias) if gate.is_managed(p)]
     if gate.is_managed(hidden) or gate.is_public(targets):
         raise gate.refusal(managed[0], func, "give it hidden states and targets of users")
