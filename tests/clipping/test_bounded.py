@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer.clipping.bounded import bound_of, joint_bound, put_bounded, sum_of
+from dpformer.clipping.bounded_sum import bound_of, joint_bound, put_bounded, sum_of
 from dpformer.kernels import native
 
 X, Y = torch.randn(6, 5), torch.randint(0, 3, (6,))
