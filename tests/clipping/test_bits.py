@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping import bits as bits_module
-from dpformer.clipping.bits import SMALL, bits_and_finite, bits_of, bits_of_all, equal
-from dpformer.clipping.registered import Walk, registered
+from dpformer.clipping.model_state import Walk, registered
+from dpformer.kernels import checksum as bits_module
 from dpformer.kernels import native
+from dpformer.kernels.checksum import SMALL, bits_and_finite, bits_of, bits_of_all, equal
 
 
 @pytest.fixture(autouse=True, params=["compiled", "by address", "in Python"])

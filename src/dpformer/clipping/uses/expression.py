@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dpformer.clipping.recorded_call import Source
+from dpformer.clipping.recording import Source
 from dpformer.clipping.uses import Dense
 
 

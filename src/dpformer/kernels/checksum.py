@@ -14,8 +14,8 @@ from itertools import accumulate
 import numpy as np
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors as flattened
 
+from dpformer.compat import flattened
 from dpformer.kernels import native
 
 Bits = int | Tensor  # a tensor, () int64, where it was computed on another device
