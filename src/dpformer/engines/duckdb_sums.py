@@ -54,13 +54,22 @@ class DuckDB:
 
 @contextmanager
 def duckdb_sums(
-    items: np.ndarray, starts: np.ndarray, stops: np.ndarray, *, memory: str | None = None
+    items: np.ndarray,
+    starts: np.ndarray,
+    stops: np.ndarray,
+    weights: np.ndarray | None = None,
+    sessions: np.ndarray | None = None,
+    *,
+    memory: str | None = None,
 ) -> Iterator[SqlSums]:
-    """Sums of histories in arrays, user u's items at items[starts[u]:stops[u]]; the database lives with the context."""
+    """Sums of histories in arrays, as in `ArraySums`; the database lives with the context."""
+    marks = {"w": weights, "s": sessions}
+    names = ["u", "p", "i", *(name for name, of in marks.items() if of is not None)]
     with connect(memory, "the table of histories") as connection:
         made = DuckDB(connection)
-        connection.execute("CREATE TABLE histories (u INTEGER, p INTEGER, i INTEGER)")
+        connection.execute(f"CREATE TABLE histories ({', '.join(f'{name} INTEGER' for name in names)})")
         for first in range(0, len(starts), USERS_AT_ONCE):
-            part = history_rows(items, starts[first : first + USERS_AT_ONCE], stops[first : first + USERS_AT_ONCE])
+            users = slice(first, first + USERS_AT_ONCE)
+            part = history_rows(items, starts[users], stops[users], weights, sessions)
             made.append("histories", {**part, "u": part["u"] + first})
-        yield SqlSums(made, len(starts))
+        yield SqlSums(made, len(starts), weighted=weights is not None, sessions=sessions is not None)

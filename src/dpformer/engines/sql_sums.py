@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dpformer.engines.sums import GRID, LONGEST, WEIGHTS, WINDOW, Block
+from dpformer.engines.sums import GRID, MOST_WEIGHT, WEIGHTS, WINDOW, Block, longest
 
 # Quotients of integers: a literal such as 1.000000001 is a decimal in one backend and a float in another.
 _SLACK = "(1000000001e0 / 1000000000e0)"
 AT_ONCE = 1 << 23  # sums of a later round queried at a time
+_WEIGHT_BITS = MOST_WEIGHT.bit_length()
 
 
 class Backend(Protocol):
@@ -40,11 +41,13 @@ class Backend(Protocol):
 class SqlSums:
     """`Sums` of a backend's table `histories` (u, p, i): user, position from the start, item, all integers.
 
-    For users with more than LONGEST items the table holds only the last ones.
+    For users with more than LONGEST items the table holds only the last ones. If interactions are `weighted`, there is
+    a column w; if they are in `sessions`, a column s.
     """
 
-    def __init__(self, backend: Backend, num_users: int) -> None:
+    def __init__(self, backend: Backend, num_users: int, *, weighted: bool = False, sessions: bool = False) -> None:
         self.backend, self.num_users = backend, num_users
+        self.weighted, self.owner = weighted, "u, s" if sessions else "u"
         self._placed: np.ndarray | None = None
 
     def items(self, num_items: int) -> np.ndarray:
@@ -96,13 +99,19 @@ class SqlSums:
         leads = ", ".join(f"lead(x, {k}) OVER w AS x{k}" for k in range(1, WINDOW + 1))
         other = "CASE k " + " ".join(f"WHEN {k} THEN x{k}" for k in range(1, WINDOW + 1)) + " END"
         spread = self.backend.spread("led", other, dict(enumerate(WEIGHTS, start=1)))
+        place = "x"
+        if self.weighted:  # the weight of an item travels in the last bits of its place
+            place = f"x * {1 << _WEIGHT_BITS} + w AS x"
+            own = f"(y - {_shifted('y')} * {1 << _WEIGHT_BITS})"
+            spread = f"SELECT u, {_shifted('x')} AS x, {_shifted('y')} AS y, w * {own} AS w FROM ({spread}) AS packed"
         each = (
             "SELECT u, least(x, y) AS lo, greatest(x, y) AS hi, CASE WHEN x > y THEN 1 ELSE 0 END AS back, w FROM "
             f"({spread}) AS xy WHERE y IS NOT NULL AND x <> y"
         )
         return (
-            "WITH placed AS (SELECT u, p, x FROM histories LEFT JOIN places ON histories.i = places.i), "
-            f"led AS (SELECT u, x, {leads} FROM placed WINDOW w AS (PARTITION BY u ORDER BY p)), "
+            f"WITH placed AS (SELECT {self.owner}, p, {place} FROM histories LEFT JOIN places "
+            "ON histories.i = places.i), "
+            f"led AS (SELECT u, x, {leads} FROM placed WINDOW w AS (PARTITION BY {self.owner} ORDER BY p)), "
             f"each_pair AS ({each}), "
             f"pairs AS (SELECT u, {_half('hi * (hi - 1)')} + lo AS cell, back, w FROM each_pair), "
             f"chosen AS ({chosen}), "
@@ -123,11 +132,24 @@ def _half(value: str) -> str:
     return f"CAST(shiftright({value}, 1) AS BIGINT)"
 
 
-def history_rows(items: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> dict[str, np.ndarray]:
+def _shifted(packed: str) -> str:
+    """The place in a packed place and weight."""
+    return f"CAST(shiftright({packed}, {_WEIGHT_BITS}) AS BIGINT)"
+
+
+def history_rows(
+    items: np.ndarray,
+    starts: np.ndarray,
+    stops: np.ndarray,
+    weights: np.ndarray | None = None,
+    sessions: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
     """The table `histories` for some users: the last LONGEST items of each."""
-    starts = np.maximum(starts, stops - LONGEST)
+    starts = np.maximum(starts, stops - longest(weights))
     lengths = stops - starts
     within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     rows = np.repeat(starts, lengths) + within
     users: Any = np.repeat(np.arange(len(lengths)), lengths)
-    return {"u": users, "p": within, "i": np.asarray(items[rows], dtype=np.int64)}
+    columns = {"i": items, "w": weights, "s": sessions}
+    marks = {name: np.asarray(of[rows], dtype=np.int64) for name, of in columns.items() if of is not None}
+    return {"u": users, "p": within, **marks}
