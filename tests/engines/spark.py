@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpformer.engines.spark_sums import local_spark
+from dpformer.engines.spark_session import local_spark
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import pytest
 
 from dpformer.engines import duckdb_sums as duckdb_sums_module
 from dpformer.engines import spark_sums as spark_sums_module
-from dpformer.engines import sql_sums as sql_sums_module
 from dpformer.engines.duckdb_sums import duckdb_sums
 from dpformer.engines.spark_sums import spark_sums
 from dpformer.engines.sums import GRID, LONGEST, WEIGHTS, ArraySums, Sums, gathered
@@ -47,8 +46,9 @@ def crafted() -> list[np.ndarray]:
 
 def test_every_engine_gives_the_same_release(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duckdb_sums_module, "ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(spark_sums_module, "ROWS_AT_ONCE", 30)
-    monkeypatch.setattr(sql_sums_module, "AT_ONCE", 45)
+    monkeypatch.setattr(spark_sums_module, "CELLS_AT_ONCE", 7)
+    monkeypatch.setattr(spark_sums_module, "HISTORIES_AT_ONCE", 20)
+    monkeypatch.setattr(duckdb_sums_module, "SUMS_AT_ONCE", 45)
     arrays = packed(crafted())
     twin = ArraySums(*arrays)
     places = np.where(np.arange(ITEMS) == 3, -1, np.arange(ITEMS) - (np.arange(ITEMS) > 3))
