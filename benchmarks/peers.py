@@ -39,7 +39,7 @@ def plain(w: Workload, sequences: list[np.ndarray]) -> Step:
 @contender("ghost-unshared")
 def ghost(w: Workload, sequences: list[np.ndarray]) -> Step:
     """Ghost Clipping as the paper compares with: not shared, half the dimension, Gram norms, two backward passes."""
-    import dpformer.clipping.norms as norms
+    import dpformer.clipping.parameter_norms as norms
 
     norms.reach = lambda uses: float("inf")  # type: ignore[assignment]  # always Gram
     model, batches = plain_model(w, None, half=True), physical_batches(w, sequences)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import missing_in_ci
+from tests.skips import missing_in_ci
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,7 +28,7 @@ def test_which_skips_count(reason: str, counts: bool) -> None:
 
 @pytest.mark.parametrize(("ci", "processes", "code"), [("true", "0", 1), ("true", "1", 1), ("", "0", 0)])
 def test_a_missing_library_fails_ci_and_nothing_else(tmp_path: Path, ci: str, processes: str, code: int) -> None:
-    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    (tmp_path / "conftest.py").write_text("from tests.skips import *\n")
     (tmp_path / "test_it.py").write_text(
         "import pytest\ndef test_it(): pytest.skip('no Chromium')\ndef test_other(): pass\n"
     )

@@ -11,7 +11,8 @@ from dpformer.version import __version__ as __version__
 if TYPE_CHECKING:
     from dpformer import data, evaluation, models, reattention
     from dpformer.accounting import Ledger, calibrate
-    from dpformer.clipping import PhantomClipping, UnsupportedUse, check, clip, normalize, softmax_loss
+    from dpformer.clipping import PhantomClipping, UnsupportedUse, check, clip, normalize
+    from dpformer.models import softmax_loss
     from dpformer.queries import release_frequencies
     from dpformer.recommender import LanguageModel, Recommender, load
     from dpformer.sampling import PoissonBatches
@@ -23,7 +24,7 @@ _HOME = {
     "check": "clipping",
     "clip": "clipping",
     "normalize": "clipping",
-    "softmax_loss": "clipping",
+    "softmax_loss": "models",
     "Ledger": "accounting",
     "PoissonBatches": "sampling",
     "calibrate": "accounting",

@@ -14,6 +14,18 @@ class MissingExtra(DpformerError):
         super().__init__(f"{package} is not installed; run: pip install 'dpformer[{extra}]'")
 
 
+class UnsupportedUse(RuntimeError):
+    """A trainable parameter is used in a way for which there is no exact per-user rule.
+
+    The message names the parameter, the function and the fix. Raising is the point: a use that were skipped, or whose
+    rows were given to the wrong user, would release more of a user than the privacy statement says.
+    """
+
+
+class CannotBatch(UnsupportedUse):
+    """What torch cannot compute for all users together; one user at a time it may be possible (fallback.py)."""
+
+
 # How libraries report that memory ran out: the loader, torch, NumPy, C++ and threads.
 _NO_MEMORY = (
     "failed to map segment", "allocate memory", "bad_alloc", "bad allocation", "start new thread", "not enough memory",

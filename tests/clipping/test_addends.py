@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer.clipping.addends import Addend, check_users
-from dpformer.clipping.bounded import addends_of, put_bounded, sum_of
+from dpformer.clipping.bounded_sum import Addend, addends_of, check_users, put_bounded, sum_of
 from dpformer.noise.mechanisms import INDEPENDENT
 from dpformer.sampling.batch import Batch, Origin, Part
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer.clipping.affine import AffineCall
-from dpformer.clipping.products import add_sums
+from dpformer.clipping.batched_norms import AffineCall
 from dpformer.kernels import native
+from dpformer.kernels.products import add_sums
 from tests.clipping.naive import clipped_sum, engine, norms_of, one_at_a_time, relative_error, sums
 
 needed = pytest.mark.skipif(not native.reads_tensors(), reason="nothing was compiled, or torch has no C interface")
@@ -68,7 +68,7 @@ def test_plain_layers_take_the_short_way() -> None:
 def test_against_float64(proof: bool, threads: int, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = made(few=few)
     before = torch.get_num_threads()
-    monkeypatch.setattr("dpformer.clipping.products.LARGE", 1)  # so that several threads share the work
+    monkeypatch.setattr("dpformer.kernels.products.LARGE", 1)  # so that several threads share the work
     torch.set_num_threads(threads)
     try:
         norms, ours, _ = run(model, x, proof=proof)
@@ -84,8 +84,8 @@ def test_against_float64(proof: bool, threads: int, few: bool, monkeypatch: pyte
 def test_room_and_waiting_change_no_norm(keep: int, waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = made()
     norms, ours, _ = run(model, x)
-    monkeypatch.setattr("dpformer.clipping.norms.KEEP", keep)
-    monkeypatch.setattr("dpformer.clipping.per_user_norms.WAITING", waiting)
+    monkeypatch.setattr("dpformer.clipping.parameter_norms.KEEP", keep)
+    monkeypatch.setattr("dpformer.clipping.norm_accumulator.WAITING", waiting)
     again, theirs, _ = run(model, x, proof=False)
     torch.testing.assert_close(again, norms, rtol=1e-6, atol=0)
     assert relative_error(theirs, ours) < 1e-6
@@ -169,7 +169,7 @@ def test_sums_of_users(users: int, numbers: int) -> None:
 
 @needed
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpformer.clipping.products.LARGE", 1)
+    monkeypatch.setattr("dpformer.kernels.products.LARGE", 1)
     written, c, before = torch.randn(19, 20_011), torch.rand(19), torch.get_num_threads()
     found = []
     try:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.bits import SMALL, bits_and_finite, bits_of, bits_of_all
-from dpformer.clipping.registered import Walk, registered
+from dpformer.clipping.model_state import Walk, registered
+from dpformer.kernels import checksum as bits_module
 from dpformer.kernels import native
+from dpformer.kernels.checksum import SMALL, bits_and_finite, bits_of, bits_of_all, equal
 
 
 @pytest.fixture(autouse=True, params=["compiled", "by address", "in Python"])
@@ -144,6 +145,23 @@ def test_a_tensor_that_was_looked_at_can_be_resized() -> None:
         t = nn.Parameter(torch.randn(size))
         bits_of(t)
         t.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("at_once", [5, 100, 1 << 22])
+def test_on_a_device_all_tensors_are_read_together(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sum is that of its tensor alone, whatever is read with it and in how many pieces."""
+    every = [t.detach() for t in tensors() if t.numel() < 200]
+    alone = [int(bits_module._sum(bits_module._words(t))) for t in every]
+    monkeypatch.setattr(bits_module, "ON_DEVICE", at_once)
+    assert [int(total) for total in bits_module._on_devices(every)] == alone
+    assert len(set(alone)) > len(every) - 5, "those without numbers are alike"
+
+
+def test_sums_that_differ_are_found_wherever_they_are_kept() -> None:
+    there = list(torch.tensor([1, 2, 3]).unbind())
+    assert equal([*there, 7, 8], [*there, 7, 9]) == [True, True, True, True, False]
+    assert equal([there[0], 1, there[1]], [there[0], there[0], there[2]]) == [True, False, False]
+    assert equal([], []) == []
 
 
 def by_definition(words: list[int]) -> int:

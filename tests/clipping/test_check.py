@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer.clipping import independence
+from dpformer.clipping import isolation
 
 D = 6
 
@@ -221,7 +221,7 @@ def test_mixing_that_begins_in_the_second_epoch(monkeypatch: pytest.MonkeyPatch)
         return each(y - y.mean(0).detach()) if epoch[0] > 1 else each(y)
 
     check = dp.check(losses_of, users())
-    monkeypatch.setattr(independence, "EVERY", 4)
+    monkeypatch.setattr(isolation, "EVERY", 4)
     for _ in range(50):
         check(users())
     epoch[0] = 2
@@ -238,11 +238,11 @@ def test_checks_in_a_loop_are_rare_and_come() -> None:
         return each(x)
 
     check = dp.clipping.Check(losses_of)
-    for _ in range(20 * independence.EVERY):
+    for _ in range(20 * isolation.EVERY):
         check(torch.ones(2, 1))
-    assert independence.EVERY >= 100 and 0 < calls[0] < 60 * 10
+    assert isolation.EVERY >= 100 and 0 < calls[0] < 60 * 10
     for small in (torch.ones(0, 1), torch.ones(1, 1)):
-        for _ in range(5 * independence.EVERY):
+        for _ in range(5 * isolation.EVERY):
             check(small)  # an empty part is no reason to stop
 
 

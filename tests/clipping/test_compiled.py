@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer.clipping import norms
-from dpformer.clipping.products import can_multiply, gram_squares, measured_products, products
-from dpformer.clipping.row_lengths import MOST, row_lengths, without_zeros
+from dpformer.clipping import parameter_norms as norms
+from dpformer.clipping.rounding import MOST, row_lengths, without_zeros
 from dpformer.clipping.uses import Lookup, Outer, Ragged
 from dpformer.kernels import native
+from dpformer.kernels.products import can_multiply, gram_squares, measured_products, products
 from tests.clipping.naive import engine, norms_of, one_at_a_time
 
 needed = pytest.mark.skipif(

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dpformer as dp
-from dpformer.clipping import norms as norms_module
-from dpformer.clipping import softmax_head as head_module
+from dpformer.clipping import parameter_norms as norms_module
 from dpformer.clipping.uses import pairs
-from dpformer.clipping.vmap_level import physical
+from dpformer.compat import physical
+from dpformer.models import softmax_head as head_module
 from tests.clipping.naive import clipped_sum, engine, norms_of, one_at_a_time, relative_error, sums
 from tests.clipping.problems import B, T, TiedByFunction, TiedHead, V, next_token_loss, per_user
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer.clipping import norms
-from dpformer.clipping.bounded import sum_of
+from dpformer.clipping import parameter_norms
+from dpformer.clipping.bounded_sum import sum_of
 from tests.clipping.test_rounding import Product
 
 CLIPS = pytest.mark.parametrize("clip", [dp.clip(0.01), dp.normalize(1.0)], ids=["clip", "normalize"])
@@ -46,7 +46,7 @@ class Merged(nn.Module):
 
 def test_the_sum_over_users_is_not_rounded_in_an_expression(monkeypatch: pytest.MonkeyPatch) -> None:
     """600 users alike, ordinary ones: the sum was rounded to 8 bits, and one user moved it by 2.5 C."""
-    monkeypatch.setattr(norms, "KEEP", 64 * 64 * 16)
+    monkeypatch.setattr(parameter_norms, "KEEP", 64 * 64 * 16)
     torch.manual_seed(0)
     model, width, users = Merged(64), 64, 600
     x = torch.randn(1, 2, width) + 0.3 * torch.randn(users, 2, width)
@@ -71,7 +71,7 @@ def test_two_written_out_parts_that_cancel(
     clip: dp.clipping.ClipFunction, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Joined before their lengths were seen, and added one by one: 15 C."""
-    monkeypatch.setattr(norms, "KEEP", 0)  # nothing is kept
+    monkeypatch.setattr(parameter_norms, "KEEP", 0)  # nothing is kept
     torch.manual_seed(0)
     users, shape = 20, (32, 64)
     x, y, z = torch.randn(3, users, *shape)
@@ -88,7 +88,7 @@ def test_rows_that_vanish_or_overflow(
     clip: dp.clipping.ClipFunction, rows: int, scale: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum was NaN, or the norm was 0 and the user contributed 63 C."""
-    monkeypatch.setattr(norms, "KEEP", 0)
+    monkeypatch.setattr(parameter_norms, "KEEP", 0)
     torch.manual_seed(0)
     x, y = torch.randn(10, rows, 32), torch.randn(10, rows, 32)
     x[0] *= scale[0]
@@ -151,10 +151,10 @@ def test_rows_that_overflow_and_cancel_among_kept_gradients(clip: dp.clipping.Cl
     assert moved(model, x, y, clip=clip, proof=proof) <= 1.001
 
 
-@pytest.mark.parametrize("keep", [0, norms.KEEP])
+@pytest.mark.parametrize("keep", [0, parameter_norms.KEEP])
 def test_rows_that_vanish_when_they_are_scaled(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """9 times the smallest number, times 0.725, is 7 times it: 1.07 C with inputs as large as numbers are."""
-    monkeypatch.setattr(norms, "KEEP", keep)
+    monkeypatch.setattr(parameter_norms, "KEEP", keep)
     width, rows = 512, 200
     x, y = torch.full((2, rows, width + 1), 3e38), torch.full((2, rows, width), 9 * 2.0**-149)
     x[1], y[1] = 1e-3, 1e-3
@@ -182,7 +182,7 @@ def test_rows_that_cancel_in_a_function_without_a_rule(
     clip: dp.clipping.ClipFunction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Norms and sum came from different calls of autograd: 1.5 C."""
-    monkeypatch.setattr(norms, "KEEP", 0)
+    monkeypatch.setattr(parameter_norms, "KEEP", 0)
     torch.manual_seed(0)
     x = torch.randint(-3, 4, (6, 24, 44)).float()
     y = torch.randint(-3, 4, (6, 24, 46)).float()

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer.clipping import norms as norms_module
+from dpformer.clipping import parameter_norms as norms_module
 from dpformer.clipping import rounding
-from dpformer.clipping.softmax_head import HeadRows, longest
 from dpformer.clipping.uses import pairs
 from dpformer.kernels import native
+from dpformer.models.softmax_head import HeadRows, longest
 from tests.clipping.naive import engine, norms_of, one_at_a_time, sums
 
 
@@ -62,7 +62,7 @@ def test_rows_that_cancel(shape: tuple[int, int, int], size: float, monkeypatch:
 
 def test_without_the_guard_the_factor_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is needed: with it switched off the same users contribute more than C."""
-    monkeypatch.setattr("dpformer.clipping.user_rules.is_plain", lambda *_: False)
+    monkeypatch.setattr("dpformer.clipping.rules.one_user.is_plain", lambda *_: False)
     monkeypatch.setattr(norms_module, "reach", lambda uses: float("inf"))
     monkeypatch.setattr(norms_module, "square_error", lambda square, rows: 0 * square)
     monkeypatch.setattr(norms_module, "CANCEL", float("inf"))
@@ -278,7 +278,7 @@ def test_one_user_more_does_not_change_what_is_kept(
 ) -> None:
     """Written-out gradients are kept while they fit: whether they do must not change the factors of others."""
     users = [cancelling_in_pairs(32, 64, ratio, 64)] * 100
-    monkeypatch.setattr("dpformer.clipping.norms.KEEP", 100 * 32 * 32)
+    monkeypatch.setattr("dpformer.clipping.parameter_norms.KEEP", 100 * 32 * 32)
     moved = clipped_sum([*users, cancelling_in_pairs(32, 64, 2.0, 64)], clip) - clipped_sum(users, clip)
     assert float(moved.norm()) <= 1 + 1e-3
 
@@ -342,7 +342,7 @@ def test_thousands_of_crafted_users_hardly_move(
     long = upper_norms(*(F.pad(part, (0, 0, 0, 600 - rows)) for part in (right, left)))
     worst = int((long / short - 1).abs().argmax())
     others, users = (right[worst : worst + 1], left[worst : worst + 1]), 500
-    monkeypatch.setattr("dpformer.clipping.norms.KEEP", users * width * width)
+    monkeypatch.setattr("dpformer.clipping.parameter_norms.KEEP", users * width * width)
     before = clipped_sum([others] * users, dp.clip(1e-3))
     newcomer = (torch.ones(1, 100, width), torch.zeros(1, 100, width))
     padded = (F.pad(others[0], (0, 0, 0, 100 - rows)), F.pad(others[1], (0, 0, 0, 100 - rows)))

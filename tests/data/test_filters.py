@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +185,8 @@ def test_what_runs_is_written_from_the_checked_tree() -> None:
 CELLS = st.sampled_from(["view", "buy", "", "2", "10", "x y", "it's"])
 
 
-@settings(max_examples=25)  # up to 13 files each
-@given(st.lists(st.tuples(st.sampled_from("abc"), CELLS, CELLS), min_size=1, max_size=12), st.data())
+@settings(max_examples=15)  # up to 8 files each
+@given(st.lists(st.tuples(st.sampled_from("abc"), CELLS, CELLS), min_size=1, max_size=7), st.data())
 def test_no_row_decides_about_another(tmp_path: Path, rows: list[tuple[str, str, str]], data: st.DataObject) -> None:
     """Each row passes or not as it does alone."""
     condition = data.draw(st.sampled_from([
@@ -213,8 +213,16 @@ def in_window(value: int, since: int | None, until: int | None, unit: int) -> bo
     return (since is None or moment >= since * NS) and (until is None or moment < until * NS)
 
 
+@pytest.fixture(scope="module")
+def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as made:
+        yield made
+
+
 @given(st.integers(1_000_000_000, 2_000_000_000), st.integers(-3, 3), st.sampled_from([1, 10**3, 10**6, 10**9]))
-def test_a_date_is_compared_with_numbers_in_their_own_unit(second: int, off: int, unit: int) -> None:
+def test_a_date_is_compared_with_numbers_in_their_own_unit(
+    connection: duckdb.DuckDBPyConnection, second: int, off: int, unit: int
+) -> None:
     """A naive twin in whole numbers: the first moment of the window is in it, the last is not."""
     value = second * unit + off
     for since, until in ((second, None), (None, second), (second - 1, second + 1)):
@@ -222,8 +230,7 @@ def test_a_date_is_compared_with_numbers_in_their_own_unit(second: int, off: int
         window = Window.parse(*dates)
         assert window is not None
         query = f"SELECT {window.sql('false')} FROM (SELECT CAST({value} AS BIGINT) AS t, 0 AS f)"
-        with duckdb.connect() as connection:
-            (found,) = connection.execute(query).fetchone() or (None,)
+        (found,) = connection.execute(query).fetchone() or (None,)
         assert found == in_window(value, since, until, unit), (value, since, until)
 
 

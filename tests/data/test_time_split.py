@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpformer.data import Columns, Filters, Vocabulary, from_frame, load, prepare
@@ -26,6 +26,7 @@ def write(path: Path, rows: list[tuple[Any, ...]]) -> Path:
     return path
 
 
+@settings(max_examples=40)  # a file is read in each
 @given(ROWS, st.integers(0, 10), st.sets(st.integers(0, 6)))
 def test_against_a_naive_twin(tmp_path: Path, rows: list[tuple[str, int, int]], cut: int, gone: set[int]) -> None:
     """With items that the catalogue lacks, which move the cut of nobody."""

@@ -1,7 +1,7 @@
 """The store of experiments: interrupted and resumed, never computed twice, filled by several processes."""
 
 import json
-import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from experiments.cells import Cell
 
 from dpformer.training.trainer import Trainer
 from experiments import ablation, cells, store
+from tests.distributed.jobs import CONTEXT
 from tests.training.logs import write_log
 from tests.training.memo import remember
 
@@ -91,6 +92,7 @@ def test_a_run_that_another_process_computes_is_left_to_it(folder: Path) -> None
 
 
 def _fill(folder: Path) -> None:
+    os.environ["DPFORMER_DATA"] = str(folder)
     place(folder)
     began = folder / "began"
     train = store.train
@@ -106,7 +108,7 @@ def _fill(folder: Path) -> None:
 
 
 def test_two_processes_share_the_work(folder: Path) -> None:
-    processes = [multiprocessing.get_context("spawn").Process(target=_fill, args=(folder,)) for _ in range(2)]
+    processes = [CONTEXT.Process(target=_fill, args=(folder,)) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:

@@ -279,7 +279,7 @@ def test_users_mixed_through_numbers(
     adapter: str, begins: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attack: losses weighted by everybody's, which no gradient shows; at once, or from the third step."""
-    monkeypatch.setattr("dpformer.clipping.independence.EVERY", 1)
+    monkeypatch.setattr("dpformer.clipping.isolation.EVERY", 1)
 
     def weighted(model: Any, part: Part, taken: int) -> torch.Tensor:
         each = user_losses(model, part)

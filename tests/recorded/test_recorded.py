@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from scipy.sparse import random as sparse_random
 from scipy.sparse.linalg import eigsh
 
-from dpformer.clipping.products import products
+from dpformer.kernels.products import products
 from dpformer.runs import Config, train
 
 RECORD = Path(__file__).with_name("record.json")

@@ -143,3 +143,29 @@ def not_finite_there() -> None:
 def test_what_is_not_finite_is_refused_before_anything_is_released() -> None:
     """The flag is read once, together with the fingerprint of the sums."""
     assert jobs.finish(jobs.start(1, not_finite_there)) == [0]
+
+
+def whole_steps() -> None:
+    second_device.add()
+    from benchmarks.device_calls import MODELS, count
+
+    found = {}
+    for name in ("HF GPT-2, 2 layers", "our Transformer"):
+        torch.manual_seed(0)
+        model, losses, data = MODELS[name]()
+        plain, private = (count(model, losses, data, private) for private in (False, True))
+        assert private["forward"].calls <= plain["forward"].calls + MARKS_OF_A_MODEL, (name, plain, private)
+        assert private["backward"].calls <= LIMITS[name] * plain["backward"].calls, (name, plain, private)
+        assert private["step"].calls <= IN_TORCH + MARKS_OF_A_SUM, (name, private)
+        found[name] = sum(private.values(), Counts()).synchronisations - sum(plain.values(), Counts()).synchronisations
+    assert all(more <= 12 for more in found.values()), found
+
+
+MARKS_OF_A_MODEL = 70  # calls that look whether a forward pass has changed the model, however large it is
+MARKS_OF_A_SUM = 30  # and that check whether the clipped sum was changed
+LIMITS = {"HF GPT-2, 2 layers": 3, "our Transformer": 6}  # times the calls of a plain backward pass
+
+
+@needs_second
+def test_a_private_step_takes_few_calls_and_synchronisations() -> None:
+    assert jobs.finish(jobs.start(1, whole_steps)) == [0]

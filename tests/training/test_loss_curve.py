@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpformer.clipping import normalize, norms, softmax_head
-from dpformer.clipping.bounded import addends_of, put_bounded
+from dpformer.clipping import normalize, parameter_norms
+from dpformer.clipping.bounded_sum import addends_of, put_bounded
+from dpformer.models import softmax_head
 from dpformer.sampling import Batch
 from dpformer.training.optimizer import PrivateOptimizer
 from tests.training.test_loop import loss_of, naive_sum, trainer_of
@@ -39,7 +40,7 @@ def test_the_curve_is_that_of_the_naive_engine(
     choices: dict[str, Any], budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(softmax_head, "KEEP", budget)
-    monkeypatch.setattr(norms, "KEEP", budget)
+    monkeypatch.setattr(parameter_norms, "KEEP", budget)
     choices = {"model": "transformer", "reattention": False, **choices}
     if choices["model"] == "gru":
         choices["reattention"] = None

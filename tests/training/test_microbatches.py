@@ -2,7 +2,8 @@
 
 import pytest
 
-from dpformer.clipping import norms, softmax_head
+from dpformer.clipping import parameter_norms
+from dpformer.models import softmax_head
 from dpformer.training.microbatches import FEW, positions_at_once
 
 
@@ -24,5 +25,5 @@ def test_no_more_than_asked_for() -> None:
 def test_gradients_of_a_large_encoder_are_kept_too() -> None:
     encoder = 10_600_000  # the paper's language model
     positions = positions_at_once(16_384, 65, encoder, 256)
-    assert positions // 256 * encoder <= norms.KEEP < (positions // 256 + 1) * encoder
+    assert positions // 256 * encoder <= parameter_norms.KEEP < (positions // 256 + 1) * encoder
     assert positions_at_once(16_384, 65, 10**9, 256) == FEW

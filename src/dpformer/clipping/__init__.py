@@ -2,8 +2,7 @@
 
 from dpformer.clipping.clip_functions import ClipFunction, clip, normalize
 from dpformer.clipping.engine import PhantomClipping
-from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.independence import Check, check
-from dpformer.clipping.softmax_head import softmax_loss
+from dpformer.clipping.isolation import Check, check
+from dpformer.errors import UnsupportedUse
 
-__all__ = ["Check", "ClipFunction", "PhantomClipping", "UnsupportedUse", "check", "clip", "normalize", "softmax_loss"]
+__all__ = ["Check", "ClipFunction", "PhantomClipping", "UnsupportedUse", "check", "clip", "normalize"]

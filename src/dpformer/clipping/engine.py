@@ -11,16 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.bounded import Addition, add_bounded
+from dpformer.clipping.bounded_sum import Addition, add_bounded
 from dpformer.clipping.clip_functions import ClipFunction
-from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.norms import ParameterUses
-from dpformer.clipping.per_user_norms import PerUserNorms
-from dpformer.clipping.proof import PATIENCE, due, let_go, prove
-from dpformer.clipping.recorded_call import RecordedCall
-from dpformer.clipping.registered import Walk
+from dpformer.clipping.model_state import Walk
+from dpformer.clipping.norm_accumulator import PerUserNorms
+from dpformer.clipping.parameter_norms import ParameterUses
+from dpformer.clipping.recording import RecordedCall
 from dpformer.clipping.rounding import full_precision
+from dpformer.clipping.self_check import PATIENCE, due, let_go, prove
+from dpformer.clipping.trees import rows_of, versions_of
 from dpformer.clipping.users import OneUserExists, refuse_distributed
+from dpformer.errors import UnsupportedUse
 from dpformer.sampling.batch import Part
 
 ENOUGH = 16  # users whose gradients are compared with autograd at the start
@@ -50,7 +51,7 @@ class PhantomClipping:
     Args:
         model: the module whose trainable parameters are clipped.
         proof: compare the gradients of all users with plain autograd on the first batches (until 16 users were seen)
-            and at random later (proof.py): a test of the rules.
+            and at random later (self_check.py): a test of the rules.
         fallback: "error" refuses what torch cannot compute for all users together.
     """
 
@@ -110,7 +111,58 @@ class PhantomClipping:
             data, part: as in `users`.
             clip: the factor of each user by its norm.
         """
-        return self._users.accumulate(self, loss_of, data, clip, part)
+        if not rows_of(data):
+            self.losses = torch.zeros(0)
+            return self.losses
+        before = versions_of(data)
+        try:
+            with self.users(data, part) as user:
+                loss = loss_of(user)
+        except Exception as error:
+            why = self._users.why_not_together(error)
+            if why is None:
+                raise
+        else:
+            return self.backward(loss, clip)
+        if versions_of(data) != before:
+            raise UnsupportedUse(
+                f"the loss writes into the users' data, and cannot be computed for all users together ({why}): let it "
+                f"work on a clone of them"
+            )
+        norms = self._one_at_a_time(loss_of, data, clip, part)
+        self._users.fallback.note("the whole loss", why, whole=True)
+        return norms
+
+    def _one_at_a_time(
+        self, loss_of: Callable[[Any], Tensor], data: Any, clip: ClipFunction, part: Part | None
+    ) -> Tensor:
+        """The same, by plain autograd on one user after the other."""
+        parameters = list(self._gate.trainable)
+        device = next(self.model.parameters()).device
+        totals = [
+            torch.zeros(p.shape, dtype=torch.promote_types(p.dtype, torch.float64), device=p.device) for p in parameters
+        ]
+        norms, factors, losses = [], [], []
+        with self._surroundings():
+            for gradients, loss in self._users.one_by_one(loss_of, data):
+                norm = torch.stack([g.abs().double().square().sum().to(device) for g in gradients]).sum().sqrt()
+                norms.append(norm)
+                losses.append(loss.reshape(()))
+                if not bool(torch.isfinite(norm)) or not bool(torch.isfinite(loss)):
+                    self.skipped_users += 1
+                    factors.append(torch.zeros((), dtype=norm.dtype, device=device))
+                    continue
+                (factor,), _ = self._factors(norm.isfinite(), norm[None], norm[None] * (1 + 1e-9), clip)
+                factors.append(factor)
+                for total, g in zip(totals, gradients, strict=True):
+                    total += g.to(total.dtype) * factors[-1].to(total.device)
+        dtypes = [torch.promote_types(p.dtype, torch.float32) for p in parameters]
+        additions = [Addition(p, t.to(d), d) for p, t, d in zip(parameters, totals, dtypes, strict=True)]
+        self.losses = torch.stack(losses)
+        dtype = torch.promote_types(self.losses.dtype, torch.float32)
+        names = frozenset(self._gate.names)
+        add_bounded(additions, torch.stack(factors).to(dtype), clip.clip_norm, names, part=part)
+        return torch.stack(norms).to(dtype)
 
     def backward(self, loss: Tensor, clip: ClipFunction) -> Tensor:
         """Adds the clipped sum of the users' gradients to `p.grad`; returns the norms before clipping, shape (B,).
@@ -146,13 +198,16 @@ class PhantomClipping:
             )
         norms, upper = collected.norms()
         finite = torch.isfinite(norms) & torch.isfinite(losses.detach()) & torch.isfinite(upper)
-        factors = self._factors(torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
+        factors, all_finite = self._factors(finite, torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
         if proving:
             self._prove(losses, norms, factors, collected.groups, new)
             if not self._gate.hooked:
                 let_go(losses)
         with full_precision(norms.device.type):
-            self._add_clipped_sum(collected, finite, torch.where(finite, factors, 0), clip, part)
+            if not all_finite:
+                self._leave_out(collected, finite)
+                factors = torch.where(finite, factors, 0)
+            self._add_clipped_sum(collected, factors, clip, part)
         last = max(collected.contexts, default=self._gate.context)
         return norms, [call for call in self._gate.calls if call.context > last]
 
@@ -212,15 +267,15 @@ class PhantomClipping:
             "`with clipping.users(...)` or in compiled code; run the whole forward pass inside the context"
         )
 
-    def _add_clipped_sum(
-        self, collected: PerUserNorms, finite: Tensor, factors: Tensor, clip: ClipFunction, part: Part | None
-    ) -> None:
-        if not bool(finite.all()):
-            self.skipped_users += int((~finite).sum())
-            for group in collected.groups:
-                group.keep(finite)
-            for together in collected.small:
-                together.keep(finite)
+    def _leave_out(self, collected: PerUserNorms, finite: Tensor) -> None:
+        """Users whose loss or gradient is not finite."""
+        self.skipped_users += int((~finite).sum())
+        for group in collected.groups:
+            group.keep(finite)
+        for together in collected.small:
+            together.keep(finite)
+
+    def _add_clipped_sum(self, collected: PerUserNorms, factors: Tensor, clip: ClipFunction, part: Part | None) -> None:
         small = {id(group): total for some in collected.small for group, total in some.sums(factors)}
         additions = [
             Addition(
@@ -234,16 +289,20 @@ class PhantomClipping:
         add_bounded(additions, factors, clip.clip_norm, frozenset(self._gate.names), part=part)
 
     @staticmethod
-    def _factors(norms: Tensor, upper: Tensor, clip: ClipFunction) -> Tensor:
-        """c_b of the norm, and no more than brings its upper bound to C, whatever rounding has hidden."""
+    def _factors(finite: Tensor, norms: Tensor, upper: Tensor, clip: ClipFunction) -> tuple[Tensor, bool]:
+        """c_b of the norm, and no more than brings its upper bound to C, whatever rounding has hidden.
+
+        Also whether all users are finite: both checks are read at once.
+        """
         factors = clip(norms).to(norms.dtype)
         reached = factors.abs() * norms
-        if not bool((reached <= clip.clip_norm * (1 + 1e-5)).all()):
+        is_bounded, all_finite = torch.stack([(reached <= clip.clip_norm * (1 + 1e-5)).all(), finite.all()]).tolist()
+        if not is_bounded:
             raise ValueError(
                 f"the clip function promises norms up to {clip.clip_norm}, but gave a user {float(reached.max())}"
             )
         most = clip.clip_norm / upper  # infinite for a gradient of zero
-        return torch.clamp(factors, -most, most)
+        return torch.clamp(factors, -most, most), all_finite
 
 
 def bound_of_function(clip: ClipFunction) -> float:

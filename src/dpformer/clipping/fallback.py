@@ -12,21 +12,21 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping import torch_names as torch_
-from dpformer.clipping.errors import CannotBatch, UnsupportedUse
+from dpformer import compat
 from dpformer.clipping.interception import Interception, _marks
-from dpformer.clipping.python_state import PythonState
-from dpformer.clipping.recorder import storage_of
+from dpformer.clipping.model_state import PythonState
+from dpformer.clipping.patches import replaced
+from dpformer.clipping.recording import storage_of
 from dpformer.clipping.trees import map_tensors, map_trees, tensors_of
-from dpformer.clipping.vmap_level import Outside, physical
+from dpformer.compat import Outside, physical
+from dpformer.errors import CannotBatch, UnsupportedUse
 
 _SEVERAL = "its results have another form for each user"
 
@@ -48,27 +48,28 @@ class Fallback:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, modules and autograd functions that cannot be batched are computed one user at a time."""
-        apply = torch.autograd.Function.__dict__["apply"].__func__
-        call = nn.Module.__call__
 
-        def module(this: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        def module(call: Callable[..., Any], this: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             return self._module(partial(call, this), this, args, kwargs)
 
-        def function(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def function(apply: Callable[..., Any], cls: Any, /, *args: Any, **kwargs: Any) -> Any:
             return self._function(partial(apply, cls), cls, args, kwargs)
 
-        with ExitStack() as stack:
-            stack.enter_context(patch.object(nn.Module, "__call__", module))
-            stack.enter_context(patch.object(torch.autograd.Function, "apply", classmethod(function)))
-            for kind in (torch_.ScriptFunction, torch_.ScriptMethod):
-                stack.enter_context(patch.object(kind, "__call__", self._of_script(kind)))
+        scripts = (compat.ScriptFunction, compat.ScriptMethod)
+        with replaced(
+            [
+                (nn.Module, "__call__", module),
+                (torch.autograd.Function, "apply", function),
+                *((kind, "__call__", self._of_script(kind)) for kind in scripts),
+            ]
+        ):
             yield
 
     def _of_script(self, kind: type) -> Callable[..., Any]:
         """In the place of kind.__call__: code of torch.jit.script is out of sight."""
-        call, holds_parameters = kind.__call__, kind is torch_.ScriptMethod
+        holds_parameters = kind is compat.ScriptMethod
 
-        def script(this: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def script(call: Callable[..., Any], this: Any, /, *args: Any, **kwargs: Any) -> Any:
             if self.gate.mark and _has_constants(this):
                 raise UnsupportedUse(
                     f"{this.name} was compiled by torch.jit with a tensor inside, which may hold other users' data: "
@@ -120,15 +121,10 @@ class Fallback:
         return threading.get_ident() == gate.thread and gate.alone is None and gate._in_level()
 
     def _module(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        gate, everywhere = self.gate, nn.modules.module
+        gate = self.gate
         if threading.get_ident() != gate.thread or not gate.mark:
             return call(*args, **kwargs)
-        if (
-            module._backward_hooks
-            or module._backward_pre_hooks
-            or everywhere._global_backward_hooks
-            or everywhere._global_backward_pre_hooks
-        ):
+        if module._backward_hooks or module._backward_pre_hooks or compat.has_global_backward_hooks():
             raise UnsupportedUse(
                 f"{type(module).__name__} has backward hooks, which would see the gradients of all users together: "
                 f"remove them"
@@ -171,12 +167,12 @@ class Fallback:
         if gate.alone is None:
             why = "an autograd.Function, whose code could bring users together"
             return self.one_at_a_time(cls.__name__, why, cls.apply, args, kwargs)
-        if gate not in torch_.function_modes():  # inside a function of torch, or one of our own
+        if gate not in compat.function_modes():  # inside a function of torch, or one of our own
             return apply(*args, **kwargs)
         before, gate.inside_function = gate.inside_function, True
         try:
             out = apply.func(_guarded(cls, gate), *args, **kwargs)
-            with torch._C.DisableTorchFunction():
+            with compat.unseen():
                 given = {storage_of(t) for t in tensors_of(*args) if gate.is_users(t) or gate.is_public(t)}
                 for t in tensors_of(out):
                     if storage_of(t) in given:  # an argument, as it came
@@ -217,11 +213,11 @@ class Fallback:
                     if _form(own_args, own_kwargs) != form:
                         raise CannotBatch(f"{name} writes into a list or a dictionary that it was given")
                     marks.append(gate.mark)
-                with torch._C.DisableTorchFunction():
+                with compat.unseen():
                     if any(t._version for t in given):
                         raise CannotBatch(f"{name} writes into what it was given")
             try:
-                with torch._C.DisableTorchFunction():
+                with compat.unseen():
                     out = map_trees(partial(self._join, marks), *results)
             except ValueError:
                 raise CannotBatch(f"{name}: {_SEVERAL}") from None
@@ -232,7 +228,7 @@ class Fallback:
         """The user's part of a tensor of all users."""
         if getattr(t, "_phantom_user", 0) != self.gate.together:
             return t
-        with torch._C.DisableTorchFunction():
+        with compat.unseen():
             if id(t) not in slices:
                 slices[id(t)] = physical(t).unbind(0)
             part = slices[id(t)][user]
@@ -284,7 +280,7 @@ class Fallback:
                 gate._refuse_stranger("a module that is computed one user at a time", value)
         if any(value.shape != first.shape or value.dtype != first.dtype for value in values):
             raise CannotBatch("its results have another shape for each user")
-        if any(torch_.is_batchedtensor(value) for value in values):
+        if any(compat.is_batchedtensor(value) for value in values):
             raise CannotBatch("a tensor of all users is used where one user is computed alone")
         return gate.mine(gate.level.wrap(torch.stack(values)))
 
@@ -308,7 +304,7 @@ class _Context:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._ctx, name)
         if name in ("saved_tensors", "saved_variables"):
-            with torch._C.DisableTorchFunction():
+            with compat.unseen():
                 for t in tensors_of(value):
                     if not self._gate.is_public(t):
                         self._gate.mine(t)
@@ -328,7 +324,7 @@ def _guarded(cls: Any, gate: Interception) -> Any:
 
     def beginning(ctx: Any, *args: Any, **kwargs: Any) -> Any:
         out = first(ctx, *args, **kwargs)
-        with torch._C.DisableTorchFunction():
+        with compat.unseen():
             gate.refuse_strangers(cls.__name__, getattr(ctx, "to_save", ()))
         return out
 

@@ -1,6 +1,6 @@
 """Every torch function that is called on one user's data passes here.
 
-Inside `clipping.users` one user exists (vmap_level.py): torch batches what is done with its tensors, so no function can
+Inside `clipping.users` one user exists (compat.py): torch batches what is done with its tensors, so no function can
 bring two users together. What is left to decide is where a tensor comes from:
 
 - a *user's* tensor carries the mark of the context that it was made in;
@@ -11,7 +11,7 @@ bring two users together. What is left to decide is where a tensor comes from:
   which a model may have kept in an attribute.
 
 Where a parameter meets a user's tensor a gradient of that user arises: rules/ knows the gradients of the common
-functions (user_rules.py calls them). In any other function each user gets a copy of the parameter, a view, whose
+functions (rules/one_user.py calls them). In any other function each user gets a copy of the parameter, a view, whose
 gradient is that user's: exact for every function, but written out for each user.
 """
 
@@ -24,62 +24,36 @@ from itertools import count
 from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping import torch_names as torch_
-from dpformer.clipping.errors import CannotBatch, UnsupportedUse
-from dpformer.clipping.on_all_users import ON_ALL_USERS
-from dpformer.clipping.recorded_call import paired
-from dpformer.clipping.recorder import FREEZE_BATCH_NORM, Recorder, label, storage_of, version_of
+from dpformer import compat
+from dpformer.clipping.functions import (
+    BACKWARD,
+    BATCH_NORMS,
+    COMPILED,
+    FROM_PYTHON,
+    HOOKS,
+    LEND,
+    OF_TORCH,
+    OF_WRAPPERS,
+    ON_ALL_USERS,
+    READS,
+    REQUIRES_GRAD,
+    SIZES,
+    SPARSE,
+    TRANSPOSES,
+    TRUSTED,
+    is_transpose,
+    uses_batch_statistics,
+    without_overrides,
+    writes_in_place,
+)  # fmt: skip
+from dpformer.clipping.recording import FREEZE_BATCH_NORM, Recorder, label, paired, storage_of, version_of
 from dpformer.clipping.trees import map_tensors, tensors_of
 from dpformer.clipping.uses import Dense
-from dpformer.clipping.vmap_level import Outside, VmapLevel, physical
+from dpformer.compat import Outside, VmapLevel, physical
+from dpformer.errors import CannotBatch, UnsupportedUse
 
-
-def _named(names: str, *homes: Any) -> set[Any]:
-    return {getattr(home, name) for home in homes for name in names.split() if hasattr(home, name)}
-
-
-# A look at a parameter that takes no value from it, or takes it out of the graph on purpose.
-_READS = _named(
-    "detach size dim ndimension numel nelement stride is_contiguous element_size data_ptr is_floating_point is_complex "
-    "is_signed get_device storage_offset untyped_storage is_pinned is_shared is_inference is_same_size __len__",
-    Tensor,
-) | _named("is_floating_point is_complex numel is_tensor", torch)
-# Of these, and of attributes, what depends on no number in any tensor.
-_SIZES = _named("size dim ndimension numel nelement stride is_contiguous __len__", Tensor) | {
-    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout")
-}
-_BATCH_NORMS = _named(
-    "batch_norm _batch_norm_impl_index native_batch_norm _native_batch_norm_legit _batch_norm_with_update "
-    "batch_norm_update_stats",
-    torch,
-) | {F.batch_norm}
-
-_COMPILED = (
-    "torch.compile hides from the engine where parameters are used: give PhantomClipping the model itself and run it "
-    "without torch.compile (what is compiled and not trained, such as a teacher, can run before `clipping.users`)"
-)
-_TRANSPOSES = _named("t transpose permute swapaxes swapdims movedim moveaxis adjoint", torch, Tensor) | {
-    getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")
-}
-# They may carry data of users out of Python lists and arrays.
-_FROM_PYTHON = {torch.tensor, torch.as_tensor, torch.from_numpy, torch.asarray, torch.frombuffer, torch.from_dlpack}
-_FROM_PYTHON |= _named("from_file", torch)
-_LEND = {Tensor.new_tensor}
-_SPARSE = _named(
-    "sparse_coo_tensor sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor "
-    "sparse_bsc_tensor",
-    torch,
-)
-_GRAD = vars(torch._C.TensorBase)["grad"].__get__
-_OF_WRAPPERS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
-_HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad}
-_BACKWARD = {torch.autograd.backward, Tensor.backward}
-_REQUIRES_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
-_OF_TORCH = {"aten", "prim", "prims", "quantized", "quantized_decomposed", "torchvision"}
-_TRUSTED = {"torch", "dpformer"}
 _marks = count(1)
 
 
@@ -132,7 +106,7 @@ class Interception(Recorder):
             return True
         if mark:
             self._refuse_stale(mark)
-        if torch_.is_functorch_wrapped_tensor(t) and not self.is_public(t):
+        if compat.is_functorch_wrapped_tensor(t) and not self.is_public(t):
             raise UnsupportedUse(
                 "a tensor was computed where the engine cannot see it (torch._C.DisableTorchFunction, a function that "
                 "was compiled, a transform of torch.func that was begun outside): leave that out"
@@ -156,7 +130,7 @@ class Interception(Recorder):
         for t in (out,) if isinstance(out, Tensor) else tensors_of(out):
             if id(t) in self.own:
                 continue
-            if of_user or (self.alone is None and torch_.is_batchedtensor(t) and self._in_level()):  # random numbers
+            if of_user or (self.alone is None and compat.is_batchedtensor(t) and self._in_level()):  # random numbers
                 t._phantom_user = self.mark  # type: ignore[attr-defined]
                 t._phantom_public = False  # type: ignore[attr-defined]
             elif public:
@@ -167,7 +141,7 @@ class Interception(Recorder):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _SIZES or threading.get_ident() != self.thread:
+        if func in SIZES or threading.get_ident() != self.thread:
             return func(*args, **kwargs)
         try:
             return self._call(func, args, kwargs)
@@ -182,8 +156,8 @@ class Interception(Recorder):
             raise self.failed
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if torch_.get_eval_frame_callback() is not None:
-            raise UnsupportedUse(_COMPILED)
+        if compat.get_eval_frame_callback() is not None:
+            raise UnsupportedUse(COMPILED)
         managed: list[Tensor] = []
         of_user, stranger = False, None
         tensors, public = tensors_of(*args, *kwargs.values()), []
@@ -214,15 +188,15 @@ class Interception(Recorder):
                 return f"one user's tensor of shape {tuple(args[0].shape)}, {args[0].dtype}"
             self._refuse_special(func, args, kwargs)
             self._refuse_out_of_sight(func, args, kwargs)
-            self.hooked |= func in _HOOKS
+            self.hooked |= func in HOOKS
             if func is Tensor.register_hook:
                 args = (args[0], self.guarded(args[1] if len(args) > 1 else kwargs["hook"]))
                 kwargs = {}
             if self.alone is None and self._in_level():
-                if func in _REQUIRES_GRAD:  # nothing before it is trained, and gradients flow through it anyway
+                if func in REQUIRES_GRAD:  # nothing before it is trained, and gradients flow through it anyway
                     return args[0] if func is Tensor.requires_grad_ else None
-                if func in _OF_WRAPPERS:  # a wrapper is never differentiable
-                    return func(torch_.get_unwrapped(args[0]))
+                if func in OF_WRAPPERS:  # a wrapper is never differentiable
+                    return func(compat.get_unwrapped(args[0]))
                 if func is Tensor.__contains__ and isinstance(args[1], (bool, int, float)):
                     with self:  # as transformers looks for padding
                         return bool((args[0] == args[1]).any())
@@ -230,7 +204,7 @@ class Interception(Recorder):
                     return self._agreed(args[0])
         if stranger is not None and (of_user or managed) and not self._is_read(func):
             self._refuse_stranger(func, stranger)
-        if func in _BATCH_NORMS and _uses_batch_statistics(args, kwargs):
+        if func in BATCH_NORMS and uses_batch_statistics(args, kwargs):
             raise UnsupportedUse(f"{label(func)} cannot be used here: {FREEZE_BATCH_NORM}")
         if writes_in_place(func) or getattr(func, "__name__", "") == "__set__" or kwargs.get("out") is not None:
             self._writes(func, args, kwargs, of_user, stranger is not None)
@@ -246,14 +220,14 @@ class Interception(Recorder):
                 out = rule(self, func, args, kwargs)
                 if out is not NotImplemented:
                     return self._marked_as(out, True, False)
-        public = not of_user and stranger is None and func != _GRAD and not self._is_from_python(func, args)
+        public = not of_user and stranger is None and func != compat.GRAD and not self._is_from_python(func, args)
         return self._marked_as(func(*args, **kwargs), of_user, public)
 
     def _on_all_users(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One of our own functions: one user's (1, …) are (B, …) to it."""
         if not self._in_level():
             raise CannotBatch(f"{label(func)} is used inside a torch.func transform")
-        level, batched = self.level, torch_.is_batchedtensor
+        level, batched = self.level, compat.is_batchedtensor
         assert level is not None
         with Outside():
 
@@ -270,11 +244,11 @@ class Interception(Recorder):
 
     def _is_from_python(self, func: Any, args: Any) -> bool:
         """A number that the model computes with is not asked where it is from; lists and arrays are."""
-        if func in _FROM_PYTHON:
+        if func in FROM_PYTHON:
             source = args[0] if args else None
-        elif func in _LEND:
+        elif func in LEND:
             source = args[1] if len(args) > 1 else None
-        elif func in _SPARSE:
+        elif func in SPARSE:
             return not all(isinstance(a, Tensor) for a in args[: 2 if func is torch.sparse_coo_tensor else 3])
         else:
             return False
@@ -283,11 +257,11 @@ class Interception(Recorder):
         return not (id(source) in self.lists and self.lists[id(source)][1] == repr(source))
 
     def _refuse_special(self, func: Any, args: Any, kwargs: Any) -> None:
-        if func in _BACKWARD:
+        if func in BACKWARD:
             raise UnsupportedUse(
                 "backward() is called inside the forward pass: the engine runs the one backward pass itself"
             )
-        if self.alone is None and func in _HOOKS:
+        if self.alone is None and func in HOOKS:
             raise CannotBatch("a hook is put on a user's tensor")
         if self._in_level() and func is torch.autograd.grad:
             raise CannotBatch("torch.autograd.grad is called on a user's tensor")
@@ -302,11 +276,11 @@ class Interception(Recorder):
             )
         if self.alone is not None:
             return
-        if torch_.dispatch_modes() and not all(
-            type(m).__module__.split(".")[0] in _TRUSTED for m in torch_.modes_below()
+        if compat.dispatch_modes() and not all(
+            type(m).__module__.split(".")[0] in TRUSTED for m in compat.modes_below()
         ):
             raise CannotBatch("a TorchDispatchMode is active, which would see all users together")
-        if isinstance(func, (torch_.OpOverload, torch_.OpOverloadPacket)) and torch_.namespace(func) not in _OF_TORCH:
+        if isinstance(func, (compat.OpOverload, compat.OpOverloadPacket)) and compat.namespace(func) not in OF_TORCH:
             raise CannotBatch(f"{label(func)} is an operator that is not torch's own")
 
     def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -319,7 +293,7 @@ class Interception(Recorder):
             self.level, self.mark, self.together, self.alone = None, mark, mark, alone
             self.inside_function, self.thread = True, threading.get_ident()
             try:
-                with torch._C.DisableTorchFunction():
+                with compat.unseen():
                     for t in tensors_of(*args):
                         if not self.is_public(t):
                             self.mine(t)
@@ -473,57 +447,15 @@ class Interception(Recorder):
         if (writes_in_place(func) and id(args[0]) in self.own) or kwargs.get("out") is not None:
             raise self.refusal(args[0], func, "build a new tensor instead of writing into one")
         out = self._marked_as(func(*args, **kwargs), False, True)
-        if func in _TRANSPOSES and id(args[0]) in self.names and _is_transpose(out, args[0]):
+        if func in TRANSPOSES and id(args[0]) in self.names and is_transpose(out, args[0]):
             out._phantom_transpose_of = args[0]
         return out
 
     def _is_read(self, func: Any) -> bool:
         if getattr(func, "__name__", "") == "__get__":  # an attribute; the transposes are expressions
-            return func not in _TRANSPOSES
-        return func in _READS
+            return func not in TRANSPOSES
+        return func in READS
 
 
 def _is_refusal(error: Exception) -> bool:
     return isinstance(error, UnsupportedUse) and not isinstance(error, CannotBatch)
-
-
-_opened: dict[Any, Callable[..., Any] | None] = {}
-
-
-def without_overrides(func: Any) -> Callable[..., Any] | None:
-    """A Python function of torch as it runs where nothing is overridden, so that its parts are seen one by one; None
-    for a function that is compiled."""
-    if func not in _opened:
-        _opened[func] = _without_overrides(func)
-    return _opened[func]
-
-
-_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-
-
-def _without_overrides(func: Any) -> Callable[..., Any] | None:
-    if not isinstance(func, types.FunctionType) or not set(_CHECKS) & set(func.__code__.co_names):
-        return None
-    if getattr(func, "__module__", "").split(".")[0] != "torch":
-        return None
-    never = {name: lambda *_: False for name in _CHECKS}
-    new = types.FunctionType(
-        func.__code__, {**func.__globals__, **never}, func.__name__, func.__defaults__, func.__closure__
-    )
-    new.__kwdefaults__ = func.__kwdefaults__
-    return new
-
-
-def _is_transpose(out: Tensor, of: Tensor) -> bool:
-    return of.ndim == 2 and out.shape == of.shape[::-1] and out.stride() == of.stride()[::-1]
-
-
-def writes_in_place(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-
-
-def _uses_batch_statistics(args: Any, kwargs: Any) -> bool:
-    """F.batch_norm(input, running_mean, running_var, weight, bias, training, …); only eval mode is per user."""
-    training = kwargs.get("training", args[5] if len(args) > 5 else True)
-    return bool(training)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 
@@ -59,3 +60,76 @@ def map_trees(change: Callable[..., Any], *trees: Any) -> Any:
         names = [f.name for f in fields(first) if f.init]
         return replace(first, **{n: map_trees(change, *(getattr(tree, n) for tree in trees)) for n in names})
     return change(*trees)
+
+
+# -- users' data -------------------------------------------------------------------------------------------------------
+
+
+def tree_of(data: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Users' data as a tree of tensors, and what makes one user's data of that user's tree.
+
+    An object that keeps them otherwise (dpformer.integrations.batches.Part) has methods for both.
+    """
+    if hasattr(data, "by_user"):
+        return data.by_user(), data.of_user
+    return data, lambda mine: mine
+
+
+def count_of(data: Any) -> int:
+    """How many users the data are of.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if not (count := rows_of(data)):
+        raise ValueError("there are no users: skip this part, an empty batch needs no forward pass")
+    return count
+
+
+def rows_of(data: Any) -> int:
+    """The rows of all tensors.
+
+    Raises:
+        ValueError: if they disagree.
+    """
+    counts: list[int] = []
+
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            raise ValueError(f"users' data have an array of shape {leaf.shape}: give tensors (torch.from_numpy)")
+        if isinstance(leaf, Tensor):
+            if leaf.ndim == 0:
+                raise ValueError("users' data have a tensor without dimensions: the first one must count the users")
+            counts.append(len(leaf))
+        return leaf
+
+    tree = tree_of(data)[0]
+    map_trees(look, tree)
+    if not counts:
+        raise ValueError(
+            f"users' data hold no tensor, got {type(data).__name__}: give tensors with a row for each user"
+        )
+    if len(set(counts)) > 1:
+        raise ValueError(f"users' data have tensors of {sorted(set(counts))} rows: each needs one row for each user")
+    _refuse_lists(tree, counts[0])
+    return counts[0]
+
+
+def _refuse_lists(tree: Any, users: int) -> None:
+    """A list of as many numbers or words as users seems to have one for each, but every user would get all of them."""
+    if isinstance(tree, Mapping):
+        for value in tree.values():
+            _refuse_lists(value, users)
+    elif isinstance(tree, (tuple, list)):
+        if isinstance(tree, list) and len(tree) == users and all(isinstance(v, (int, float, str)) for v in tree):
+            raise ValueError(
+                f"users' data have a list of {users} Python values, as many as users, of which every user would get "
+                "all: give a tensor with a row for each user, or leave out what the model does not need"
+            )
+        for value in tree:
+            _refuse_lists(value, users)
+
+
+def versions_of(data: Any) -> list[int]:
+    """Counts of writes to the tensors of users' data."""
+    return [-1 if t.is_inference() else t._version for t in tensors_of(tree_of(data)[0])]

@@ -1,40 +1,29 @@
 """`clipping.users`: inside, one user exists.
 
-The data of B users enter a level of torch's vmap (vmap_level.py), every torch function passes the interception
+The data of B users enter a level of torch's vmap (compat.py), every torch function passes the interception
 (interception.py), and what cannot be batched is computed one user at a time (fallback.py). A loss that cannot be
 computed in a `with` block, which runs once, can in `clipping.accumulate`, which has a function to call.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpformer.clipping.bounded import Addition, add_bounded
-from dpformer.clipping.checkpointing import passed_over
-from dpformer.clipping.clip_functions import ClipFunction
-from dpformer.clipping.errors import CannotBatch, UnsupportedUse
+from dpformer import compat
 from dpformer.clipping.fallback import Fallback
 from dpformer.clipping.interception import Interception
-from dpformer.clipping.nested import marks_are_kept
-from dpformer.clipping.recorder import version_of
-from dpformer.clipping.registered import Registered
-from dpformer.clipping.state import State
-from dpformer.clipping.torch_names import is_batchedtensor, maybe_current_level
-from dpformer.clipping.trees import map_trees, tensors_of
-from dpformer.clipping.user_rules import USER_RULES
-from dpformer.clipping.vmap_level import VmapLevel, physical
+from dpformer.clipping.model_state import Registered, State
+from dpformer.clipping.patches import of_contexts, replaced
+from dpformer.clipping.rules.one_user import USER_RULES
+from dpformer.clipping.trees import count_of, map_trees, tree_of
+from dpformer.compat import VmapLevel, is_batchedtensor, maybe_current_level, physical
+from dpformer.errors import CannotBatch, UnsupportedUse
 from dpformer.sampling.batch import Part
-
-if TYPE_CHECKING:
-    from dpformer.clipping.engine import PhantomClipping
 
 _SAVED = (
     "hooks on saved tensors (activation checkpointing other than torch.utils.checkpoint.checkpoint, offloading) are "
@@ -91,7 +80,7 @@ class OneUserExists:
             try:
                 self.gate.open(level)
                 self._parts[self.gate.mark] = part, users
-                with torch._C.DisableTorchFunction():
+                with compat.unseen():
                     mine = map_trees(self._enter, data)
                 with self.fallback.watching(), self.gate:
                     yield one_of(mine)
@@ -121,11 +110,7 @@ class OneUserExists:
         self.gate.survey(found)
         before, state = len(self.gate.calls), State(found)
         try:
-            with ExitStack() as stack:
-                stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(_SAVED))
-                stack.enter_context(passed_over())
-                stack.enter_context(marks_are_kept(self.gate))
-                stack.enter_context(_masks_of_transformers())
+            with torch.autograd.graph.disable_saved_tensors_hooks(_SAVED), replaced(of_contexts(self.gate)):
                 yield
             state.compare(self._walk(), self.gate.is_public)
         except BaseException:
@@ -167,79 +152,23 @@ class OneUserExists:
 
     # -- one user at a time --------------------------------------------------------------------------------------------
 
-    def accumulate(
-        self,
-        clipping: PhantomClipping,
-        loss_of: Callable[[Any], Tensor],
-        data: Any,
-        clip: ClipFunction,
-        part: Part | None,
-    ) -> Tensor:
-        if not rows_of(data):
-            clipping.losses = torch.zeros(0)
-            return clipping.losses
-        before = _versions(data)
-        try:
-            with clipping.users(data, part) as user:
-                loss = loss_of(user)
-        except CannotBatch as error:
-            if not self.fallback.allowed:
-                raise
-            why = str(error).removesuffix(f"; {_FORM}")
-        except UnsupportedUse:
-            raise
-        except Exception as error:
-            if not self.fallback.allowed or not isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
-                raise
-            why = _short(error)
-        else:
-            return clipping.backward(loss, clip)
-        if _versions(data) != before:
-            raise UnsupportedUse(
-                f"the loss writes into the users' data, and cannot be computed for all users together ({why}): let it "
-                f"work on a clone of them"
-            )
-        norms = self._one_at_a_time(clipping, loss_of, data, clip, part)
-        self.fallback.note("the whole loss", why, whole=True)
-        return norms
+    def why_not_together(self, error: Exception) -> str | None:
+        """Why a loss that has raised is to be computed one user at a time; None if it is refused, or the error is its
+        own."""
+        if not self.fallback.allowed:
+            return None
+        if isinstance(error, CannotBatch):
+            return str(error).removesuffix(f"; {_FORM}")
+        if isinstance(error, UnsupportedUse) or not isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
+            return None
+        return _short(error)
 
-    def _one_at_a_time(
-        self,
-        clipping: PhantomClipping,
-        loss_of: Callable[[Any], Tensor],
-        data: Any,
-        clip: ClipFunction,
-        part: Part | None,
-    ) -> Tensor:
+    def one_by_one(self, loss_of: Callable[[Any], Tensor], data: Any) -> Iterator[tuple[list[Tensor], Tensor]]:
+        """The gradients by all trainable parameters, and the loss, of each user."""
         data, one_of = tree_of(data)
-        users, device = count_of(data), next(self.model.parameters()).device
-        with clipping._surroundings(), self._watched():
-            parameters = list(self.gate.trainable)
-            totals = [torch.zeros(p.shape, dtype=_wide(p), device=p.device) for p in parameters]
-            norms, factors, losses = [], [], []
-            for user in range(users):
-                gradients, loss = self._alone(user, lambda mine: loss_of(one_of(mine)), data, parameters)
-                norm = torch.stack([g.abs().double().square().sum().to(device) for g in gradients]).sum().sqrt()
-                norms.append(norm)
-                losses.append(loss.reshape(()))
-                if not bool(torch.isfinite(norm)) or not bool(torch.isfinite(loss)):
-                    clipping.skipped_users += 1
-                    factors.append(torch.zeros((), dtype=norm.dtype, device=device))
-                    continue
-                factor = clipping._factors(norm[None], norm[None] * (1 + 1e-9), clip)[0]
-                factors.append(factor)
-                for total, g in zip(totals, gradients, strict=True):
-                    total += g.to(total.dtype) * factor.to(total.device)
-        dtype = torch.promote_types(loss.dtype, torch.float32)
-        additions = [
-            Addition(p, t, torch.promote_types(p.dtype, torch.float32)) for p, t in zip(parameters, totals, strict=True)
-        ]
-        for addition in additions:
-            assert isinstance(addition.total, Tensor)
-            addition.total = addition.total.to(addition.dtype)
-        add_bounded(additions, torch.stack(factors).to(dtype), clip.clip_norm, frozenset(self.gate.names), part=part)
-        clipping.losses = torch.stack(losses)
-        return torch.stack(norms).to(dtype)
+        with self._watched():
+            for user in range(count_of(data)):
+                yield self._alone(user, lambda mine: loss_of(one_of(mine)), data, list(self.gate.trainable))
 
     def _alone(
         self, user: int, loss_of: Callable[[Any], Tensor], data: Any, parameters: list[Tensor]
@@ -249,7 +178,7 @@ class OneUserExists:
         gate.open(None)
         try:
             with self.fallback.alone(user):
-                with torch._C.DisableTorchFunction():
+                with compat.unseen():
                     mine = map_trees(
                         lambda leaf: gate.mine(leaf[user : user + 1].clone()) if isinstance(leaf, Tensor) else leaf,
                         data,
@@ -272,95 +201,6 @@ class OneUserExists:
         found = torch.autograd.grad(loss.reshape(()), parameters, allow_unused=True)
         dense = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
         return [g.to_dense() if g.layout != torch.strided else g for g in dense], loss.detach()
-
-
-def tree_of(data: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Users' data as a tree of tensors, and what makes one user's data of that user's tree.
-
-    An object that keeps them otherwise (dpformer.integrations.batches.Part) has methods for both.
-    """
-    if hasattr(data, "by_user"):
-        return data.by_user(), data.of_user
-    return data, lambda mine: mine
-
-
-def count_of(data: Any) -> int:
-    """How many users the data are of.
-
-    Raises:
-        ValueError: if there are none.
-    """
-    if not (count := rows_of(data)):
-        raise ValueError("there are no users: skip this part, an empty batch needs no forward pass")
-    return count
-
-
-def rows_of(data: Any) -> int:
-    """The rows of all tensors.
-
-    Raises:
-        ValueError: if they disagree.
-    """
-    counts: list[int] = []
-
-    def look(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            raise ValueError(f"users' data have an array of shape {leaf.shape}: give tensors (torch.from_numpy)")
-        if isinstance(leaf, Tensor):
-            if leaf.ndim == 0:
-                raise ValueError("users' data have a tensor without dimensions: the first one must count the users")
-            counts.append(len(leaf))
-        return leaf
-
-    tree = tree_of(data)[0]
-    map_trees(look, tree)
-    if not counts:
-        raise ValueError(
-            f"users' data hold no tensor, got {type(data).__name__}: give tensors with a row for each user"
-        )
-    if len(set(counts)) > 1:
-        raise ValueError(f"users' data have tensors of {sorted(set(counts))} rows: each needs one row for each user")
-    _refuse_lists(tree, counts[0])
-    return counts[0]
-
-
-def _refuse_lists(tree: Any, users: int) -> None:
-    """A list of as many numbers or words as users seems to have one for each, but every user would get all of them."""
-    if isinstance(tree, Mapping):
-        for value in tree.values():
-            _refuse_lists(value, users)
-    elif isinstance(tree, (tuple, list)):
-        if isinstance(tree, list) and len(tree) == users and all(isinstance(v, (int, float, str)) for v in tree):
-            raise ValueError(
-                f"users' data have a list of {users} Python values, as many as users, of which every user would get "
-                "all: give a tensor with a row for each user, or leave out what the model does not need"
-            )
-        for value in tree:
-            _refuse_lists(value, users)
-
-
-def _versions(data: Any) -> list[int]:
-    return [version_of(t) for t in tensors_of(tree_of(data)[0])]
-
-
-def _wide(p: Tensor) -> torch.dtype:
-    return torch.promote_types(p.dtype, torch.float64)
-
-
-@contextmanager
-def _masks_of_transformers() -> Iterator[None]:
-    """transformers looks into padding to leave masks out, except while a model is traced; so it does inside."""
-    masks = sys.modules.get("transformers.masking_utils")
-    if masks is None or not hasattr(masks, "is_tracing"):
-        yield
-        return
-    before = masks.is_tracing
-
-    def is_tracing(tensor: Any = None) -> bool:
-        return True if isinstance(tensor, Tensor) and is_batchedtensor(tensor) else bool(before(tensor))
-
-    with patch.object(masks, "is_tracing", is_tracing):
-        yield
 
 
 _SIGNS = ("vmap", "functorch", "atching rule", "transformed by", "storage", "stack expects each tensor")

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dpformer.clipping import softmax_loss
 from dpformer.errors import DpformerError
 from dpformer.models import Batch, SequenceModel
+from dpformer.models.softmax_head import softmax_loss
 
 POSITIONS_AT_ONCE = 1 << 14
 

@@ -27,8 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dpformer.clipping import PhantomClipping
-from dpformer.clipping.addends import check_users
-from dpformer.clipping.bounded import sum_of
+from dpformer.clipping.bounded_sum import check_users, sum_of
 from dpformer.errors import DpformerError
 from dpformer.integrations.sharding import Gathering, is_sharded
 from dpformer.noise.noisy_sums import SecureRandom, in_turn, release_sums

@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from dpformer.clipping.independence import Check
+from dpformer.clipping.isolation import Check
 from dpformer.integrations.batches import Part
 
 LossesOf = Callable[[Part], Tensor]

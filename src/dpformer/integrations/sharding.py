@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Shard
 
-from dpformer.clipping.errors import UnsupportedUse
+from dpformer.errors import UnsupportedUse
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 /* Passes over memory that NumPy and torch take several for: noise, hashes, sums of bits, squares of rows.
 
 Every function here has a twin in Python that gives the same (noise/noisy_sums.py, noise/fingerprint.py,
-clipping/bits.py) or as exact numbers (clipping/rounding.py), and kernels/native.py says whether this one is there. Where
+kernels/checksum.py) or as exact numbers (clipping/rounding.py), and kernels/native.py says whether this one is there. Where
 no compiler is, the twins do the work. Nothing secret is kept here, and nothing is drawn: random words come from OpenSSL.
 
 Loops are plain, so that compilers turn them into vector instructions. One file per subject; all are compiled together.

@@ -1,4 +1,4 @@
-/* Keyed hashes of words, and sums of their bits: see noise/fingerprint.py and clipping/bits.py. */
+/* Keyed hashes of words, and sums of their bits: see noise/fingerprint.py and kernels/checksum.py. */
 
 /* NH of one row under one key: the sum of products of two keyed words each, the upper one signed, modulo 2^64. */
 INLINE void hash_row_body(const uint32_t *words, const uint32_t *keys, int64_t count, uint64_t *hash)

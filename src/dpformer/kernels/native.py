@@ -26,9 +26,9 @@ _offered = kernels is not None and bool(
 __all__ = ["kernels", "multiplies", "reads_tensors", "rows_of", "supports"]
 
 
-def supports(*tensors: Tensor) -> bool:
-    """Whether compiled code is available and takes these tensors: float32 on the CPU."""
-    return kernels is not None and all(t.is_cpu and t.dtype == torch.float32 for t in tensors)
+def supports(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether compiled code is available and takes these tensors: on the CPU, of the dtype that a function reads."""
+    return kernels is not None and all(t.is_cpu and t.dtype == dtype for t in tensors)
 
 
 def multiplies() -> bool:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpformer.clipping.on_all_users import on_all_users
+from dpformer.clipping.functions import on_all_users
 
 LEVELS = 1 << 16
 

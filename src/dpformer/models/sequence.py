@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from dpformer.clipping import softmax_loss
-from dpformer.clipping.on_all_users import on_all_users
+from dpformer.clipping.functions import on_all_users
 from dpformer.models.batch import Batch
+from dpformer.models.softmax_head import softmax_loss
 
 
 class SequenceModel(nn.Module):

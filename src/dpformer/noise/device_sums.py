@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dpformer import compat
 from dpformer.kernels.on_device import AddNoise, add_noise_on
 from dpformer.noise.chacha import BLOCK_WORDS
 from dpformer.noise.gaussian import GROUP
@@ -44,7 +45,7 @@ def release_on_device(pieces: Iterable[Piece], scale: float, per_grid: float, di
             noisy = _numbers(run, len(flat)).mul_(scale).add_(flat.to(torch.float64), alpha=per_grid)
             flat = noisy.round_().div_(divisor)
         if flat is not sums[0]:
-            torch._foreach_copy_(sums, list(flat.to(sums[0].dtype).split([piece.count for piece in run])))
+            compat.copy_all(sums, list(flat.to(sums[0].dtype).split([piece.count for piece in run])))
 
 
 def _in_one_launch(kernel: AddNoise, flat: Tensor, first: Piece, constants: tuple[float, float, float]) -> None:

@@ -78,7 +78,7 @@ class Fingerprint:
 
     def _of_group(self, parts: list[Tensor]) -> bytes:
         """The hashes of rows of concatenated words, on the CPU."""
-        if native.kernels is not None:
+        if native.supports(*parts, dtype=torch.int32):
             return self._compiled(parts)
         words = torch.cat(parts) if len(parts) > 1 else parts[0]
         whole = len(words) - len(words) % ROW

@@ -218,7 +218,7 @@ class Release:
         self.narrow = narrow == self.narrow_divisor and 2.0**-100 < self.grid < 2.0**100
 
     def __call__(self, runs: list[Run]) -> None:
-        if native.kernels is not None and self.narrow and _is_narrow(runs[0].pieces[0]):
+        if native.supports(runs[0].pieces[0].sums) and self.narrow and _is_narrow(runs[0].pieces[0]):
             release_runs(runs, self.scale, 1 / self.grid, self.narrow_divisor)
         elif not (self.narrow and _is_narrow(runs[0].pieces[0]) and self._round(runs)):
             for run in runs:

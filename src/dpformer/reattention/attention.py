@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.on_all_users import on_all_users
+from dpformer.clipping.functions import on_all_users
 from dpformer.reattention.recording import recording
 
 Variant = Literal["renormalised", "literal"]

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpformer.clipping.on_all_users import on_all_users
+from dpformer import compat
+from dpformer.clipping.functions import on_all_users
 from dpformer.reattention import activations, compiled, moments
 from dpformer.reattention.moments import Gaussian
 from dpformer.reattention.recording import recording
@@ -115,7 +116,7 @@ def _rowwise(rule: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """
     if recording():  # an export cannot record a loop over positions
         return rule(*tensors)
-    with torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), compat.unseen():
         leading = tensors[0].shape[:-1]
         rows = [t.expand(*leading, -1).flatten(0, -2) for t in tensors]
         tiles = [rule(*tile) for tile in zip(*(t.split(TILE) for t in rows), strict=True)]

@@ -4,7 +4,7 @@ A claim of Poisson sampling is a claim about *which* users are in a noisy sum: a
 step, each exactly once. So a batch is not an array of indices but an object that is tracked from the draw to the step:
 
     sampler   draws a `Batch`: users, the number of its step, where it comes from (`Origin`), and a one-time token
-    engine    receives a `Part` of it with the data of these users, and attaches it to the sum (clipping/bounded.py)
+    engine    receives a `Part` of it with the data of these users, and attaches it to the sum (clipping/bounded_sum.py)
     step      consumes the token of the batch, after checking that the sum holds each of its users once
 
 Tokens are consumed in the order of the steps, without gaps: a batch that may be skipped because of its contents, for

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from dpformer.compat import TorchDispatchMode, tree_leaves
 
 ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_"}
 WAIT = {  # functions that read values, or whose result has as many entries as values say

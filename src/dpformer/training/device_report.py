@@ -264,7 +264,7 @@ def versions() -> dict[str, str]:
 def kernels_on(device: torch.device) -> dict[str, bool]:
     """Which kernels a step uses there; where one is missing, torch operations do the same."""
     return {
-        "compiled for the CPU": native.kernels is not None,
+        "compiled for the CPU": native.supports(),
         "noise in Triton": device.type != "cpu" and add_noise_on(device) is not None,
     }
 

@@ -32,8 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dpformer.clipping import ClipFunction
-from dpformer.clipping.addends import Addend, Addends
-from dpformer.clipping.bounded import addends_of, joint_bound, put_bounded, sum_of
+from dpformer.clipping.bounded_sum import Addend, Addends, addends_of, joint_bound, put_bounded, sum_of
 from dpformer.errors import DpformerError
 from dpformer.noise import SecureRandom
 from dpformer.sampling import batch as sampling

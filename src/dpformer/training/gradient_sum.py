@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dpformer.clipping import ClipFunction, PhantomClipping
-from dpformer.clipping.addends import Addend
-from dpformer.clipping.bounded import joint_bound, put_bounded, sum_of
+from dpformer.clipping.bounded_sum import Addend, joint_bound, put_bounded, sum_of
 from dpformer.errors import DpformerError
 from dpformer.models import Batch
 from dpformer.models.batch import padded

@@ -6,7 +6,8 @@ a micro-batch have similar lengths, so little is spent on padding.
 
 import numpy as np
 
-from dpformer.clipping import norms, softmax_head
+from dpformer.clipping import parameter_norms
+from dpformer.models import softmax_head
 
 FEW = 1024  # positions: below this, the overhead of a micro-batch exceeds the cost of recomputing logits
 
@@ -45,5 +46,5 @@ def positions_at_once(most: int, items: int, encoder: int, max_length: int) -> i
     gradients of users, `encoder` numbers each, for everything but the item table.
     """
     kept = softmax_head.KEEP // items
-    users = norms.KEEP // max(1, encoder)
+    users = parameter_norms.KEEP // max(1, encoder)
     return min(most, kept if kept >= FEW else most, max(FEW, users * max_length))

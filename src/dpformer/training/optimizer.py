@@ -8,11 +8,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from dpformer import compat
 from dpformer.accounting.arguments import not_negative, positive
 from dpformer.accounting.events import ASSUMED_CLIPPED, Event
-from dpformer.clipping.addends import Addend, check_users
-from dpformer.clipping.bits import all_finite
-from dpformer.clipping.bounded import Bound, addends_of, bounds_of, joint_bound, sum_of
+from dpformer.clipping.bounded_sum import Addend, Bound, addends_of, bounds_of, check_users, joint_bound, sum_of
+from dpformer.kernels.checksum import all_finite
 from dpformer.noise.fingerprint import Fingerprint
 from dpformer.noise.mechanisms import INDEPENDENT, Noise, NoiseHistory
 from dpformer.noise.noisy_sums import Numbers, SecureRandom, fill_in_turn, in_turn, release_sums
@@ -34,7 +34,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     and passes it to the inner optimizer as `p.grad`. Before, `p.grad` must hold the *sum* of the users' clipped
     gradients, each of norm at most C over all parameters together; None counts as zero. `PhantomClipping` makes such
-    sums and marks them: a gradient without its mark, or changed since, is refused (bounded.py).
+    sums and marks them: a gradient without its mark, or changed since, is refused (clipping/bounded_sum.py).
     B is the *expected* batch size, public and in general not an integer: the actual size is private. An empty batch
     is a normal step.
 
@@ -222,10 +222,10 @@ class PrivateOptimizer(torch.optim.Optimizer):
         elif finite is not None and not bool(finite):
             raise not_finite(parameters)
         elif flats:
-            torch._foreach_div_(flats, self.expected_batch_size)
+            compat.divide_all(flats, self.expected_batch_size)
         if copied:
             gradients, released = zip(*copied, strict=True)
-            torch._foreach_copy_(list(gradients), list(released))
+            compat.copy_all(list(gradients), list(released))
 
     # Properties.
 
@@ -379,7 +379,7 @@ def finite_on_device(gradients: list[Tensor]) -> Tensor | None:
     gradients = [gradient for gradient in gradients if gradient.numel()]
     if not gradients:
         return None
-    return torch.stack(torch._foreach_norm(gradients, math.inf)).isfinite().all()  # NaN if one is
+    return torch.stack(compat.norms_of_all(gradients, math.inf)).isfinite().all()  # NaN if one is
 
 
 def not_finite(parameters: list[Tensor]) -> ValueError:

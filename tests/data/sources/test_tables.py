@@ -1,10 +1,7 @@
 """Delta and Iceberg tables, written by their own libraries: rows that were deleted stay away, a state has a number."""
 
 import json
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +14,12 @@ from dpformer.data.histories import read
 from dpformer.errors import DpformerError
 from dpformer.queries.transitions.backend import transition_sums
 from dpformer.runs.folder import RunFolder
+from tests.commands import command
 from tests.tiny_runs import invoke, printed, refused
 from tests.training.logs import write_log
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'dpformer[delta]'")
 pytest.importorskip("pyiceberg", reason="pyiceberg is not installed: pip install 'dpformer[iceberg]'")
-ROOT = Path(__file__).parents[3]
 WITHOUT_I3 = Filters(where="item_id <> 'i3'")
 
 
@@ -101,19 +98,12 @@ def test_a_folder_says_itself_which_state_is_current(log: Path, iceberg: Any) ->
         read(folder / "data")
 
 
-def test_a_catalogue_is_asked(log: Path, iceberg: Any, tmp_path: Path) -> None:
+def test_a_catalogue_is_asked(log: Path, iceberg: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: the library reads its configuration once."""
-    environment = {
-        **os.environ,
-        "PYICEBERG_CATALOG__MINE__URI": f"sqlite:///{tmp_path}/catalog.db",
-        "PYICEBERG_CATALOG__MINE__TYPE": "sql",
-        "PYTHONPATH": f"{ROOT / 'src'}",
-    }
-    words = [sys.executable, "-m", "dpformer", "data"]
-    found = [
-        subprocess.run([*words, url], capture_output=True, text=True, env=environment)
-        for url in ("iceberg://mine/shop.events", "iceberg://mine/shop.nothing", "iceberg://other/shop.events")
-    ]
+    monkeypatch.setenv("PYICEBERG_CATALOG__MINE__URI", f"sqlite:///{tmp_path}/catalog.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__MINE__TYPE", "sql")
+    urls = ("iceberg://mine/shop.events", "iceberg://mine/shop.nothing", "iceberg://other/shop.events")
+    found = [command("data", url) for url in urls]
     assert found[0].returncode == 0 and f"{len(named(log)):,} users" in found[0].stdout, found[0].stderr
     assert all(each.returncode == 2 and each.stderr.count("\n") == 1 for each in found[1:]), found[1].stderr
     assert "does not exist" in found[1].stderr and "URI missing" in found[2].stderr

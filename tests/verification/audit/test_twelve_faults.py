@@ -181,10 +181,10 @@ def test_frequencies_bounded_by_their_maximum_are_accused(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("label", ["items", "transition counts"])
 def test_a_list_of_items_without_a_threshold_is_accused(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = asked(label, failure=1e-5)
+    honest = asked(label, failure=1e-5, canaries=500)
     assert honest == set()
     monkeypatch.setattr(items, "threshold_for", lambda delta, noise, *given: 0.0)
-    assert "list: items of a single user" in asked(label, failure=1e-5)
+    assert "list: items of a single user" in asked(label, failure=1e-5, canaries=500)
 
 
 @pytest.mark.parametrize("label", ["metrics", "items", "frequencies", "transition counts"])

@@ -1,15 +1,9 @@
 """One exact rule for each function that a parameter may be used in. A rule runs the function and records the call.
 
-Rules see tensors of all users, the user's dimension first; user_rules.py calls them.
+Rules see tensors of all users, the user's dimension first; one_user.py calls them.
 """
 
-from dpformer.clipping.rules import (  # noqa: F401  (importing a file registers its rules)
-    convolution,
-    linear,
-    lookup,
-    normalization,
-    softmax,
-)
+from dpformer.clipping.rules import linear, lookup, normalization  # noqa: F401  (importing a file registers its rules)
 from dpformer.clipping.rules.registry import RULES, rule
 
 __all__ = ["RULES", "rule"]

@@ -8,10 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.recorded_call import paired
-from dpformer.clipping.recorder import Recorder
+from dpformer.clipping.recording import Recorder, UserRows, paired
 from dpformer.clipping.rules.registry import rule
-from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Lookup
 
 

@@ -13,11 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.recorded_call import paired
-from dpformer.clipping.recorder import FREEZE_BATCH_NORM, Recorder
+from dpformer.clipping.recording import FREEZE_BATCH_NORM, Recorder, UserRows, paired
 from dpformer.clipping.rules.linear import flat
 from dpformer.clipping.rules.registry import rule
-from dpformer.clipping.user_rows import UserRows
 from dpformer.clipping.uses import Dense
 from dpformer.kernels import native
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dpformer.clipping.recorder import Recorder
+from dpformer.clipping.recording import Recorder
 from dpformer.clipping.trees import tensors_of
 
 Rule = Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -16,11 +16,8 @@ rows are concatenated), and different kinds meet in a cross term.
 """
 
 from dpformer.clipping.uses.cost import by_rows, closed_form, reach, tensor_of
-from dpformer.clipping.uses.dense import Dense
-from dpformer.clipping.uses.lookup import Lookup
-from dpformer.clipping.uses.outer import Outer
+from dpformer.clipping.uses.kinds import Dense, Lookup, Outer, Ragged
 from dpformer.clipping.uses.pairs import Use, inner, squared, wide
-from dpformer.clipping.uses.ragged import Ragged
 
 __all__ = [
     "Dense",

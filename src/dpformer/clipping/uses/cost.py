@@ -13,11 +13,8 @@ from math import inf, prod, sqrt
 import torch
 from torch import Tensor
 
-from dpformer.clipping.uses.dense import Dense
-from dpformer.clipping.uses.lookup import Lookup
-from dpformer.clipping.uses.outer import Outer
+from dpformer.clipping.uses.kinds import Dense, Lookup, Outer, Ragged
 from dpformer.clipping.uses.pairs import Use
-from dpformer.clipping.uses.ragged import Ragged
 from dpformer.kernels import native
 
 PASSES = 16.0  # multiply-adds in the time in which a number goes to memory and back

@@ -11,11 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpformer.clipping.products import can_multiply, gram_squares
-from dpformer.clipping.uses.dense import Dense
-from dpformer.clipping.uses.lookup import Lookup
-from dpformer.clipping.uses.outer import Outer
-from dpformer.clipping.uses.ragged import Ragged
+from dpformer.clipping.uses.kinds import Dense, Lookup, Outer, Ragged
+from dpformer.kernels.products import can_multiply, gram_squares
 
 Use = Outer | Ragged | Lookup | Dense
 BLOCK = 1 << 10  # numbers of a row that are converted and multiplied at once,

@@ -1,4 +1,4 @@
-"""The softmax head: hidden states and item embeddings in, one loss a user out.
+"""The softmax head: hidden states and item embeddings in, one loss per user out.
 
     loss_b = Σ_u w_bu · (log Σ_m exp(⟨h_bu, E_m⟩ + β_m) − ⟨h_bu, E_y⟩ − β_y),     Σ_u w_bu = 1
 
@@ -9,6 +9,8 @@ positions × items nor users × items × d numbers ever exist at once.
 
 With `row_scale` s the table is s_m·E_m, row by row, and E is what is trained: logits are s_m⟨h_bu, E_m⟩ + β_m, and a
 residual is multiplied by s once. ∂loss_b/∂h_u = w_u (r_u s) E and ∂loss_b/∂E = Σ_u w_u (r_u s) ⊗ h_u as before.
+
+To the clipping engine it is a linear use whose left side, the residuals, is made in tiles: its rule is at the end.
 """
 
 from __future__ import annotations
@@ -19,10 +21,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils.checkpoint import checkpoint
 
+from dpformer.clipping.interception import Interception
+from dpformer.clipping.recording import Recorder, UserRows
+from dpformer.clipping.rules.one_user import of_users, user_rule, wrapped
+from dpformer.clipping.rules.registry import RULES, rule
 from dpformer.clipping.uses import Ragged
+from dpformer.compat import Outside, physical
+from dpformer.errors import CannotBatch, UnsupportedUse
 
 TILE = 1 << 20  # numbers of one tile of logits: 4 MB of float32, about a core's share of the cache
 _TINY = 1e-30  # float32 has few digits left below this
@@ -42,7 +52,7 @@ def softmax_loss(
 
     Args:
         hidden: (B, L, d) states that predict.
-        weight: (M, d) one row an item, usually the shared embedding.
+        weight: (M, d) one row per item, usually the shared embedding.
         targets: (B, L) int64, the item to predict at each position; −1 where there is nothing to predict.
         bias: (M,) added to the logits.
         position_weights: (B, L) positive, how much each position counts; by default all alike. Their sum over a user's
@@ -319,3 +329,85 @@ def _counts(weights: Tensor) -> Tensor:
     """In float32, in which they may be summed."""
     weights = weights.to(torch.float32)
     return (weights > 0) & weights.isfinite()
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------------
+
+
+AT_ONCE = 1 << 24  # logits in the self-check
+
+
+@rule(softmax_loss)
+def softmax_head(
+    gate: Recorder,
+    func: Any,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    position_weights: Tensor | None = None,
+    row_scale: Tensor | None = None,
+) -> Tensor:
+    """One loss per user."""
+    managed = [p for p in (weight, bias) if gate.is_managed(p)]
+    if gate.is_managed(hidden) or gate.is_public(targets):
+        raise gate.refusal(managed[0], func, "give it hidden states and targets of users")
+    if row_scale is not None and not gate.is_public(row_scale):
+        raise gate.refusal(managed[0], func, "scale rows by a buffer of the model, the same for all users")
+    positions = HeadRows.of(hidden, weight, targets, bias, position_weights, row_scale)
+    source = hidden.detach()
+
+    def replay(asked: Tensor, *fresh: Tensor) -> Tensor:
+        """What anyone would write, all logits and then cross-entropy, for the users that are asked for."""
+        w, b = gate.fill(fresh, weight, bias)
+        w = w if row_scale is None else w * row_scale[:, None].to(w.dtype)
+        logits, wanted = F.linear(source[asked].to(w.dtype), w, b), targets[asked]
+        each = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="none")
+        counted = (wanted >= 0).to(each.dtype)
+        if position_weights is not None:
+            counted = position_weights[asked].to(each.dtype).where(wanted >= 0, 0)
+        total = counted.sum(1)
+        return (each.reshape(wanted.shape) * counted).sum(1) / total.where(total > 0, 1)
+
+    def part(asked: Tensor, grad: Tensor, *fresh: Tensor) -> Tensor:
+        return (replay(asked, *fresh) * grad[asked]).sum()
+
+    def paired(grad: Tensor, *fresh: Tensor) -> Tensor:
+        """Of all users, a few at a time: their logits are made again in the backward pass, never all at once."""
+        few = max(1, AT_ONCE // max(1, hidden.shape[1] * len(weight)))
+        parts = (
+            checkpoint(part, asked, grad, *fresh, use_reentrant=False, preserve_rng_state=False)
+            for asked in grad.nonzero()[:, 0].split(few)
+        )
+        return sum(parts, grad.new_zeros(()))
+
+    def build(grad: Tensor, rows: UserRows) -> list[tuple[Tensor, Any]]:
+        uses: list[tuple[Tensor, Any]] = []
+        if gate.is_managed(weight):
+            uses.append((weight, HeadUse(positions, grad, of_bias=False)))
+        if gate.is_managed(bias):
+            uses.append((bias, HeadUse(positions, grad, of_bias=True)))
+        return uses
+
+    out = _SoftmaxLoss.apply(hidden, gate.cut(weight), gate.cut(bias), positions)
+    return gate.record(func, managed, paired, build, out, rows=hidden)
+
+
+@user_rule(softmax_loss, without_parameters=True)
+def head(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
+    """dpformer's own head: hidden (B, 1, L, d) → losses (B, 1)."""
+    hidden, weight, targets = args
+    weights, public = kwargs.get("position_weights"), (weight, kwargs.get("bias"), kwargs.get("row_scale"))
+    if any(of_users(t) for t in public):
+        raise UnsupportedUse("softmax_loss is given a table or a bias that is a user's own: use F.cross_entropy")
+    if not (of_users(hidden) and of_users(targets)) or hidden.shape[0] != 1:
+        raise CannotBatch("softmax_loss takes a user's hidden states (1, L, d) and targets (1, L)")
+    if weights is not None:
+        with gate:
+            weights = weights * torch.ones_like(targets)
+    with Outside():
+        given = {**kwargs, "position_weights": None if weights is None else physical(weights).squeeze(1)}
+        rows = physical(hidden).squeeze(1), weight, physical(targets).squeeze(1)
+        trained = any(gate.is_managed(t) for t in public)
+        return wrapped(gate, (RULES[func](gate, func, rows, given) if trained else func(*rows, **given)).unsqueeze(1))

@@ -27,13 +27,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 
-from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.graph import leaves
-from dpformer.clipping.norms import ParameterUses
-from dpformer.clipping.recorded_call import RecordedCall, is_begin
+from dpformer.clipping.parameter_norms import ParameterUses
+from dpformer.clipping.recording import RecordedCall, is_begin, leaves
 from dpformer.clipping.rounding import full_precision
+from dpformer.compat import BackwardCFunction
+from dpformer.errors import UnsupportedUse
 
 EVERY = 128  # batches from one random proof to the next, on average: each costs about as much as a batch
 PATIENCE = 16  # batches in a row that prove nothing

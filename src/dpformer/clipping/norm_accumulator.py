@@ -15,17 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpformer.clipping import norms
-from dpformer.clipping.affine import AffineCall
-from dpformer.clipping.at_once import AtOnce, can_measure
-from dpformer.clipping.errors import UnsupportedUse
-from dpformer.clipping.graph import leaves
-from dpformer.clipping.norms import Measured, ParameterUses, by_parameter, measure_all, raised_squares
-from dpformer.clipping.products import Scratch
-from dpformer.clipping.recorded_call import RecordedCall
+from dpformer.clipping import parameter_norms
+from dpformer.clipping.batched_norms import AffineCall, BatchedLinear, StackedGradients, can_measure
+from dpformer.clipping.parameter_norms import Measured, ParameterUses, by_parameter, measure_all, raised_squares
+from dpformer.clipping.recording import RecordedCall, leaves
 from dpformer.clipping.rounding import full_precision, raised
-from dpformer.clipping.side_by_side import SideBySide
 from dpformer.clipping.uses import wide
+from dpformer.errors import UnsupportedUse
+from dpformer.kernels.products import Scratch
 
 WAITING = 1 << 22  # numbers of calls whose uses wait to be measured
 
@@ -58,12 +55,12 @@ class PerUserNorms:
         # parameters does not matter.
         self.squares = np.zeros((2, self.users))
         self.groups: list[ParameterUses] = []
-        self.small: list[SideBySide] = []  # of the groups with one dense use, at the end
+        self.small: list[StackedGradients] = []  # of the groups with one dense use, at the end
         self.waiting: list[ParameterUses] = []  # other parameters to be measured
         self.numbers = 0  # that they hold, at most
         self.scratch = None if forget else Scratch()
-        self.linear = AtOnce(self.users, self.scratch)  # linear layers to be measured
-        self.room = norms.KEEP  # numbers of written-out gradients that may still be kept
+        self.linear = BatchedLinear(self.users, self.scratch)  # linear layers to be measured
+        self.room = parameter_norms.KEEP  # numbers of written-out gradients that may still be kept
         self.families = families_of(calls)
         self.contexts: set[int] = set()  # of the calls that were reached
 
@@ -89,7 +86,7 @@ class PerUserNorms:
         with full_precision(self.device.type):
             self._measure()
             beside = {id(group) for some in self.small for group in some.groups}
-            self.small += SideBySide.of([g for g in self.groups if g.is_dense and id(g) not in beside])
+            self.small += StackedGradients.of([g for g in self.groups if g.is_dense and id(g) not in beside])
         for some in self.small:
             self._add(some.squares().cpu().double().numpy())
 
@@ -143,7 +140,7 @@ class PerUserNorms:
             self._add_all(*raised_squares(some))
 
     def _measure_linear(self) -> None:
-        linear, self.linear = self.linear, AtOnce(self.users, self.scratch)
+        linear, self.linear = self.linear, BatchedLinear(self.users, self.scratch)
         if not linear.numbers:
             return
         found = linear.measure()

@@ -6,7 +6,12 @@ it holds: replaced, added to or scaled, it has lost its mark, and a private step
 too, by the sum of their bits, since `p.grad.data.mul_(100)` leaves no other trace. It is a guard against mistakes: who
 wants to can forge it.
 
-The mark also says *whose* losses the sum holds (addends.py).
+The mark also says *whose* losses the sum holds: one `Addend` per backward pass. A user who is in a sum twice counts 2C
+there, so a second time is refused, whichever micro-batch, engine or process adds it. Users of two batches in one sum
+would be two Poisson samples priced as one, so they are refused too. And a step that claims to be of a batch must hold
+all of it: if who is left out depends on who else was drawn, one user changes more than its own summand. Without a part
+nobody knows whose losses they are: then that each user counts once is assumed, and the step is accounted for without
+amplification.
 
 For a parameter in half precision the mark also holds the sum itself, in float32: in bfloat16, which has eight bits, the
 600th user of a sum would hardly change it, and another one would change it by more than C.
@@ -22,10 +27,93 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dpformer.clipping.addends import Addend, Addends, refuse_repeated
-from dpformer.clipping.bits import Bits, bits_and_finite, bits_of_all
-from dpformer.clipping.products import add_sums, can_weigh
-from dpformer.sampling.batch import Part
+from dpformer import compat
+from dpformer.kernels.checksum import Bits, bits_and_finite, bits_of_all, equal
+from dpformer.kernels.products import add_sums, can_weigh
+from dpformer.sampling.batch import Batch, Part
+
+# -- whose losses a sum holds ------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class Addend:
+    """One backward pass: the users whose clipped gradients it added; None: not told."""
+
+    part: Part | None
+
+
+Addends = tuple[Addend, ...]
+
+
+def refuse_repeated(held: Sequence[Addend], part: Part | None) -> None:
+    """Raises if these users must not be added to a sum: they are in it already, or it is of another batch.
+
+    Args:
+        held: what the sum holds.
+        part: the users to add; None: not told.
+    """
+    for addend in held:
+        _refuse_mixed(addend.part, part)
+    if part is not None:
+        _refuse_twice([*(addend.part.users for addend in held if addend.part is not None), part.users], part.batch)
+
+
+def check_users(held: Sequence[Addend], batch: Batch | None) -> None:
+    """Raises unless a sum holds every user of a batch once, and nobody else.
+
+    Args:
+        held: what the sum holds.
+        batch: the one to step on; None: a step of users that nobody names.
+    """
+    if batch is None:
+        for addend in held:
+            if addend.part is not None:
+                raise ValueError(
+                    f"the gradients hold users of the batch of step {addend.part.batch.step + 1}: give it to the step, "
+                    "`optimizer.step(batch)`"
+                )
+        return
+    for addend in held:
+        _refuse_mixed(batch[:0], addend.part)
+    users = [addend.part.users for addend in held if addend.part is not None]
+    _refuse_twice(users, batch)
+    if (count := sum(map(len, users))) != len(batch):
+        raise ValueError(
+            f"the batch of step {batch.step + 1} has {len(batch)} users, and the gradients hold {count} of them: add "
+            "all of them, those without data with a loss of zero, or who is left out depends on who else was drawn"
+        )
+
+
+def _refuse_mixed(held: Part | None, part: Part | None) -> None:
+    """A sum is of one batch, or of users that nobody names."""
+    if held is None and part is None:
+        return
+    if held is None or part is None:
+        raise ValueError(
+            "this sum holds users of a batch, and losses whose users are not named: give the part of the batch to "
+            "every backward pass of a step or to none, and call `zero_grad()` after each step"
+        )
+    if not held.batch.is_of_the_draw(part.batch):
+        raise ValueError(
+            f"this sum holds users of the batch of step {held.batch.step + 1}, and now users of the batch of step "
+            f"{part.batch.step + 1} come: each batch is one step, so batches cannot be accumulated; call "
+            "`optimizer.step(batch)` and `zero_grad()` before the next one; for larger batches raise the sample rate"
+        )
+
+
+def _refuse_twice(users: Sequence[Tensor], batch: Batch) -> None:
+    if not users:
+        return
+    ordered = torch.cat(list(users)).sort().values
+    if bool((twice := ordered[1:] == ordered[:-1]).any()):
+        raise ValueError(
+            f"user {int(ordered[1:][twice][0])} is in the sum of step {batch.step + 1} already: a user counts once in "
+            "a step, or would be released at a multiple of the clip norm; put all of a user's data into one loss"
+        )
+
+
+# -- what the engine promises of a gradient ----------------------------------------------------------------------------
+
 
 _MARK = "_phantom_bound"
 _HALF = (torch.bfloat16, torch.float16)
@@ -70,8 +158,9 @@ def bounds_of(parameters: Sequence[Tensor]) -> list[Bound | None]:
         if gradient is not None and mark is not None and mark.is_about(gradient):
             told.append((n, mark, gradient))
     found: list[Bound | None] = [None] * len(parameters)
-    for (n, mark, _), bits in zip(told, bits_of_all([gradient for _, _, gradient in told]), strict=True):
-        found[n] = mark if bool(mark.bits == bits) else None
+    same = equal([mark.bits for _, mark, _ in told], bits_of_all([gradient for _, _, gradient in told]))
+    for (n, mark, _), is_same in zip(told, same, strict=True):
+        found[n] = mark if is_same else None
     return found
 
 
@@ -171,6 +260,7 @@ def add_bounded(
         for parameter, mark in zip(parameters, before, strict=True)
     ]
     quick = _add_written(additions, factors)
+    quick = _begin(additions, quick)
     wides = [
         None if is_added else _add(addition, mark)
         for addition, mark, is_added in zip(additions, before, quick, strict=True)
@@ -207,6 +297,33 @@ def _add_written(additions: Sequence[Addition], factors: Tensor) -> list[bool]:
     return quick
 
 
+def _begin(additions: Sequence[Addition], added: Sequence[bool]) -> list[bool]:
+    """`p.grad` ← sums that are there, and 0 where one is to be added to nothing: a call each for all.
+
+    Says which additions are done.
+    """
+    begun = [
+        (n, addition)
+        for n, addition in enumerate(additions)
+        if not added[n] and (p := addition.parameter).grad is None and p.dtype == addition.dtype not in _HALF
+    ]
+    copied: dict[int, tuple[Tensor, Tensor]] = {}
+    zeros: list[Tensor] = []
+    for n, addition in begun:
+        p, total = addition.parameter, addition.total
+        p.grad = torch.empty_like(p, memory_format=torch.contiguous_format)
+        if isinstance(total, Tensor):
+            copied[n] = p.grad, total
+        else:
+            zeros.append(p.grad)
+    if copied:
+        gradients, totals = zip(*copied.values(), strict=True)
+        compat.copy_all(list(gradients), list(totals))
+    if zeros:
+        compat.zero_all(zeros)
+    return [is_added or n in copied for n, is_added in enumerate(added)]
+
+
 def _add(addition: Addition, before: Bound | None) -> Tensor | None:
     """Adds to `p.grad`; gives the sum in more digits, where `p.grad` has too few for it."""
     parameter, dtype = addition.parameter, addition.dtype
@@ -217,12 +334,7 @@ def _add(addition: Addition, before: Bound | None) -> Tensor | None:
         addition.add(wide)
         _write(parameter, wide)
         return wide
-    if parameter.dtype == dtype and (parameter.grad is None or parameter.grad.is_contiguous()):
-        if parameter.grad is None and isinstance(addition.total, Tensor) and addition.total.dtype == dtype:
-            parameter.grad = addition.total.clone()
-            return None
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+    if parameter.dtype == dtype and parameter.grad is not None and parameter.grad.is_contiguous():
         addition.add(parameter.grad)
         return None
     total = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)

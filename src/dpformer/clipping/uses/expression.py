@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dpformer.clipping.recorded_call import Source
+from dpformer.clipping.recording import Source
 from dpformer.clipping.uses import Dense
 
 
@@ -51,9 +51,9 @@ class Expression:
         grads = grads.to(self.z.dtype)
         if not batched:
             return widened(torch.autograd.grad(self.z, self.parameter, grads, retain_graph=True)[0])
-        ids = read_ids(self.z, self.parameter)
-        if ids is not None:
-            return widened(_spread(grads, ids, self.parameter))
+        read = read_ids(self.z, self.parameter)
+        if read is not None:
+            return widened(_spread(grads, *read, self.parameter))
         try:
             (out,) = torch.autograd.grad(self.z, self.parameter, grads, retain_graph=True, is_grads_batched=True)
         except RuntimeError:  # an autograd function of the model's own that cannot be batched
@@ -62,8 +62,11 @@ class Expression:
         return widened(out)
 
 
-def read_ids(z: Tensor, table: Tensor) -> Tensor | None:
-    """What rows z is, if it is nothing but rows of the table, as positions are: the same for every user."""
+def read_ids(z: Tensor, table: Tensor) -> tuple[Tensor, bool] | None:
+    """What rows z is, if it is nothing but rows of the table, as positions are: the same for every user.
+
+    Also whether they are the first rows, in order.
+    """
     node = z.grad_fn
     if node is None or node.name() != "EmbeddingBackward0" or z._backward_hooks:
         return None
@@ -75,13 +78,18 @@ def read_ids(z: Tensor, table: Tensor) -> Tensor | None:
     # Hooks on the node or on the table show themselves only in what they do.
     ones = torch.ones_like(z)
     (pulled,) = torch.autograd.grad(z, table, ones, retain_graph=True)
-    return ids if pulled.layout == torch.strided and torch.equal(pulled, _spread(ones[None], ids, table)[0]) else None
+    if pulled.layout != torch.strided:
+        return None
+    flat = ids.flatten()
+    expected = _spread(ones[None], ids, False, table)[0]
+    first = flat == torch.arange(len(flat), dtype=ids.dtype, device=ids.device)
+    agrees, is_first = torch.stack([(pulled == expected).all(), first.all()]).tolist()  # read at once
+    return (ids, is_first) if agrees else None
 
 
-def _spread(grads: Tensor, ids: Tensor, table: Tensor) -> Tensor:
+def _spread(grads: Tensor, ids: Tensor, first: bool, table: Tensor) -> Tensor:
     """(B, *ids, d) → (B, M, d): rows where they were read; batched autograd takes several times as long."""
     rows = grads.reshape(len(grads), ids.numel(), table.shape[1])
-    first = torch.equal(ids.flatten(), torch.arange(ids.numel(), dtype=ids.dtype, device=ids.device))
     if first and ids.numel() == len(table):
         return rows
     out = rows.new_zeros(len(rows), *table.shape)

@@ -15,14 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpformer.clipping.expressions import Expression
-from dpformer.clipping.graph import leaves
-from dpformer.clipping.products import A_FEW, Scratch, can_multiply, measured_products
-from dpformer.clipping.recorded_call import Source
-from dpformer.clipping.rounding import CANCEL, LOOSE, PIECE, Rows, square_error, sums_of_squares
-from dpformer.clipping.row_lengths import RowLengths, is_plain, lengths_of, row_lengths, some_of, without_zeros
+from dpformer.clipping.recording import Source, leaves
+from dpformer.clipping.rounding import (
+    CANCEL,
+    LOOSE,
+    PIECE,
+    RowLengths,
+    Rows,
+    is_plain,
+    lengths_of,
+    row_lengths,
+    some_of,
+    square_error,
+    sums_of_squares,
+    without_zeros,
+)
 from dpformer.clipping.uses import Dense, Lookup, Outer, Ragged, Use, by_rows, inner, reach, squared, tensor_of
+from dpformer.clipping.uses.expression import Expression
 from dpformer.kernels import native
+from dpformer.kernels.products import A_FEW, Scratch, can_multiply, measured_products
 
 KEEP = 48 << 20  # numbers written out and kept: 192 MB of float32
 

@@ -1,4 +1,4 @@
-"""Users' gradients from their rows, by compiled code: the same bits whoever else is in the batch.
+"""Users' gradients from their rows, by compiled code: the same bits whatever other users are in the batch.
 
 A matrix library may add up the same rows in another order when they are padded to another length. Then one user with a
 long history changes how the gradients of others round: by 10⁻⁷ of them, and by 64 times as much where rows cancel. Here
@@ -182,3 +182,26 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     if threads not in _pools:
         _pools[threads] = ThreadPoolExecutor(threads)
     return _pools[threads]
+
+
+# -- sums of squares in float64: nothing of float32 overflows or vanishes in them --------------------------------------
+
+
+def can_square(sides: Sequence[Tensor]) -> bool:
+    """Whether compiled code is there, and for all of these (…, n)."""
+    return native.supports(*sides) and all(2 <= t.ndim <= 3 for t in sides)
+
+
+def squares_of_rows(sides: Sequence[Tensor]) -> Tensor:
+    """(N,) of all rows, one side after the other; a side that is there several times is read once."""
+    assert native.kernels is not None
+    places: dict[object, int] = {}
+    every = [places.setdefault((t.data_ptr(), t.shape, t.stride()), n) for n, t in enumerate(sides)]
+    once = [n for n, place in enumerate(every) if n == place]
+    rows = [prod(sides[n].shape[:-1]) for n in once]
+    squares = torch.empty(sum(rows), dtype=torch.float64)
+    native.kernels.squares_of_rows([native.rows_of(sides[n]) for n in once], squares.numpy())
+    if len(once) == len(sides):
+        return squares
+    parts = dict(zip(once, squares.split(rows), strict=True))
+    return torch.cat([parts[place] for place in every])

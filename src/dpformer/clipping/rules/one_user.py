@@ -14,17 +14,72 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.affine import is_plain, record_affine
-from dpformer.clipping.errors import CannotBatch, UnsupportedUse
+from dpformer.clipping.batched_norms import is_plain, record_affine
 from dpformer.clipping.interception import Interception
 from dpformer.clipping.rules import RULES
-from dpformer.clipping.rules.einsum import linear_layer
-from dpformer.clipping.rules.recurrent import CELLS
-from dpformer.clipping.rules.recurrent import layer as one_direction
-from dpformer.clipping.softmax_head import softmax_loss
-from dpformer.clipping.torch_names import is_batchedtensor
+from dpformer.clipping.rules.linear import linear_layer
 from dpformer.clipping.trees import tensors_of
-from dpformer.clipping.vmap_level import Outside, physical
+from dpformer.compat import Outside, is_batchedtensor, physical
+from dpformer.errors import CannotBatch, UnsupportedUse
+
+# -- recurrent layers --------------------------------------------------------------------------------------------------
+
+
+State = tuple[Tensor, ...]  # (h,) or (h, c), each (B, H)
+Cell = Callable[[Tensor, Tensor, State], State]  # input gates, hidden gates, state → state
+
+
+def _gru(x: Tensor, h: Tensor, state: State) -> State:
+    xr, xz, xn = x.chunk(3, -1)
+    hr, hz, hn = h.chunk(3, -1)
+    reset, update = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
+    new = torch.tanh(xn + reset * hn)
+    return (new + update * (state[0] - new),)
+
+
+def _lstm(x: Tensor, h: Tensor, state: State) -> State:
+    i, f, g, o = (x + h).chunk(4, -1)
+    cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(cell), cell
+
+
+def _tanh(x: Tensor, h: Tensor, state: State) -> State:
+    return (torch.tanh(x + h),)
+
+
+def _relu(x: Tensor, h: Tensor, state: State) -> State:
+    return (torch.relu(x + h),)
+
+
+def one_direction(x: Tensor, state: State, weights: list[Tensor], cell: Cell, backwards: bool) -> tuple[Tensor, State]:
+    """One direction of one layer. x (B, T, D) → (B, T, H) and the last state."""
+    w_x, w_h, *biases = weights
+    b_x, b_h = biases or (None, None)
+    gates = F.linear(x, w_x, b_x)
+    steps = range(x.shape[1] - 1, -1, -1) if backwards else range(x.shape[1])
+    outputs: list[Tensor] = []
+    for t in steps:
+        state = cell(gates[:, t], F.linear(state[0], w_h, b_h), state)
+        outputs.append(state[0])
+    if backwards:
+        outputs.reverse()
+    return torch.stack(outputs, 1), state
+
+
+CELLS: dict[Any, Cell] = {
+    torch.gru: _gru,
+    torch.lstm: _lstm,
+    torch.rnn_tanh: _tanh,
+    torch.rnn_relu: _relu,
+    torch.gru_cell: _gru,
+    torch.lstm_cell: _lstm,
+    torch.rnn_tanh_cell: _tanh,
+    torch.rnn_relu_cell: _relu,
+}
+
+
+# -- the rules ---------------------------------------------------------------------------------------------------------
+
 
 Run = Callable[[Interception, Any, Any, Any], Any]
 
@@ -59,14 +114,14 @@ def _named(names: str, *homes: Any) -> list[Any]:
 def _only_first(args: Any, kwargs: Any) -> bool:
     """Whether the first argument is the user's, and no other."""
     rest = tensors_of(*args[1:], *kwargs.values())
-    return bool(args) and _is_users(args[0]) and not any(map(is_batchedtensor, rest))
+    return bool(args) and of_users(args[0]) and not any(map(is_batchedtensor, rest))
 
 
-def _is_users(t: Any) -> bool:
+def of_users(t: Any) -> bool:
     return isinstance(t, Tensor) and is_batchedtensor(t)
 
 
-def _wrap(gate: Interception, out: Tensor) -> Tensor:
+def wrapped(gate: Interception, out: Tensor) -> Tensor:
     assert gate.level is not None
     return gate.mine(gate.level.wrap(out))
 
@@ -80,7 +135,7 @@ def affine(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
         x, w, b = given.pop("input", None), given.pop("weight", None), given.pop("bias", None)
     else:
         b, x, w = given.pop("input", None), given.pop("mat1", None), given.pop("mat2", None)
-    if any(value != 1 for value in given.values()) or not _is_users(x):
+    if any(value != 1 for value in given.values()) or not of_users(x):
         return NotImplemented
     if not gate.is_public(w) or w.ndim != 2 or w.is_complex() or x.is_complex() or x.ndim == 0:
         return NotImplemented
@@ -98,13 +153,13 @@ def affine(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
             out = record_affine(gate, function, x, w, b, *trains)
         else:
             out = RULES[function](gate, function, (x, w, b) if func is _LINEAR else (b, x, w), {})
-        return _wrap(gate, out if func is _LINEAR else out.view(*shape[:-1], out.shape[-1]))
+        return wrapped(gate, out if func is _LINEAR else out.view(*shape[:-1], out.shape[-1]))
 
 
 @user_rule(*_named("matmul __matmul__ mm", torch, Tensor, torch.linalg))
 def product(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     """x @ W, and W @ x = (xᵀ @ Wᵀ)ᵀ."""
-    if len(args) == 2 and not kwargs and gate.is_managed(args[0]) and _is_users(args[1]):
+    if len(args) == 2 and not kwargs and gate.is_managed(args[0]) and of_users(args[1]):
         weight, x = args
         if weight.ndim == 2 and x.ndim >= 2 and not (weight.is_complex() or x.is_complex()):
             with gate:
@@ -114,7 +169,7 @@ def product(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     if any(t.is_complex() for t in args):
         return NotImplemented
     with Outside():
-        return _wrap(gate, RULES[torch.matmul](gate, torch.matmul, (physical(args[0]), args[1]), {}))
+        return wrapped(gate, RULES[torch.matmul](gate, torch.matmul, (physical(args[0]), args[1]), {}))
 
 
 @user_rule(*_named("__getitem__", Tensor), *_named("index_select", torch, Tensor))
@@ -123,12 +178,12 @@ def rows_of_a_table(gate: Interception, func: Any, args: Any, kwargs: Any) -> An
     if kwargs or len(args) not in (2, 3) or (len(args) == 3 and args[1] != 0):
         return NotImplemented
     table, ids = args[0], args[-1]
-    if not _is_users(ids) or not gate.is_managed(table) or table.is_complex():
+    if not of_users(ids) or not gate.is_managed(table) or table.is_complex():
         return NotImplemented
     if ids.dtype not in (torch.int64, torch.int32):
         return NotImplemented
     with Outside():
-        return _wrap(gate, RULES[Tensor.__getitem__](gate, func, (table, physical(ids)), {}))
+        return wrapped(gate, RULES[Tensor.__getitem__](gate, func, (table, physical(ids)), {}))
 
 
 @user_rule(F.embedding_bag)
@@ -144,12 +199,12 @@ def einsum(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     equation, *tensors = args
     if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
         tensors = list(tensors[0])
-    if kwargs or sum(map(_is_users, tensors)) != 1 or any(not isinstance(t, Tensor) or t.is_complex() for t in tensors):
+    if kwargs or sum(map(of_users, tensors)) != 1 or any(not isinstance(t, Tensor) or t.is_complex() for t in tensors):
         return NotImplemented
     with Outside():
-        everybody = [physical(t) if is_batchedtensor(t) else t for t in tensors]
+        everybody = [physical(t) if of_users(t) else t for t in tensors]
         out = linear_layer(gate, func, equation, everybody)
-        return NotImplemented if out is None else _wrap(gate, out)
+        return NotImplemented if out is None else wrapped(gate, out)
 
 
 @user_rule(*[f for f in _named("layer_norm rms_norm", F) if f in RULES])
@@ -158,7 +213,7 @@ def normalised(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     if not _only_first(args, kwargs) or args[0].is_complex():
         return NotImplemented
     with Outside():
-        return _wrap(gate, RULES[func](gate, func, (physical(args[0]), *args[1:]), kwargs))
+        return wrapped(gate, RULES[func](gate, func, (physical(args[0]), *args[1:]), kwargs))
 
 
 @user_rule(F.embedding)
@@ -171,11 +226,11 @@ def embedding(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
             "F.embedding is used with max_norm or scale_grad_by_freq, which depend on other users; leave them out"
         )
     ids, table = given.pop("input"), given.pop("weight")
-    if not _is_users(ids) or not gate.is_public(table) or table.is_complex():
+    if not of_users(ids) or not gate.is_public(table) or table.is_complex():
         return NotImplemented
     given.pop("sparse", None)  # gradients of users are sums here, never sparse tensors
     with Outside():
-        return _wrap(gate, RULES[func](gate, func, (physical(ids), table), given))
+        return wrapped(gate, RULES[func](gate, func, (physical(ids), table), given))
 
 
 @user_rule(F.conv1d, F.conv2d, F.group_norm, F.batch_norm)
@@ -190,9 +245,9 @@ def folded(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     with Outside():
         x = physical(x)
         if convolves and x.ndim == weight.ndim:  # one sample without a dimension of its own
-            return _wrap(gate, RULES[func](gate, func, (x, *args[1:]), kwargs))
+            return wrapped(gate, RULES[func](gate, func, (x, *args[1:]), kwargs))
         out = RULES[func](gate, func, (x.flatten(0, 1), *args[1:]), kwargs)
-        return _wrap(gate, out.unflatten(0, x.shape[:2]))
+        return wrapped(gate, out.unflatten(0, x.shape[:2]))
 
 
 @user_rule(F.scaled_dot_product_attention, without_parameters=True)
@@ -212,19 +267,19 @@ def attention(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
     with Outside():
 
         def spread(t: Tensor) -> Tensor:
-            return physical(t) if is_batchedtensor(t) else t.expand(users, *t.shape)
+            return physical(t) if of_users(t) else t.expand(users, *t.shape)
 
-        if mask is not None and (is_batchedtensor(mask) or (mask.ndim == 4 and mask.shape[0] > 1)):
+        if mask is not None and (of_users(mask) or (mask.ndim == 4 and mask.shape[0] > 1)):
             mask = spread(mask)
             mask = mask[:, None, None] if mask.ndim == 3 else mask
             mask = mask.expand(users, n, *mask.shape[2:]).flatten(0, 1)
         out = func(*(spread(t).flatten(0, 1) for t in sides), mask, **given)
-        return _wrap(gate, out.unflatten(0, (users, n)))
+        return wrapped(gate, out.unflatten(0, (users, n)))
 
 
 @user_rule(torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu)
 def recurrent(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
-    """Unrolled over time, as in rules/recurrent.py."""
+    """Unrolled over time (above)."""
     if kwargs or isinstance(args[3], (list, tuple)):
         raise CannotBatch("a PackedSequence has another length for each user")
     x, hx, params, has_biases, num_layers, dropout, train, bidirectional = args[:8]
@@ -265,22 +320,3 @@ def cell(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
         state = tuple(s + zero for s in (hx if isinstance(hx, (tuple, list)) else (hx,)))
         after = CELLS[func](F.linear(x, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
     return after if len(after) > 1 else after[0]
-
-
-@user_rule(softmax_loss, without_parameters=True)
-def head(gate: Interception, func: Any, args: Any, kwargs: Any) -> Any:
-    """dpformer's own head: hidden (B, 1, L, d) → losses (B, 1)."""
-    hidden, weight, targets = args
-    weights, public = kwargs.get("position_weights"), (weight, kwargs.get("bias"), kwargs.get("row_scale"))
-    if any(_is_users(t) for t in public):
-        raise UnsupportedUse("softmax_loss is given a table or a bias that is a user's own: use F.cross_entropy")
-    if not (_is_users(hidden) and _is_users(targets)) or hidden.shape[0] != 1:
-        raise CannotBatch("softmax_loss takes a user's hidden states (1, L, d) and targets (1, L)")
-    if weights is not None:
-        with gate:
-            weights = weights * torch.ones_like(targets)
-    with Outside():
-        given = {**kwargs, "position_weights": None if weights is None else physical(weights).squeeze(1)}
-        rows = physical(hidden).squeeze(1), weight, physical(targets).squeeze(1)
-        trained = any(gate.is_managed(t) for t in public)
-        return _wrap(gate, (RULES[func](gate, func, rows, given) if trained else func(*rows, **given)).unsqueeze(1))
