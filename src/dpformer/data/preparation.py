@@ -95,6 +95,7 @@ def from_histories(
     present = lengths > 0
     dropped, last_dropped = int((~known).sum()), int((~known[log.offsets[1:][present] - 1]).sum())
     items = numbers[log.codes[known] if dropped else log.codes]
+    weights, sessions = (of if of is None or not dropped else of[known] for of in (log.weights, log.sessions))
     lengths[present] = np.add.reduceat(known, log.offsets[:-1][present], dtype=np.int64)
     _refuse_useless(lengths)
     cuts = None if log.cuts is None else _cuts(log.offsets, log.cuts, known, users)
@@ -115,9 +116,8 @@ def from_histories(
         "split": _split(lengths, validation) if cuts is None else _split_by_time(lengths, cuts, split_at),
         "max_length": max_length,
     }
-    if cuts is not None:
-        return TimeSplitDataset(items, offsets, ids, words, max_length, validation, description, cuts=cuts)
-    return Dataset(items, offsets, ids, words, max_length, validation, description)
+    given = (items, offsets, ids, words, max_length, validation, description, None, weights, sessions)
+    return Dataset(*given) if cuts is None else TimeSplitDataset(*given, cuts=cuts)
 
 
 def _cuts(offsets: np.ndarray, cuts: np.ndarray, known: np.ndarray, users: int | None) -> np.ndarray:

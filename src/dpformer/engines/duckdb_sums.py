@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from dpformer.engines.duckdb_connection import Connection, connect
-from dpformer.engines.sums import GRID, LONGEST, WEIGHTS, WINDOW, Block
+from dpformer.engines.sums import GRID, MOST_WEIGHT, WEIGHTS, WINDOW, Block, longest
 
 USERS_AT_ONCE = 1 << 18
 ROWS_AT_ONCE = 1 << 24  # rows of a result
 SUMS_AT_ONCE = 1 << 23  # sums of a later round queried at a time
+_WEIGHT_BITS = MOST_WEIGHT.bit_length()
 _SLACK = "(1000000001e0 / 1000000000e0)"  # a literal 1.000000001 would be a decimal
 _NORMED = (  # (c, v, s): each row (u, c, v) of vectors with s = Σ v² of its user
     "norms AS (SELECT u, CAST(sum(v * v) AS BIGINT) AS s FROM vectors GROUP BY u), "
@@ -26,11 +27,13 @@ _NORMED = (  # (c, v, s): each row (u, c, v) of vectors with s = Σ v² of its u
 class DuckDBSums:
     """`Sums` of a table `histories` (u, p, i): user, position from the start, item.
 
-    For users with more than LONGEST items the table holds only the last ones.
+    For users with more than LONGEST items the table holds only the last ones. If interactions are `weighted`, there is
+    a column w; if they are in `sessions`, a column s.
     """
 
-    def __init__(self, connection: Connection, num_users: int) -> None:
+    def __init__(self, connection: Connection, num_users: int, *, weighted: bool, sessions: bool) -> None:
         self.connection, self.num_users = connection, num_users
+        self.weighted, self.owner = weighted, "u, s" if sessions else "u"
         self._placed: np.ndarray | None = None
 
     def items(self, num_items: int) -> np.ndarray:
@@ -85,13 +88,20 @@ class DuckDBSums:
             f"SELECT {k} AS k, CAST({weight} AS BIGINT) AS w" for k, weight in enumerate(WEIGHTS, start=1)
         )
         spread = f"SELECT u, x, {other} AS y, w FROM led CROSS JOIN ({distances}) AS distances WHERE x IS NOT NULL"
+        place = "x"
+        if self.weighted:  # the weight of an item travels in the last bits of its place
+            place = f"x * {1 << _WEIGHT_BITS} + w AS x"
+            first, second = (f"{name} >> {_WEIGHT_BITS} AS {name}" for name in "xy")
+            own = f"(y & {(1 << _WEIGHT_BITS) - 1})"
+            spread = f"SELECT u, {first}, {second}, w * {own} AS w FROM ({spread}) AS packed"
         each = (
             "SELECT u, least(x, y) AS lo, greatest(x, y) AS hi, CASE WHEN x > y THEN 1 ELSE 0 END AS back, w FROM "
             f"({spread}) AS xy WHERE y IS NOT NULL AND x <> y"
         )
         return (
-            "WITH placed AS (SELECT u, p, x FROM histories LEFT JOIN places ON histories.i = places.i), "
-            f"led AS (SELECT u, x, {leads} FROM placed WINDOW w AS (PARTITION BY u ORDER BY p)), "
+            f"WITH placed AS (SELECT {self.owner}, p, {place} FROM histories LEFT JOIN places "
+            "ON histories.i = places.i), "
+            f"led AS (SELECT u, x, {leads} FROM placed WINDOW w AS (PARTITION BY {self.owner} ORDER BY p)), "
             f"each_pair AS ({each}), "
             f"pairs AS (SELECT u, ((hi * (hi - 1)) >> 1) + lo AS cell, back, w FROM each_pair), "
             f"chosen AS ({chosen}), "
@@ -127,14 +137,23 @@ class DuckDBSums:
 
 @contextmanager
 def duckdb_sums(
-    items: np.ndarray, starts: np.ndarray, stops: np.ndarray, *, memory: str | None = None
+    items: np.ndarray,
+    starts: np.ndarray,
+    stops: np.ndarray,
+    weights: np.ndarray | None = None,
+    sessions: np.ndarray | None = None,
+    *,
+    memory: str | None = None,
 ) -> Iterator[DuckDBSums]:
-    """Sums of histories in arrays, user u's items at items[starts[u]:stops[u]]; the database lives with the context."""
+    """Sums of histories in arrays, as in `ArraySums`; the database lives with the context."""
+    marks = {"w": weights, "s": sessions}
+    names = ["u", "p", "i", *(name for name, of in marks.items() if of is not None)]
     with connect(memory, "the table of histories") as connection:
-        sums = DuckDBSums(connection, len(starts))
-        connection.execute("CREATE TABLE histories (u INTEGER, p INTEGER, i INTEGER)")
+        sums = DuckDBSums(connection, len(starts), weighted=weights is not None, sessions=sessions is not None)
+        connection.execute(f"CREATE TABLE histories ({', '.join(f'{name} INTEGER' for name in names)})")
         for first in range(0, len(starts), USERS_AT_ONCE):
-            part = _history_rows(items, starts[first : first + USERS_AT_ONCE], stops[first : first + USERS_AT_ONCE])
+            users = slice(first, first + USERS_AT_ONCE)
+            part = _history_rows(items, starts[users], stops[users], weights, sessions)
             sums.write("INSERT INTO histories", {**part, "u": part["u"] + first})
         yield sums
 
@@ -144,11 +163,15 @@ def _quantised(value: str, squares: str) -> str:
     return f"CAST(floor({scaled} / (sqrt(CAST({squares} AS DOUBLE)) * {_SLACK})) AS BIGINT)"
 
 
-def _history_rows(items: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> dict[str, np.ndarray]:
+def _history_rows(
+    items: np.ndarray, starts: np.ndarray, stops: np.ndarray, weights: np.ndarray | None, sessions: np.ndarray | None
+) -> dict[str, np.ndarray]:
     """The table `histories` for some users: the last LONGEST items of each."""
-    starts = np.maximum(starts, stops - LONGEST)
+    starts = np.maximum(starts, stops - longest(weights))
     lengths = stops - starts
     within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     rows = np.repeat(starts, lengths) + within
     users: Any = np.repeat(np.arange(len(lengths)), lengths)
-    return {"u": users, "p": within, "i": np.asarray(items[rows], dtype=np.int64)}
+    columns = {"i": items, "w": weights, "s": sessions}
+    marks = {name: np.asarray(of[rows], dtype=np.int64) for name, of in columns.items() if of is not None}
+    return {"u": users, "p": within, **marks}

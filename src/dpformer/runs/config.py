@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from dpformer.data.options import FILTERS, OF_FORMAT, OF_LOGS, READING, DataOptions
+from dpformer.data.options import FILTERS, OF_FORMAT, OF_LOGS, READING, WEIGHING, DataOptions
 from dpformer.errors import DpformerError
 from dpformer.kinds import auto
 from dpformer.kinds.base import ModelKind
@@ -76,7 +76,7 @@ class Config(RunOptions, TrainingOptions, PrivacyOptions, ModelOptions, DataOpti
             near = nearest(unknown[0], READING)
             raise DpformerError(f"unknown option {unknown[0]!r} for reading a log; the nearest is {near!r}")
         dropped = [*(OF_FORMAT if self._of_other_format(file) else ()), *(FILTERS if unfiltered else ())]
-        dropped += ["snapshot"] if file != self.file else []
+        dropped += ["snapshot", *WEIGHING] if file != self.file else []
         reset = {name: Config.model_fields[name].default for name in dropped}
         engine = None if self.engine == "spark" else self.engine
         return self.replace(**{**reset, "engine": engine, **given, "file": file})
