@@ -46,7 +46,7 @@ def rate(factor: float) -> list[object]:
 def clipping_off() -> list[object]:
     return [
         patch.object(normalize, "__call__", lambda self, norms: torch.ones_like(norms)),
-        patch.object(PhantomClipping, "_factors", staticmethod(lambda norms, upper, clip: clip(norms))),
+        patch.object(PhantomClipping, "_factors", staticmethod(lambda finite, norms, upper, clip: (clip(norms), True))),
     ]
 
 
