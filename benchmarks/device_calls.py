@@ -67,7 +67,7 @@ def count(model: nn.Module, losses: Callable[[nn.Module, Any], Tensor], data: An
     """The third step."""
     model = model.to(second_device.NAME)
     inner = torch.optim.Adam(model.parameters(), foreach=True)
-    clipping = dp.PhantomClipping(model, proof=False) if private else None
+    clipping = dp.PhantomClipping(model, self_check=False) if private else None
     sizes: dict[str, Any] = {"noise_multiplier": 1.0, "clip_norm": 1.0, "expected_batch_size": USERS}
     optimizer = dp.PrivateOptimizer(inner, **sizes) if private else inner
     for _ in range(3):

@@ -40,6 +40,7 @@ class Addend:
     """One backward pass: the users whose clipped gradients it added; None: not told."""
 
     part: Part | None
+    self_checked: bool = True  # whether the engine that made it compares itself with autograd
 
 
 Addends = tuple[Addend, ...]
@@ -238,6 +239,7 @@ def add_bounded(
     together: frozenset[int] | None,
     *,
     part: Part | None = None,
+    self_checked: bool = True,
 ) -> None:
     """`p.grad` += sums of users bounded by `clip_norm` over the parameters in `together`.
 
@@ -247,6 +249,7 @@ def add_bounded(
     Args:
         factors: (B,) of the users.
         part: who they are; None: not told.
+        self_checked: whether the engine that made the sums compares itself with autograd.
     """
     if part is not None and len(part) != len(factors):
         raise ValueError(f"the part has {len(part)} users, and there are losses of {len(factors)}: give one loss each")
@@ -254,7 +257,7 @@ def add_bounded(
     before = bounds_of(parameters)
     held = addends_of(parameters, before)
     refuse_repeated(held, part)
-    held = (*held, Addend(part))
+    held = (*held, Addend(part, self_checked))
     known = [
         mark is not None or parameter.grad is None or _is_zero(parameter.grad)
         for parameter, mark in zip(parameters, before, strict=True)

@@ -44,8 +44,8 @@ class PerUserNorms:
         calls: of the forward pass.
         trainable: identities of the parameters that are clipped.
         losses: of the users; norms have their device, and their precision or better.
-        forget: drop what the norms were computed from. The proof still needs it, and then written-out gradients are not
-            kept beside it.
+        forget: drop what the norms were computed from. The self-check still needs it, and then written-out gradients
+            are not kept beside it.
     """
 
     def __init__(self, calls: Sequence[RecordedCall], trainable: set[int], losses: Tensor, forget: bool) -> None:

@@ -94,7 +94,7 @@ def paired(function: Callable[..., Tensor]) -> Paired:
 
 def own(out: Tensor) -> Tensor:
     """A view (einsum permutes a product) is copied: were the model to write into it, autograd would lead its gradient
-    past the hook, to what it is a view of, and neither the engine nor the proof would know."""
+    past the hook, to what it is a view of, and neither the engine nor the self-check would know."""
     return out.clone() if out._is_view() else out
 
 
@@ -113,7 +113,7 @@ class RecordedCall:
     func: Any
     names: tuple[str, ...]  # of the parameters
     managed: list[Tensor]  # the parameters (or expressions of parameters) used here
-    paired: Paired  # ⟨the function of `managed`, a gradient⟩: what plain autograd differentiates in the proof
+    paired: Paired  # ⟨the function of `managed`, a gradient⟩: what plain autograd differentiates in the self-check
     build: Build  # gradient of the output → uses, once the number of users is known
     shape: tuple[int, ...]  # of the tensor whose first dimension counts the rows
     sink: list[Callable[[RecordedCall, Tensor], None]]  # shared with the engine: the last one takes the gradients
@@ -267,7 +267,7 @@ class Recorder(TorchFunctionMode):
         return t.detach() if self.is_managed(t) else t
 
     def fill(self, fresh: Sequence[Tensor], *slots: Any) -> tuple[Any, ...]:
-        """The arguments with their managed ones replaced, in order, by fresh tensors (for the proof)."""
+        """The arguments with their managed ones replaced, in order, by fresh tensors (for the self-check)."""
         values = iter(fresh)
         return tuple(next(values) if self.is_managed(slot) else slot for slot in slots)
 
@@ -317,7 +317,7 @@ class Recorder(TorchFunctionMode):
 
 
 def _under_autocast(paired: Paired, device: str) -> Paired:
-    """The proof calls the function again, perhaps outside the autocast that the model ran under."""
+    """The self-check calls the function again, perhaps outside the autocast that the model ran under."""
     dtype = torch.get_autocast_dtype(device)
 
     def within(*args: Tensor) -> Tensor:

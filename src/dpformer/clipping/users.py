@@ -7,7 +7,7 @@ computed in a `with` block, which runs once, can in `clipping.accumulate`, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from dpformer.clipping.patches import of_contexts, replaced
 from dpformer.clipping.rules.one_user import USER_RULES
 from dpformer.clipping.trees import count_of, map_trees, tree_of
 from dpformer.compat import VmapLevel, is_batchedtensor, maybe_current_level, physical
-from dpformer.errors import CannotBatch, UnsupportedUse
+from dpformer.errors import CannotBatch, UnsupportedUse, out_of_memory
 from dpformer.sampling.batch import Part
 
 _SAVED = (
@@ -155,7 +155,7 @@ class OneUserExists:
     def why_not_together(self, error: Exception) -> str | None:
         """Why a loss that has raised is to be computed one user at a time; None if it is refused, or the error is its
         own."""
-        if not self.fallback.allowed:
+        if not self.fallback.allowed or out_of_memory(error):
             return None
         if isinstance(error, CannotBatch):
             return str(error).removesuffix(f"; {_FORM}")
@@ -196,11 +196,16 @@ class OneUserExists:
                 "the loss was computed where the engine cannot see it (torch._C.DisableTorchFunction), or not from the "
                 "user's data: leave that out"
             )
-        if not loss.requires_grad:
-            return [torch.zeros_like(p) for p in parameters], loss.detach()
-        found = torch.autograd.grad(loss.reshape(()), parameters, allow_unused=True)
-        dense = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-        return [g.to_dense() if g.layout != torch.strided else g for g in dense], loss.detach()
+        return gradients_of(loss.reshape(()), parameters), loss.detach()
+
+
+def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """By plain autograd; zero where the loss does not depend on a parameter."""
+    if not loss.requires_grad:
+        return [torch.zeros_like(p) for p in parameters]
+    found = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+    dense = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    return [g.to_dense() if g.layout != torch.strided else g for g in dense]
 
 
 _SIGNS = ("vmap", "functorch", "atching rule", "transformed by", "storage", "stack expects each tensor")
