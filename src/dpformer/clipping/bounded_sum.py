@@ -19,6 +19,7 @@ For a parameter in half precision the mark also holds the sum itself, in float32
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -117,6 +118,7 @@ def _refuse_twice(users: Sequence[Tensor], batch: Batch) -> None:
 
 
 _MARK = "_phantom_bound"
+_adding = threading.Lock()  # two threads may add to one gradient
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -253,6 +255,18 @@ def add_bounded(
     """
     if part is not None and len(part) != len(factors):
         raise ValueError(f"the part has {len(part)} users, and there are losses of {len(factors)}: give one loss each")
+    with _adding:
+        _add_all(additions, factors, (clip_norm, together), part, self_checked)
+
+
+def _add_all(
+    additions: Sequence[Addition],
+    factors: Tensor,
+    bound: tuple[float, frozenset[int] | None],
+    part: Part | None,
+    self_checked: bool,
+) -> None:
+    clip_norm, together = bound
     parameters = [addition.parameter for addition in additions]
     before = bounds_of(parameters)
     held = addends_of(parameters, before)

@@ -12,8 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dpformer import compat
 from dpformer.clipping.bounded_sum import Addition, add_bounded
 from dpformer.clipping.clip_functions import ClipFunction
+from dpformer.clipping.functions import foreign
 from dpformer.clipping.isolation import EqualChances, compare_outcomes, generators_kept
 from dpformer.clipping.model_state import State, Walk
 from dpformer.clipping.norm_accumulator import PerUserNorms
@@ -246,14 +248,20 @@ class PhantomClipping:
             loss: one user's loss, one number, from inside `users`.
             clip: the factor of each user by its norm.
         """
+        if seeing := foreign(compat.modes_below()):
+            raise UnsupportedUse(
+                f"{seeing} is active, which would see the gradients of all users together: leave it before "
+                f"`clipping.backward`"
+            )
         later: list[RecordedCall] = []
-        try:
-            losses, part = self._users.losses(loss)
-            self.losses = losses.detach()
-            norms, later = self._backward(losses, clip, part)
-            return norms
-        finally:
-            self._gate.calls[:] = later
+        with self._users.of_this_thread():
+            try:
+                losses, part = self._users.losses(loss)
+                self.losses = losses.detach()
+                norms, later = self._backward(losses, clip, part)
+                return norms
+            finally:
+                self._gate.calls[:] = later
 
     def _backward(self, losses: Tensor, clip: ClipFunction, part: Part | None) -> tuple[Tensor, list[RecordedCall]]:
         """The norms, and the calls of contexts after those that the losses were computed in."""
@@ -326,6 +334,12 @@ class PhantomClipping:
         self._gate.sink.append(collected)
         try:
             torch.autograd.backward(losses.sum(), retain_graph=retain_graph)
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):
+                raise UnsupportedUse(
+                    f"a tensor was changed in place after a function had read it: build a new tensor instead ({error})"
+                ) from error
+            raise
         finally:
             self._gate.sink.pop()
             for guard in guards:

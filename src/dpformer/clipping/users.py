@@ -7,6 +7,8 @@ computed in a `with` block, which runs once, can in `clipping.accumulate`, which
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from dpformer import compat
 from dpformer.clipping.fallback import Fallback
+from dpformer.clipping.functions import foreign
 from dpformer.clipping.interception import Interception
 from dpformer.clipping.model_state import Registered, State
 from dpformer.clipping.patches import of_contexts, replaced
@@ -33,6 +36,16 @@ _FORM = (
     "in a `with` block it cannot be computed one user at a time unless it is inside a module: use "
     "`clipping.accumulate(loss_of, data, clip, part)`, which can"
 )
+
+
+class _Lock:
+    """Of a model, in all its engines."""
+
+    def __init__(self) -> None:
+        self.of_thread = threading.RLock()
+
+
+_locks: weakref.WeakValueDictionary[int, _Lock] = weakref.WeakValueDictionary()  # by identity of the model
 
 
 class OneUserExists:
@@ -53,6 +66,7 @@ class OneUserExists:
         self.gate.remember_lists(model)
         self.fallback = Fallback(self.gate, model, allowed)
         self._parts: dict[int, tuple[Part | None, int]] = {}  # by mark: the users, and how many
+        self._lock = _locks.setdefault(id(model), _Lock())
 
     def declare(self, *things: Tensor | nn.Module) -> None:
         """Tensors that are the same for every user."""
@@ -101,8 +115,30 @@ class OneUserExists:
         return self.gate.mine(self.gate.level.wrap(leaf.unsqueeze(1)))
 
     @contextmanager
+    def of_this_thread(self) -> Iterator[None]:
+        """Inside, no other thread may use an engine of this model, and no mode of others is active."""
+        if seeing := foreign(compat.function_modes()):
+            raise UnsupportedUse(
+                f"{seeing} is active, which is called in the place of torch's functions, out of the engine's sight: "
+                f"leave it before `clipping.users`"
+            )
+        if not self._lock.of_thread.acquire(blocking=False):
+            raise UnsupportedUse(
+                "another thread is using an engine of this model: give each thread a copy of the model and an engine "
+                "of its own, or let one thread compute all parts"
+            )
+        try:
+            yield
+        finally:
+            self._lock.of_thread.release()
+
+    @contextmanager
     def _watched(self) -> Iterator[None]:
         """Inside, the model must not change, and nothing may compute it again later."""
+        with self.of_this_thread():
+            yield from self._watching()
+
+    def _watching(self) -> Iterator[None]:
         found = self._walk()
         if found is not self._found:
             refuse_distributed(self.model)
