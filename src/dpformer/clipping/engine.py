@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from dpformer import compat
 from dpformer.clipping.bounded_sum import Addition, add_bounded
 from dpformer.clipping.clip_functions import ClipFunction
 from dpformer.clipping.functions import foreign
-from dpformer.clipping.isolation import EqualChances, compare_outcomes, generators_kept
+from dpformer.clipping.isolation import EqualChances, Outcome, compare_outcomes, generators_kept, is_finite
 from dpformer.clipping.model_state import State, Walk
 from dpformer.clipping.norm_accumulator import PerUserNorms
 from dpformer.clipping.parameter_norms import ParameterUses
@@ -25,7 +26,7 @@ from dpformer.clipping.rounding import full_precision
 from dpformer.clipping.self_check import PATIENCE, compare_with_autograd, due, let_go
 from dpformer.clipping.trees import map_tensors, rows_of, tree_of, versions_of
 from dpformer.clipping.users import OneUserExists, gradients_of, refuse_distributed
-from dpformer.errors import UnsupportedUse
+from dpformer.errors import UnsupportedUse, first_line, out_of_memory
 from dpformer.sampling.batch import Part
 
 ENOUGH = 16  # users whose gradients are compared with autograd at the start
@@ -188,21 +189,36 @@ class PhantomClipping:
         chances = EqualChances(chance.getrandbits(32))
         with self._surroundings(), generators_kept(), self._users.fallback.quiet():
             together = self._together(lambda mine: loss_of(one_of(mine)), tree, chances)
-            finite = [n for n, (loss, _) in enumerate(together) if bool(torch.isfinite(loss))]
-            alone = {}
-            state = State(self._walk())
+            finite = [n for n, outcome in enumerate(together) if is_finite(outcome)]
+            state, alone = State(self._walk()), {}
             for n in chance.sample(finite, min(ALONE, len(finite))):
                 mine = map_tensors(lambda leaf: leaf[n : n + 1].clone(), tree)  # noqa: B023
                 with chances, torch.enable_grad():
-                    loss = loss_of(one_of(mine)).reshape(())
-                    alone[n] = loss.detach(), gradients_of(loss, self._gate.trainable)
+                    outcome = self._outside_of_engine(loss_of, one_of(mine))
+                if outcome is not None:
+                    alone[n] = outcome
             state.compare(self._walk(), self._gate.is_public)
         compare_outcomes(together, alone, chances.half)
         self._compared_alone += len(finite)
 
-    def _together(
-        self, loss_of: Callable[[Any], Tensor], tree: Any, chances: EqualChances
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    def _outside_of_engine(self, loss_of: Callable[[Any], Tensor], mine: Any) -> Outcome | None:
+        """Loss and gradient of one user, by plain autograd; None where torch lacks a function that rules do without."""
+        try:
+            loss = loss_of(mine).reshape(())
+            return loss.detach(), gradients_of(loss, self._gate.trainable)
+        except NotImplementedError as error:
+            why = first_line(error)
+            warnings.warn(f"users alone are not compared, since torch cannot compute them here: {why}", stacklevel=5)
+            return None
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            raise UnsupportedUse(
+                f"the loss of a user alone, outside of the engine, ends in an error, and inside it does not: keep "
+                f"nothing of users between calls of the model ({first_line(error)})"
+            ) from error
+
+    def _together(self, loss_of: Callable[[Any], Tensor], tree: Any, chances: EqualChances) -> list[Outcome]:
         """Losses and gradients of users as this engine computes them; nothing is added to `p.grad`."""
         waiting = list(self._gate.calls)
         try:

@@ -27,7 +27,7 @@ from dpformer.clipping.patches import replaced
 from dpformer.clipping.recording import storage_of
 from dpformer.clipping.trees import map_tensors, map_trees, tensors_of
 from dpformer.compat import Outside, physical
-from dpformer.errors import CannotBatch, UnsupportedUse
+from dpformer.errors import CannotBatch, UnsupportedUse, first_line
 
 _SEVERAL = "its results have another form for each user"
 
@@ -151,7 +151,7 @@ class Fallback:
                 if gate.failed is failed:
                     return out
                 gate.raise_refusal()
-                why = f"it goes on after an error: {_first_line(gate.failed)}"
+                why = f"it goes on after an error: {first_line(gate.failed)}"
             except CannotBatch as error:
                 why = str(error)
             except UnsupportedUse:
@@ -159,7 +159,7 @@ class Fallback:
             except Exception as error:
                 if getattr(error, "_phantom_alone", False):
                     raise
-                why = _first_line(error)
+                why = first_line(error)
             del gate.calls[before:]
             gate.forget_copies()
         name = type(module).__name__
@@ -361,8 +361,3 @@ def _form(*trees: Any) -> list[Any]:
         else:
             leaves.append(id(tree))
     return leaves
-
-
-def _first_line(error: BaseException | None) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]

@@ -324,6 +324,11 @@ class _Comparison:
 Outcome = tuple[Tensor, list[Tensor]]  # of one user: the loss, (), and the gradient by each trainable parameter
 
 
+def is_finite(outcome: Outcome) -> bool:
+    loss, gradient = outcome
+    return bool(torch.isfinite(loss)) and math.isfinite(_length(gradient))
+
+
 def compare_outcomes(together: Sequence[Outcome], alone: Mapping[int, Outcome], half: bool) -> None:
     """Raises if the engine's loss or gradient of a user among others is not that of plain autograd for the user alone.
 

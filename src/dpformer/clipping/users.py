@@ -25,7 +25,7 @@ from dpformer.clipping.patches import of_contexts, replaced
 from dpformer.clipping.rules.one_user import USER_RULES
 from dpformer.clipping.trees import count_of, map_trees, tree_of
 from dpformer.compat import VmapLevel, is_batchedtensor, maybe_current_level, physical
-from dpformer.errors import CannotBatch, UnsupportedUse, out_of_memory
+from dpformer.errors import CannotBatch, UnsupportedUse, first_line, out_of_memory
 from dpformer.sampling.batch import Part
 
 _SAVED = (
@@ -100,7 +100,7 @@ class OneUserExists:
                     yield one_of(mine)
                 self.gate.raise_refusal()
                 if self.gate.failed is not None:
-                    raise CannotBatch(f"the loss goes on after an error ({_short(self.gate.failed)})")
+                    raise CannotBatch(f"the loss goes on after an error ({first_line(self.gate.failed)})")
             except Exception as error:
                 self._explain(error)
                 raise
@@ -163,7 +163,9 @@ class OneUserExists:
         if isinstance(error, UnsupportedUse) or getattr(error, "_phantom_alone", False):
             return
         if isinstance(error, (RuntimeError, NotImplementedError)) and _is_of_vmap(error):
-            raise CannotBatch(f"torch cannot compute this for all users together ({_short(error)}); {_FORM}") from error
+            raise CannotBatch(
+                f"torch cannot compute this for all users together ({first_line(error)}); {_FORM}"
+            ) from error
 
     # -- losses --------------------------------------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class OneUserExists:
             return str(error).removesuffix(f"; {_FORM}")
         if isinstance(error, UnsupportedUse) or not isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
             return None
-        return _short(error)
+        return first_line(error)
 
     def one_by_one(self, loss_of: Callable[[Any], Tensor], data: Any) -> Iterator[tuple[list[Tensor], Tensor]]:
         """The gradients by all trainable parameters, and the loss, of each user."""
@@ -249,10 +251,6 @@ _SIGNS = ("vmap", "functorch", "atching rule", "transformed by", "storage", "sta
 
 def _is_of_vmap(error: Exception) -> bool:
     return any(sign in str(error) for sign in _SIGNS)
-
-
-def _short(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def refuse_distributed(model: nn.Module) -> None:
