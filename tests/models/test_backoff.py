@@ -86,19 +86,6 @@ def test_what_an_export_records_gives_the_same(model: TransitionCounts) -> None:
     torch.testing.assert_close(model.next_scores(items, lengths), model.scores([[3, 9, 50], [7], []]))
 
 
-def test_prior_logits_are_probabilities_and_follow_the_claims(model: TransitionCounts) -> None:
-    table, backed = dense(model)
-    history = list(range(0, 50, 2))
-    logits = model.prior_logits(torch.tensor([history]), torch.tensor([len(history)]))[0]
-    torch.testing.assert_close(logits.exp().sum(1), torch.ones(len(history)), rtol=1e-4, atol=1e-4)
-    latest = history[::-1][:20]
-    alphas = 1 / np.arange(1, 21)
-    claims = sum(a * (table + backed)[x] for a, x in zip(alphas / alphas.sum(), latest, strict=True))
-    claims *= 0.8 / max(1, claims.sum())
-    expected = np.log(claims + (1 - claims.sum()) * model.popularity.double().numpy())
-    np.testing.assert_allclose(logits[-1].numpy(), expected, rtol=1e-4)
-
-
 def test_parts_of_an_explanation_add_up_to_the_score(model: TransitionCounts) -> None:
     history = [3, 9, 3, 50, 12]
     scores = model.scores([history])[0]

@@ -412,17 +412,6 @@ def test_model_is_its_formulas(seed: int, histories: list[list[int]]) -> None:
         for item, weight in zip(latest, weights / max(weights.sum(), 1e-9), strict=True):
             row += weight * table[item]
     np.testing.assert_allclose(model.scores(histories).numpy(), np.log(claims + 0.01 * popularity), atol=1e-4)
-    expected = np.log(0.8 * claims + (1 - 0.8 * claims.sum(1, keepdims=True)) * popularity)
-    lengths = torch.tensor([len(history) for history in histories])
-    items = torch.zeros(len(histories), max(1, int(lengths.max())), dtype=torch.int64)
-    for row, history in zip(items, histories, strict=True):
-        row[: len(history)] = torch.tensor(history, dtype=torch.int64)
-    prior = model.prior_logits(items, lengths)
-    assert prior.shape == (*items.shape, 8)
-    torch.testing.assert_close(prior.exp().sum(-1), torch.ones(items.shape), atol=1e-5, rtol=0)
-    for row, length in enumerate(lengths.tolist()):
-        if length:
-            np.testing.assert_allclose(prior[row, length - 1].numpy(), expected[row], atol=1e-4)
 
 
 def test_repeats_are_claimed_by_the_items_of_the_history() -> None:
@@ -439,14 +428,6 @@ def test_repeats_are_claimed_by_the_items_of_the_history() -> None:
     model.check_state()
     similar = [CountsScoring(one).profiles().toarray() for one in (plain, model)]
     np.testing.assert_allclose(*similar, atol=1e-6)  # similarity is about other items
-
-
-def test_prior_logits_look_only_back() -> None:
-    model = TransitionCounts.from_release(a_release(np.random.default_rng(3)))
-    items = torch.randint(0, 8, (3, 25), generator=torch.Generator().manual_seed(0))
-    lengths = torch.tensor([25, 25, 10])
-    whole = model.prior_logits(items, lengths)
-    torch.testing.assert_close(model.prior_logits(items[:, :7], lengths.clamp(max=7)), whole[:, :7])
 
 
 def test_symmetric_data_give_symmetric_counts() -> None:

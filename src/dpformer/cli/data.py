@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from dpformer.data.options import READING
+from dpformer.data.options import READING, WEIGHING
 from dpformer.errors import DpformerError
 from dpformer.runs.config import Config
 
-CHOICES = ("file", *READING, "catalog", "drop_unknown_items", "max_length", "validation", "split")
+CHOICES = ("file", *READING, *WEIGHING, "catalog", "drop_unknown_items", "max_length", "validation", "split")
 NOT_PRIVATE = "These numbers are exact: no privacy guarantee covers them."
 
 

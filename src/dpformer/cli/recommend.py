@@ -52,7 +52,9 @@ def recommend(
     asked = parse_rules(items, exclude, item_where, max_per)
     given = reading_of(choices, unfiltered)
     if history is not None and given:
-        raise DpformerError(f"--{next(iter(given)).replace('_', '-')} needs --histories: omit it")
+        name = next(iter(given))
+        fix = "for items of the catalogue give --item-where category=Toys" if name == "where" else "omit it"
+        raise DpformerError(f"--{name.replace('_', '-')} needs --histories: {fix}")
     if out is not None:
         from dpformer.serving.batch import format_of
 

@@ -9,7 +9,7 @@ expression of parameters (`weight.T`, `positions[:T]`, `scale.exp()`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -225,10 +225,17 @@ class Recorder(TorchFunctionMode):
         self.found = found
 
     def remember_constants(self, model: nn.Module) -> None:
-        """Tensors in attributes of the model before it has seen any user, as peft's prompt tokens; while unchanged."""
+        """Tensors in attributes of the model before it has seen any user, as peft's prompt tokens; while unchanged.
+
+        Quantised weights keep theirs (scales, codes) in attributes of the parameter, or in an object there.
+        """
         for module in model.modules():
             for t in tensors_of(*(v for name, v in vars(module).items() if name not in _REGISTERED)):
                 self.constants[id(t)] = (t, t._version)
+            for parameter in module._parameters.values():
+                if parameter is not None and not parameter.requires_grad:
+                    for t in _kept_by(list(vars(parameter).values())):
+                        self.constants[id(t)] = (t, t._version)
 
     def remember_lists(self, model: nn.Module) -> None:
         """Lists and tuples in attributes of the model before it has seen any user; while unchanged."""
@@ -325,6 +332,14 @@ def _under_autocast(paired: Paired, device: str) -> Paired:
             return paired(*args)
 
     return within
+
+
+def _kept_by(values: list[Any], depth: int = 2) -> Iterator[Tensor]:
+    """The tensors among attributes of a parameter, and in plain objects there."""
+    yield from tensors_of(*values)
+    for value in values:
+        if depth and hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type)):
+            yield from _kept_by(list(vars(value).values()), depth - 1)
 
 
 def version_of(t: Tensor) -> int:

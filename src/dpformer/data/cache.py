@@ -20,6 +20,7 @@ from dpformer.errors import DpformerError
 
 FORMAT = 2  # 1 dropped users without rows that pass the filters
 CUTS = "cuts.npy"  # for a split by time
+MARKS = {"weights": np.uint8, "sessions": np.int32}  # of interactions, if there are any
 
 
 class PackedStrings(Sequence[str]):
@@ -63,6 +64,9 @@ def save(dataset: Dataset, folder: Path) -> None:
         _write(part / "offsets.npy", np.asarray(dataset.offsets, dtype=np.int64))
         _write(part / "user_ids.npy", users.data)
         _write(part / "user_offsets.npy", users.offsets)
+        for name, dtype in MARKS.items():
+            if (marks := getattr(dataset, name)) is not None:
+                _write(part / f"{name}.npy", np.asarray(marks, dtype=dtype))
         if isinstance(dataset, TimeSplitDataset):
             _write(part / CUTS, np.asarray(dataset.cuts, dtype=np.int64))
         (part / "vocabulary.json").write_text(dataset.vocabulary.to_json(), encoding="ascii")
@@ -95,6 +99,9 @@ def load(folder: Path) -> Dataset:
         kind, more = Dataset, {}
         if CUTS in meta["files"]:
             kind, more = TimeSplitDataset, {"cuts": _read(folder / CUTS, np.int64)}
+        for name, dtype in MARKS.items():
+            if f"{name}.npy" in meta["files"]:
+                more[name] = _read(folder / f"{name}.npy", dtype)
         dataset = kind(
             items=_read(folder / "items.npy", np.int32),
             offsets=_read(folder / "offsets.npy", np.int64),

@@ -17,6 +17,7 @@ import numpy as np
 
 from dpformer.data.unordered_hash import unordered_hash
 from dpformer.data.vocabulary import Vocabulary
+from dpformer.engines.digests import digest_sums
 
 MIN_TO_TEST = 3
 
@@ -28,7 +29,8 @@ class Dataset:
     Users are 0..num_users-1 and items 0..num_items-1; `user_ids[u]` and `vocabulary.ids[i]` are the ids of the log.
     `max_length` limits training to the last items of a user; None: whole histories. `description` holds the facts for
     the privacy statement; they come from the data and no guarantee covers them. `folder` is where the data is on disk
-    (`cache.load`), for other processes; None: in memory only.
+    (`cache.load`), for other processes; None: in memory only. `weights` and `sessions` are parallel to `items`: how
+    much an interaction counts, and the number of its session (`Filters`); None: 1, and one session.
     """
 
     items: np.ndarray  # (interactions,) int32
@@ -39,6 +41,8 @@ class Dataset:
     validation: bool = False
     description: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    weights: np.ndarray | None = None  # (interactions,) uint8, from 1
+    sessions: np.ndarray | None = None  # (interactions,) int32
 
     def __post_init__(self) -> None:
         if self.max_length is not None and self.max_length < 1:
@@ -50,6 +54,9 @@ class Dataset:
             raise ValueError("offsets do not cut the items into users")
         if len(self.items) and not (self.items.min() >= 0 and self.items.max() < self.num_items):
             raise ValueError(f"an item lies outside 0..{self.num_items - 1}")
+        for marks in (self.weights, self.sessions):
+            if marks is not None and marks.shape != self.items.shape:
+                raise ValueError(f"{len(marks)} weights or sessions for {len(self.items)} items")
 
     @classmethod
     def from_histories(
@@ -192,6 +199,9 @@ class Dataset:
         digest = hashlib.sha256(f"dpformer data 1\n{int(self.validation)} {self.num_users} {self.num_items}\n".encode())
         digest.update(np.ascontiguousarray(self.offsets, dtype="<i8").data)
         digest.update(np.ascontiguousarray(self.items, dtype="<i4").data)
+        for kind, marks in (("weights", self.weights), ("sessions", self.sessions)):
+            if marks is not None:
+                digest.update(f"{kind}\n".encode() + np.ascontiguousarray(marks, dtype="<i4").tobytes())
         for name in self.vocabulary.ids:
             digest.update(name.encode("utf-8", "surrogatepass") + b"\n")
         return digest.hexdigest()
@@ -199,7 +209,8 @@ class Dataset:
     @cached_property
     def unordered_hash(self) -> str:
         """The same for the same histories, whatever order users come in; private, too."""
-        return unordered_hash(self.items, self.offsets, self.vocabulary, self.num_users, self.validation)
+        totals = digest_sums(self.items, self.offsets)
+        return unordered_hash(totals, self.vocabulary, self.num_users, self.validation)
 
     def _padded(self, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         lengths = stops - starts

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpformer.data.columns import Columns
 from dpformer.data.filters import Filters
-from dpformer.data.log import Log, open_log
+from dpformer.data.log import MARKS, Log, open_log
 from dpformer.data.reading import Reading
 from dpformer.errors import DpformerError
 
@@ -29,6 +29,8 @@ class Histories:
     cuts: np.ndarray | None = (
         None  # (users,) int64: number of each user's interactions before the cut of a split by time
     )
+    weights: np.ndarray | None = None  # (interactions,) uint8: of `Filters.event_weights`
+    sessions: np.ndarray | None = None  # (interactions,) int32: of `Filters.session_gap`
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -65,13 +67,18 @@ def read(
         if not offsets[-1]:
             raise DpformerError(f"the filters leave none of the {log.interactions:,} interactions: loosen them")
         codes, times = np.empty(offsets[-1], dtype=np.int32), Times()
+        marks = {name: np.empty(offsets[-1], dtype=MARKS[name]) for name in log.marks}
         for users, part in log.parts(offsets):
             first, last = offsets[users.start], offsets[users.stop]
             codes[first:last] = part["i"]
+            for name, values in marks.items():
+                values[first:last] = part[name]
             if log.time_column is not None:
                 times.add(part["i"], part["t"], part["f"], offsets[users.start : users.stop + 1] - first)
+        if "sessions" in marks:
+            marks["sessions"] = np.cumsum(marks["sessions"], dtype=np.int32)
         cuts = None if split_at is None else log.cuts(offsets)
-        return Histories(log.user_ids, log.item_ids, codes, offsets, _facts(log, times), cuts)
+        return Histories(log.user_ids, log.item_ids, codes, offsets, _facts(log, times), cuts, **marks)
 
 
 def _facts(log: Log, times: "Times") -> dict[str, Any]:

@@ -18,12 +18,13 @@ from dpformer.data.readers.relation import Relation
 from dpformer.data.readers.split_line import FILTERED, OK
 from dpformer.data.reading import Reading
 from dpformer.data.sources.urls import called
-from dpformer.data.time_window import Bound, Window
+from dpformer.data.time_window import Bound, Window, pause
 from dpformer.engines.duckdb_connection import Connection, connect, first_line
 from dpformer.errors import DpformerError
 from dpformer.progress import watching
 
 ROWS_AT_ONCE = 1 << 22
+MARKS: dict[str, type] = {"weights": np.uint8, "sessions": np.int32}  # columns of `ordered` that only some logs have
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Log:
     different_items: int  # in them
     skipped: dict[str, int] = field(default_factory=dict)  # reason → number of rows skipped
     snapshot: str | None = None  # version of a table with numbered versions
+    marks: tuple[str, ...] = ()  # which of MARKS there are
 
     def offsets(self) -> np.ndarray:
         """Where the rows of each user start and the last ones end, (users + 1,); a user may have none."""
@@ -61,13 +63,15 @@ class Log:
         return np.asarray(cuts)
 
     def parts(self, offsets: np.ndarray) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
-        """The rows of blocks of whole users: (which users, their columns i, t and f)."""
+        """The rows of blocks of whole users: (which users, their columns i, t, f and `marks`)."""
         user, users = 0, len(offsets) - 1
         while user < users:
             stop = int(np.searchsorted(offsets, offsets[user] + ROWS_AT_ONCE, side="right")) - 1
             stop = min(max(stop, user + 1), users)  # at least one user
             rows = f"rowid >= {offsets[user]} AND rowid < {offsets[stop]}"
-            found = self.connection.execute(f"SELECT i, t, f FROM ordered WHERE {rows} ORDER BY rowid").fetchnumpy()
+            selected = ", ".join(("i", "t", "f", *self.marks))
+            query = f"SELECT {selected} FROM ordered WHERE {rows} ORDER BY rowid"
+            found = self.connection.execute(query).fetchnumpy()
             yield slice(user, stop), {column: np.asarray(values) for column, values in found.items()}
             user = stop
 
@@ -100,13 +104,15 @@ def open_log(
         for name, bound in (("since", filters.since), ("until", split_at or filters.until)):
             if bound and not Bound.parse(bound, name).is_date:
                 _refuse_dates(connection, where, f"--{name} is {bound!r}")
-        _order(connection, found, filters, cut)
+        marks = _order(connection, found, filters, cut)
         users, items = (
             connection.execute(f"SELECT id FROM {table} ORDER BY code").fetchnumpy()["id"].tolist()
             for table in ("users", "items")
         )
         connection.execute("DROP TABLE raw; DROP TABLE users; DROP TABLE items")
-        yield Log(connection, users, items, found.format, found.time_column, total, different, skipped, found.snapshot)
+        yield Log(
+            connection, users, items, found.format, found.time_column, total, different, skipped, found.snapshot, marks
+        )
 
 
 def _load(connection: Connection, found: Relation, filters: Filters) -> None:
@@ -152,16 +158,25 @@ def _share(connection: Connection) -> float:
     return max(0.0, float(connection.query_progress())) / 100
 
 
-def _order(connection: Connection, found: Relation, filters: Filters, cut: Bound | None) -> None:
-    """Create table `ordered`: the filtered rows with numbered ids, by user, time and position in the file."""
+def _order(connection: Connection, found: Relation, filters: Filters, cut: Bound | None) -> tuple[str, ...]:
+    """Create table `ordered`: the filtered rows with numbered ids, by user, time and position in the file.
+
+    Returns: which of MARKS it has.
+    """
     keep = f"fault = {OK}" + (f" AND r >= {float(filters.min_rating)!r}" if filters.min_rating is not None else "")
     enough = f"SELECT u FROM raw WHERE {keep} GROUP BY u HAVING count(*) >= {int(filters.min_user_actions)}"
     few = f" AND u IN ({enough})" if filters.min_user_actions > 1 else ""
     fractions = connection.execute("SELECT max(f) > 0 FROM raw").fetchone()[0]
     by = "" if found.time_column is None else "t, f," if fractions else "t,"
     later = "" if cut is None else f", NOT ({Window(until=cut).sql(f'kind = {DATE}')}) AS later"
+    weights = "" if filters.weights is None else ", e AS weights"
+    sessions = ""  # 1 for a row that starts another session than the row before
+    if filters.gap is not None:
+        order = f"PARTITION BY users.code ORDER BY {by} raw.rowid"
+        sessions = f", {pause(filters.gap, f'kind = {DATE}', order)} AS sessions"
     connection.execute(
         "CREATE TABLE ordered AS SELECT CAST(users.code AS INTEGER) AS u, CAST(items.code AS INTEGER) AS i, t, f"
-        f"{later} FROM raw JOIN users ON raw.u = users.id JOIN items ON raw.i = items.id "
+        f"{later}{weights}{sessions} FROM raw JOIN users ON raw.u = users.id JOIN items ON raw.i = items.id "
         f"WHERE {keep}{few} ORDER BY users.code, {by} raw.rowid"
     )
+    return tuple(name for name, there in zip(MARKS, (weights, sessions), strict=True) if there)

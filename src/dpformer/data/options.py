@@ -17,14 +17,16 @@ OF_READING = (
     "memory",
 )  # fmt: skip
 OF_COLUMNS = ("user_column", "item_column", "timestamp_column", "rating_column")
+WEIGHING = ("event_weights", "event_column", "session_gap")  # options of training, not of reading another log
 FILTERS = ("where", "since", "until", "min_rating", "min_user_actions")
 READING = (*OF_COLUMNS, *OF_READING, *FILTERS)  # options of every command that reads a log
 # Options that describe the format of one file and do not apply to a file of another format.
 OF_FORMAT = ("format", "columns", "delimiter", "quotes", "encoding", "table", "query", "snapshot")
 OF_TABLES = ("format", "table", "query", "snapshot", "memory")  # of logs and of texts
 OF_LOGS = (
-    "item_column", "rating_column", *FILTERS, "split", "catalog", *(n for n in OF_READING if n not in OF_TABLES),
-    "attributes", "drop_unknown_items", "assume_items_public", "validation", "cache",
+    "item_column", "rating_column", *FILTERS, *WEIGHING, "split", "catalog",
+    *(n for n in OF_READING if n not in OF_TABLES), "attributes", "drop_unknown_items", "assume_items_public",
+    "validation", "cache",
 )  # fmt: skip
 
 
@@ -75,6 +77,13 @@ class DataOptions(Options):
     )
     min_rating: float | None = option(None, "Drop interactions with a lower rating.")
     min_user_actions: Limit = option(0, "Drop the interactions of users with fewer.")
+    event_weights: str | None = option(
+        None, "Counts: how much interactions count by their event: purchase=3,view=1 (default: all the same)."
+    )
+    event_column: str | None = option(None, "Column of events, for --event-weights (default: event).")
+    session_gap: str | None = option(
+        None, "Counts: a pause that ends a session, such as 30min: items follow one another only within a session."
+    )
     users: Annotated[int, Field(ge=2)] | None = option(
         None, "Declared number of users, N (default: counted in the log, before any filter)."
     )
@@ -103,7 +112,7 @@ class DataOptions(Options):
         from dpformer.data.filters import Filters  # numpy
 
         until = None if self.split == "time" else self.until
-        return Filters(**{**{name: getattr(self, name) for name in FILTERS}, "until": until})
+        return Filters(**{**{name: getattr(self, name) for name in (*FILTERS, *WEIGHING)}, "until": until})
 
     @property
     def split_at(self) -> str | None:
@@ -125,8 +134,10 @@ class DataOptions(Options):
         """Raise ValueError on contradictions within the section."""
         if self.format is not None:
             self.reading()  # the table of formats knows the valid names
-        if self.where or self.since or self.until:
+        if self.where or self.since or self.until or self.event_weights or self.session_gap:
             self.filters()
+        if self.session_gap and self.order == "file":
+            raise ValueError("session_gap needs times, but order is file: give a timestamp column")
         if self.split == "time":
             self._check_split()
         if self.file is not None:

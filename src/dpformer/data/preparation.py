@@ -60,7 +60,7 @@ def prepare(
     if isinstance(source, Interactions):
         if split_at is not None:
             raise DpformerError("split_at applies to files, and to frames given to Recommender.fit")
-        return _prepare(source.histories(filters), "", *options)
+        return from_histories(source.histories(filters), "", *options)
     path = Path(source)
     folder = None
     if cache is not None:
@@ -68,14 +68,14 @@ def prepare(
         folder = Path(cache) / _cache_key(path, columns, reading, vocabulary, *rest)
     if folder is not None and folder.exists():
         return load(folder).with_max_length(max_length)
-    dataset = _prepare(read(path, columns, reading, filters, split_at), path.name, *options, split_at)
+    dataset = from_histories(read(path, columns, reading, filters, split_at), path.name, *options, split_at)
     if folder is None:
         return dataset
     save(dataset, folder)
     return load(folder).with_max_length(max_length)
 
 
-def _prepare(
+def from_histories(
     log: Histories,
     name: str,
     vocabulary: Vocabulary | None,
@@ -86,6 +86,7 @@ def _prepare(
     users: int | None,
     split_at: str | None = None,
 ) -> Dataset:
+    """Prepare histories for training; `name` is the source of the log, other arguments are those of `prepare`."""
     words, numbers = _vocabulary(log, vocabulary)
     known = numbers[log.codes] >= 0
     if isinstance(vocabulary, Vocabulary) and not drop_unknown_items and not known.all():
@@ -94,6 +95,7 @@ def _prepare(
     present = lengths > 0
     dropped, last_dropped = int((~known).sum()), int((~known[log.offsets[1:][present] - 1]).sum())
     items = numbers[log.codes[known] if dropped else log.codes]
+    weights, sessions = (of if of is None or not dropped else of[known] for of in (log.weights, log.sessions))
     lengths[present] = np.add.reduceat(known, log.offsets[:-1][present], dtype=np.int64)
     _refuse_useless(lengths)
     cuts = None if log.cuts is None else _cuts(log.offsets, log.cuts, known, users)
@@ -114,9 +116,8 @@ def _prepare(
         "split": _split(lengths, validation) if cuts is None else _split_by_time(lengths, cuts, split_at),
         "max_length": max_length,
     }
-    if cuts is not None:
-        return TimeSplitDataset(items, offsets, ids, words, max_length, validation, description, cuts=cuts)
-    return Dataset(items, offsets, ids, words, max_length, validation, description)
+    given = (items, offsets, ids, words, max_length, validation, description, None, weights, sessions)
+    return Dataset(*given) if cuts is None else TimeSplitDataset(*given, cuts=cuts)
 
 
 def _cuts(offsets: np.ndarray, cuts: np.ndarray, known: np.ndarray, users: int | None) -> np.ndarray:

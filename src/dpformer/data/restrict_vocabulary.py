@@ -30,9 +30,13 @@ def restrict_to_vocabulary(dataset: Dataset, vocabulary: Vocabulary) -> Dataset:
         return dataset
     numbers = vocabulary.match(list(dataset.vocabulary.ids))
     starts = dataset.offsets[:-1]
-    items = numbers[dataset.items[_ranges(starts, dataset.train_stops - starts)]]
+    rows = _ranges(starts, dataset.train_stops - starts)
+    items = numbers[dataset.items[rows]]
     ends = np.concatenate([[0], np.cumsum(dataset.train_stops - starts)])
     before = np.concatenate([[0], np.cumsum(items >= 0)])
+    weights, sessions = (
+        None if marks is None else marks[rows[items >= 0]] for marks in (dataset.weights, dataset.sessions)
+    )
     return RestrictedDataset(
         items=items[items >= 0].astype(np.int32),
         offsets=before[ends].astype(np.int64),
@@ -40,4 +44,6 @@ def restrict_to_vocabulary(dataset: Dataset, vocabulary: Vocabulary) -> Dataset:
         vocabulary=vocabulary,
         max_length=dataset.max_length,
         description=dataset.description,
+        weights=weights,
+        sessions=sessions,
     )

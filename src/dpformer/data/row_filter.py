@@ -13,9 +13,12 @@ import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpformer.errors import DpformerError
+
+if TYPE_CHECKING:
+    from dpformer.data.event_weights import EventWeights
 
 PREFIX = "where:"  # prefix of the columns of a condition, to avoid name clashes
 _TEMPLATE = "SELECT * FROM log WHERE ("
@@ -46,11 +49,13 @@ class RowFilter:
 
     Attributes:
         sql: SQL over the columns `alias(name)`.
-        columns: the columns it uses, as written.
+        columns: the columns it uses, as written; the last one is that of events, if rows have weights.
+        weight: SQL of the weight of a row, over the same columns; None: rows have no weights.
     """
 
     sql: str
     columns: tuple[str, ...]
+    weight: str | None = None
 
     @classmethod
     def parse(cls, condition: str) -> RowFilter:
@@ -71,6 +76,23 @@ class RowFilter:
             raise DpformerError(f"--where {condition!r} names no column of the log")
         return cls(str(sql).partition(" WHERE ")[2], tuple(columns))
 
+    def with_weight(self, column: str, weights: EventWeights) -> RowFilter:
+        """The same condition, and weights by a column of events."""
+        from dpformer.engines.duckdb_connection import name
+
+        columns = (*self.columns, column)
+        return replace(self, columns=columns, weight=weights.sql(name(f"{PREFIX}{len(self.columns)}")))
+
+    @property
+    def event(self) -> str | None:
+        """The alias of the column of events."""
+        return None if self.weight is None else f"{PREFIX}{len(self.columns) - 1}"
+
+    @property
+    def option(self) -> str:
+        """The option it comes from, for messages."""
+        return "--where" if self.weight is None or len(self.columns) > 1 else "--event-weights"
+
     def on(self, names: list[str], where: str) -> RowFilter:
         """The same condition with the column names of a log, compared without case if that is unambiguous."""
         by_name = {name.lower(): name for name in reversed(names)}
@@ -78,6 +100,11 @@ class RowFilter:
         if missing:
             from dpformer.data.columns import listed
 
+            if self.weight is not None and missing == [self.columns[-1]]:
+                raise DpformerError(
+                    f"{where} has no column {missing[0]!r} for --event-weights; it has {listed(names)}: give its name "
+                    "with --event-column"
+                )
             raise DpformerError(
                 f"--where uses a column {missing[0]!r}, but {where} has {listed(names)}; --where '' reads all rows"
             )

@@ -55,7 +55,15 @@ class TimeSplitDataset(Dataset):
 
     def leave_last_out(self) -> Dataset:
         """The same sequences with the last item of each user held out."""
-        return Dataset(self.items, self.offsets, self.user_ids, self.vocabulary, self.max_length)
+        return Dataset(
+            self.items,
+            self.offsets,
+            self.user_ids,
+            self.vocabulary,
+            self.max_length,
+            weights=self.weights,
+            sessions=self.sessions,
+        )
 
     @cached_property
     def hash(self) -> str:

@@ -54,6 +54,30 @@ class Bound:
         return f"CASE WHEN {is_date} THEN {as_it_is} {scaled} ELSE {whole} END"
 
 
+_GAP = re.compile(r"(\d{1,9}) ?(s|min|h|d)")
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+def parse_gap(text: str) -> int:
+    """A duration such as 30min, in nanoseconds."""
+    found = _GAP.fullmatch(text.strip())
+    if found is None or not int(found[1]):
+        raise DpformerError(f"session_gap is {text!r}; it must be a duration: 90s, 30min, 2h or 1d")
+    return int(found[1]) * _SECONDS[found[2]] * NS
+
+
+def pause(gap: int, is_date: str, by_user: str) -> str:
+    """SQL of 1 for a row that comes more than `gap` nanoseconds after the previous one of its user, otherwise 0.
+
+    Args:
+        gap: see `parse_gap`.
+        is_date: as in `Bound.sql`; numeric times are scaled by their size, too.
+        by_user: a window over the rows of a user, in order.
+    """
+    time = Bound(0, is_date=True).sql(is_date)
+    return f"CASE WHEN {time} - lag({time}) OVER ({by_user}) > {gap} THEN 1 ELSE 0 END"
+
+
 @dataclass(frozen=True)
 class Window:
     """From `since` onwards, and before `until`; None: unbounded."""

@@ -27,6 +27,7 @@ AUTO = "auto"
 UNDECIDED: ModelKind = COUNTS  # stands for `auto` until it is decided
 CANDIDATES: tuple[ModelKind, ...] = (COUNTS, TRANSFORMER)
 USERS_PER_ITEM = 15  # the fewest with which a network was better
+OF_COUNTS = ("repeat_weight", "previous", "event_weights", "session_gap")
 FEWEST_USERS = 3000  # below it, a batch drowns in the noise of a step
 
 
@@ -49,7 +50,8 @@ def by_choices(chosen: Mapping[str, Any], explicit: Iterable[str] = ()) -> str:
         chosen: all options so far.
         explicit: the names of options given explicitly, as opposed to those of a recipe.
     """
-    if chosen.get("engine") == "spark" or chosen.get("repeat_weight") or chosen.get("previous"):
+    in_cluster = chosen.get("engine") == "spark" and not chosen.get("cache")
+    if in_cluster or any(chosen.get(name) for name in OF_COUNTS):
         return COUNTS.name  # the only kind that supports them
     if chosen.get("task") == "lm" or any(name in OF_NETWORKS for name in explicit):
         return TRANSFORMER.name

@@ -84,6 +84,11 @@ class ModelKind:
             raise ValueError(f"Re-Attention needs attention, but {config.model} has none: omit it")
         if config.repeat_weight and not self.counted:
             raise ValueError(f"repeat_weight applies to counts, but model is {config.model}: omit it")
+        for name in ("event_weights", "session_gap"):
+            if getattr(config, name) and not self.counted:
+                raise ValueError(
+                    f"{name} applies to counts, but model is {config.model}: omit it, or select events with where"
+                )
         if config.previous is not None and not self.counted:
             raise ValueError(f"warm_start from an earlier run applies to counts, but model is {config.model}: omit it")
         if config.base is not None:

@@ -16,12 +16,6 @@ slightly evened out (`backoff.py`).
 - *Claims.* After a history that ends in x_20, …, x_1 (the latest): c_b = Σ_k α_k (T + μK)_{x_k b}, α_k ∝ 0.75^k,
   or 1/k if attributes say much, Σ α_k = 1; K, the back-off to public attributes of items (`backoff.py`), if any.
 - *Ranking*, `scores`: ln(c_b + 0.01·q_b), q the released popularity, which ranks items without counts.
-- *Probability*, `prior_logits`, for a network that learns the rest: ln P,
-
-    P(b) = λ·c_b + (1 − λ·Σ_b c_b)·q_b,    λ = 0.8 (c scaled to Σ_b c_b ≤ 1):
-
-  the probability that the counts do not claim goes to popularity, and P sums to 1. (Ranking by P loses 5% of NDCG: a
-  likelihood must insure against everything, the first ten places need not.)
 
 The constants were chosen on validation items of public data; see docs/results/counts.md.
 """
@@ -55,7 +49,6 @@ if TYPE_CHECKING:
 
 CLEAR = 3.0  # standard deviations above which a pair is used to estimate direction
 ROW_PRIOR = 30.0  # number of counts at which a row is half trusted
-TRUST = 0.8  # λ
 HINT = 0.01  # weight of popularity in a ranking
 
 
@@ -241,24 +234,6 @@ class TransitionCounts(nn.Module):
             interest = sum_of_rows(items, weights, offsets, links, self._reach(), none)
             claims = claims + self.backoff * product_with_columns(interest, offsets, links, self._pulled())
         return (claims + HINT * self.popularity).log()
-
-    def prior_logits(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """(B, L, M): at each position ln P of the next item, after the items up to it.
-
-        Args:
-            items: (B, L) int64, right-padded with 0.
-            lengths: (B,) int64; positions beyond are meaningless.
-        """
-        inside = torch.arange(items.shape[1], device=items.device) < lengths[:, None]
-        items = torch.where(inside, items, -1)
-        logits = self.popularity.new_empty(*items.shape, self.num_items)
-        for t in range(items.shape[1]):
-            latest = items[:, max(0, t + 1 - LATEST) : t + 1].flip(1)
-            claims = self._claims(F.pad(latest, (0, LATEST - latest.shape[1]), value=-1))
-            claims *= TRUST / claims.sum(1, keepdim=True).clamp(min=1)
-            rest = 1 - claims.sum(1, keepdim=True)
-            logits[:, t] = claims.addcmul_(rest, self.popularity).log_()
-        return logits
 
     def _claims(self, latest: Tensor) -> Tensor:
         """c (R, M) after each row of (R, LATEST) items, latest first, padded with -1."""

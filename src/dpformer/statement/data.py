@@ -40,6 +40,17 @@ def _filters(filters: dict[str, Any]) -> list[str]:
     if filters.get("since") or filters.get("until"):
         bounds = [f"{word} {filters[name]}" for name, word in _BOUNDS.items() if filters.get(name)]
         sentences.append(f"Only interactions {' and '.join(bounds)} were used.")
+    if filters.get("event_weights"):
+        weights = filters["event_weights"].replace("=", " = ").replace(",", ", ")
+        sentences.append(
+            f"Interactions were weighted by their {filters['event_column'] or 'event'} ({weights}): a pair of items "
+            "counts with the weight of the later one. Weights do not change the bound on one user's contribution."
+        )
+    if filters.get("session_gap"):
+        sentences.append(
+            f"Only pairs of items without a pause of more than {filters['session_gap']} between them were counted. All "
+            "sessions of a user are protected together."
+        )
     if filters["min_rating"] is not None:
         sentences.append(f"Interactions rated below {filters['min_rating']:g} were dropped.")
     if filters["min_user_actions"] > 1:

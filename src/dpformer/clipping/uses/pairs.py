@@ -108,12 +108,15 @@ def lookup_squared(use: Lookup) -> Tensor:
     """Σ_{t,u} 1[id_t = id_u] ⟨grad_t, grad_u⟩, by summing the rows that read the same entry first."""
     if use.is_plain:
         return use.squares()
-    users, rows = use.ids.shape[0], use.shape[0]
-    offset = torch.arange(users, device=use.ids.device)[:, None] * rows
-    entries, place = torch.unique((use.ids + offset).flatten(), return_inverse=True)
-    sums = use.grad.new_zeros(len(entries), use.grad.shape[-1]).index_add_(0, place, use.grad.flatten(0, 1))
-    squares = sums.to(torch.promote_types(sums.dtype, wide(sums.device))).square_().sum(1)
-    return squares.new_zeros(users).index_add_(0, entries // rows, squares)
+    users, length = use.ids.shape
+    ids, order = use.ids.sort(dim=1)
+    begins = torch.ones_like(ids)
+    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    entry = begins.cumsum(1) - 1  # of each user, counted from zero; no shape depends on how many there are
+    place = entry + length * torch.arange(users, device=ids.device)[:, None]
+    grads = use.grad.take_along_dim(order[..., None], 1).flatten(0, 1)
+    sums = torch.zeros_like(grads).index_add_(0, place.flatten(), grads)
+    return sums.to(torch.promote_types(sums.dtype, wide(sums.device))).square_().view(users, -1).sum(1)
 
 
 SQUARED: dict[type, Callable[[Any], Tensor]] = {

@@ -5,6 +5,7 @@ Whether a row is invalid depends on that row alone, so skipping it does not affe
 
 from dpformer.data.readers.relation import Relation, shown
 from dpformer.data.readers.split_line import (
+    EVENT,
     FIELDS,
     FILTERED,
     ITEM,
@@ -30,6 +31,7 @@ WORDS = {
     ITEM: "no item",
     TIME: "no time",
     RATING: "no rating",
+    EVENT: "event without a weight",
 }
 _SKIP = "or skip such rows with --skip-bad-rows"
 
@@ -148,6 +150,13 @@ def _refuse(connection: Connection, found: Relation, where: str, fault: int, row
         raise DpformerError(
             f"{where}: the timestamp {seen}; give numbers such as seconds since 1970, or ISO dates (2024-01-31 10:00), "
             f"{_SKIP}, or give --order file if rows are in the order of time"
+        )
+    if fault == EVENT:
+        query = f'SELECT CAST("{found.event}" AS VARCHAR) FROM ({found.cells}) LIMIT 1 OFFSET {row}'
+        event = connection.execute(query).fetchone()[0]
+        seen = "is missing" if event is None else f"{shown(event)} has no weight"
+        raise DpformerError(
+            f"{where}: the event {seen}; add it to --event-weights, drop its rows with --where, {_SKIP}"
         )
     seen = "is missing" if rating is None or not rating.strip() else f"{shown(rating)} is not a finite number"
     raise DpformerError(f"{where}: the rating {seen}; complete it, {_SKIP}")

@@ -115,10 +115,16 @@ def relation(
     made = replace(form.read(Given(connection, files, wanted, folder, together=files != [path])), format=form.title)
     if brought is not None:
         made = replace(made, format=brought.title or form.title, snapshot=brought.snapshot)
+    if filters.row_filter is not None:
+        made = replace(made, event=filters.row_filter.event)
     if filters.row_filter is not None and not made.filtered:
-        raise DpformerError(f"--where needs named columns, but {wanted.where} ({form.title}) has none: omit it")
+        raise DpformerError(
+            f"{filters.row_filter.option} needs named columns, but {wanted.where} ({form.title}) has none: omit it"
+        )
     if filters.window is not None and made.time_column is None:
         raise DpformerError(f"--since and --until need times, but the rows of {wanted.where} are read in file order")
+    if filters.gap is not None and made.time_column is None:
+        raise DpformerError(f"--session-gap needs times, but the rows of {wanted.where} are read in file order")
     return made
 
 

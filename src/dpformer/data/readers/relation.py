@@ -1,18 +1,18 @@
-"""Any log as one SQL relation of user, item, time and rating, each row with its fault, if any."""
+"""Any log as one SQL relation of user, item, time, rating and weight, each row with its fault, if any."""
 
 from dataclasses import dataclass
 
 from dpformer.data.columns import Columns, resolve
 from dpformer.data.filters import Filters
 from dpformer.data.readers.parse_cell import DATE
-from dpformer.data.readers.split_line import FILTERED, ITEM, OK, RATING, TIME, USER
+from dpformer.data.readers.split_line import EVENT, FILTERED, ITEM, OK, RATING, TIME, USER
 from dpformer.data.reading import Reading
 from dpformer.data.row_filter import RowFilter
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A log: SQL that gives (u, i, t, f, kind, r, fault) for every row, in order."""
+    """A log: SQL that gives (u, i, t, f, kind, r, e, fault) for every row, in order; r and e only if needed."""
 
     sql: str
     time_column: str | None  # None: file order
@@ -24,6 +24,7 @@ class Relation:
     broken_field: str | None = None  # SQL that counts pairs of lines that a quoted field with line breaks could span
     snapshot: str | None = None  # version of a table
     filtered: bool = False  # whether a requested row filter has been applied
+    event: str | None = None  # the raw event among `cells`, if rows have weights
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def rows(
     fault: str,
     row_filter: RowFilter | None,
 ) -> str:
-    """SQL of (u, i, t, f, kind, r, fault), where fault is the first problem of a row.
+    """SQL of (u, i, t, f, kind, r, e, fault), where fault is the first problem of a row.
 
     A row that a filter drops needs no item, time or rating; if it names a user, that user still counts.
 
@@ -75,9 +76,10 @@ def rows(
     """
     t, f, kind = time or ("CAST(0 AS BIGINT)", "0", "0")
     passes = "true" if row_filter is None else f"CASE WHEN {fault} = {OK} THEN coalesce({row_filter.sql}, false) END"
+    weight = "" if row_filter is None or row_filter.weight is None else f", {row_filter.weight} AS e"
     inner = (
         f"SELECT {user} AS u, {item} AS i, {t} AS t, {f} AS f, {kind} AS kind, {rating or 'NULL'} AS r, "
-        f"{fault} AS fault, {passes} AS passes FROM ({select})"
+        f"{fault} AS fault, {passes} AS passes{weight} FROM ({select})"
     )
     checks = [f"WHEN fault <> {OK} THEN fault"]
     checks += [f"WHEN NOT passes THEN {FILTERED}"] * (row_filter is not None)
@@ -86,7 +88,8 @@ def rows(
     window = wanted.filters.window
     checks += [f"WHEN NOT ({window.sql(f'kind = {DATE}')}) THEN {FILTERED}"] if window and time is not None else []
     checks += [f"WHEN r IS NULL THEN {RATING}"] * (rating is not None)
-    r = ", CAST(r AS DOUBLE) AS r" if rating else ""
+    checks += [f"WHEN e IS NULL THEN {EVENT}"] * bool(weight)
+    r = (", CAST(r AS DOUBLE) AS r" if rating else "") + ", e" * bool(weight)
     return (
         f"SELECT u, i, t, CAST(f AS INTEGER) AS f, CAST(kind AS TINYINT) AS kind{r}, "
         f"CAST(CASE {' '.join(checks)} ELSE {OK} END AS TINYINT) AS fault FROM ({inner})"

@@ -18,6 +18,7 @@ BLOCK = 1 << 18  # bytes processed together, which fit in the cache
 LONGEST = 1 << 21  # maximum length of a row, in bytes
 OK, FIELDS, QUOTE, JSON, TWICE, USER, ITEM, TIME, RATING = range(9)  # faults of a row
 FILTERED = 9  # no fault, but dropped by a filter
+EVENT = 10  # a fault: an event without a weight
 UNREADABLE = (FIELDS, QUOTE, JSON, TWICE)  # faults after which the user of a row is unknown
 
 

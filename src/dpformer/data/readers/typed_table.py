@@ -30,7 +30,7 @@ def table(connection: Connection, select: str, wanted: Wanted) -> Relation:
     )
     more = "" if row_filter is None else row_filter.select(name)
     sql = rows(wanted, f"SELECT *{more} FROM ({select})", user, item, time, rating, str(OK), row_filter)
-    return Relation(sql, roles.get("timestamp"), 1, f"SELECT {cells} FROM ({select})", filtered=True)
+    return Relation(sql, roles.get("timestamp"), 1, f"SELECT {cells}{more} FROM ({select})", filtered=True)
 
 
 def only_table(found: list[str], chosen: str | None, path: Path) -> str:

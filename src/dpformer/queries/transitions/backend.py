@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from dpformer.data.dataset import Dataset
 from dpformer.data.sources.spark import ClusterLog
@@ -9,6 +10,15 @@ from dpformer.engines.duckdb_sums import duckdb_sums
 from dpformer.engines.sums import ArraySums, Sums
 
 MOST_IN_MEMORY = 1 << 28  # interactions
+
+
+def array_sums(dataset: Dataset) -> ArraySums:
+    """The sums over all users' training items, from arrays."""
+    return ArraySums(*_arrays(dataset))
+
+
+def _arrays(dataset: Dataset) -> tuple[Any, ...]:
+    return dataset.items, dataset.train_starts, dataset.train_stops, dataset.weights, dataset.sessions
 
 
 @contextmanager
@@ -23,9 +33,8 @@ def transition_sums(
     if isinstance(dataset, ClusterLog):
         yield dataset.sums()
         return
-    arrays = dataset.items, dataset.train_starts, dataset.train_stops
     if (chosen or ("duckdb" if dataset.num_interactions > MOST_IN_MEMORY else "numpy")) == "numpy":
-        yield ArraySums(*arrays)
+        yield array_sums(dataset)
         return
-    with duckdb_sums(*arrays, memory=memory) as sums:
+    with duckdb_sums(*_arrays(dataset), memory=memory) as sums:
         yield sums

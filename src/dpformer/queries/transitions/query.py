@@ -11,7 +11,6 @@ import numpy as np
 from dpformer.accounting.events import Event, Gaussian
 from dpformer.data.near_pairs import near_pairs
 from dpformer.engines.cells import cells_below
-from dpformer.engines.sums import ArraySums
 from dpformer.findings import Finding
 from dpformer.noise.randomness import public_grid
 from dpformer.queries.base import Answer, Arrays, Canaries, Inspection, Question
@@ -185,6 +184,7 @@ class TransitionsQuery(PopularityQuery):
 
     def noise_of_transitions(self, seen: Inspection) -> Finding:
         """Round by round (noise_check.py)."""
+        from dpformer.queries.transitions.backend import array_sums
         from dpformer.queries.transitions.noise_check import wrong_with_evidence, wrong_with_rounds
 
         name, arrays = "noise of transitions", seen.arrays()
@@ -193,14 +193,13 @@ class TransitionsQuery(PopularityQuery):
         if seen.dataset is None or arrays is None:
             return Finding(name, None, "not checked: the data was not read")
         value = self.restore(arrays, seen.config, seen.plan())
-        items, offsets = seen.dataset.packed_train()
         placed = np.full(len(value.frequencies.p) + 1, -1)  # the last index stands for items that were not released
         placed[value.items] = np.arange(len(value.items))
         places = placed[seen.vocabulary().match(list(seen.dataset.vocabulary.ids))]
         first = round_of_items(listed=seen.config.items_policy == "dp", again=value.again is not None)
         evidence_of = None if value.evidence is None else seen.plan().users
         sigma = noise_of_pairs(first, value.event.noise_multiplier, evidence_of=evidence_of)
-        sums, known = ArraySums.packed(items, offsets), seen.dataset.vocabulary.attributes or seen.attributes()
+        sums, known = array_sums(seen.dataset), seen.dataset.vocabulary.attributes or seen.attributes()
         wrong = wrong_with_rounds(value, sums, places, sigma)
         if value.evidence is not None:
             if known is None:
