@@ -12,6 +12,7 @@ import dpformer as dp
 from dpformer import compat
 from dpformer.clipping import engine as engine_module
 from tests.clipping.naive import clipped_sum, norms_of, relative_error, sums
+from tests.clipping.problems import PROBLEMS, Problem
 
 USERS, D = 6, 5
 
@@ -160,3 +161,15 @@ def test_sums_are_exact_beside_the_check(together: bool) -> None:
         norms = dp.PhantomClipping(model).accumulate(loss_of, x, dp.clip(0.5))
     torch.testing.assert_close(norms.double(), norms_of(truth))
     assert relative_error(sums(model), clipped_sum(truth, dp.clip(0.5))) < 1e-9
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
+def test_no_model_that_is_right_is_refused(problem: Problem, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = problem.make().to(dtype)
+    batch = tuple(t.to(dtype) if t.is_floating_point() else t for t in problem.batch())
+    clipping = dp.PhantomClipping(model)
+    clipping.accumulate(lambda user: model(*user), batch, dp.normalize(1.0))
+    assert clipping._compared_alone >= 2
