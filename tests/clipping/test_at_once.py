@@ -241,7 +241,7 @@ def test_a_linear_layer_whose_bias_is_one_number() -> None:
 
 @needed
 def test_a_gradient_that_is_added_to_counts_its_writes() -> None:
-    """So that autograd, and whoever keeps `p.grad`, sees that it was written to."""
+    """So that autograd, and code that keeps `p.grad`, sees that it was written to."""
     model, x = made()
     clipping = dp.PhantomClipping(model)
     for _ in range(2):

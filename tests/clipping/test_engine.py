@@ -172,7 +172,7 @@ def test_a_model_in_bfloat16_accumulates_norms_in_float32() -> None:
 
 
 def test_the_self_check_frees_the_graph_as_a_backward_pass_does() -> None:
-    """Else whoever keeps the losses until the next forward pass keeps two graphs."""
+    """Losses that are kept until the next forward pass would keep two graphs."""
     model, x = small()
     clipping = dp.PhantomClipping(model)
     with clipping.users(x) as user:

@@ -181,7 +181,7 @@ def joint_bound(parameters: Sequence[Tensor], marks: Sequence[Bound | None] | No
     Raises ValueError if one of them is not a sum of bounded users, or one that was clipped with them is left out.
 
     Args:
-        marks: `bounds_of` these parameters, if somebody has asked already.
+        marks: `bounds_of` these parameters, if they are known already.
     """
     bound, together = 0.0, None
     for parameter, mark in zip(parameters, bounds_of(parameters) if marks is None else marks, strict=True):
@@ -210,7 +210,7 @@ def addends_of(parameters: Sequence[Tensor], marks: Sequence[Bound | None] | Non
     """Whose losses the gradients of these parameters hold, each backward pass once.
 
     Args:
-        marks: `bounds_of` these parameters, if somebody has asked already.
+        marks: `bounds_of` these parameters, if they are known already.
     """
     held = {id(m.addends): m.addends for m in (bounds_of(parameters) if marks is None else marks) if m is not None}
     if len(held) == 1:  # nearly always: parameters of one sum share the tuple

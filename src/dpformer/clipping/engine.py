@@ -23,7 +23,7 @@ from dpformer.clipping.norm_accumulator import PerUserNorms
 from dpformer.clipping.parameter_norms import ParameterUses
 from dpformer.clipping.recording import RecordedCall
 from dpformer.clipping.rounding import full_precision
-from dpformer.clipping.self_check import PATIENCE, compare_with_autograd, due, let_go
+from dpformer.clipping.self_check import PATIENCE, compare_with_autograd, due, free_graph
 from dpformer.clipping.trees import map_tensors, rows_of, tree_of, versions_of
 from dpformer.clipping.users import OneUserExists, gradients_of, refuse_distributed
 from dpformer.errors import UnsupportedUse, first_line, out_of_memory
@@ -299,7 +299,7 @@ class PhantomClipping:
         if comparing:
             self._compare(losses, norms, factors, collected.groups, new)
             if not self._gate.hooked:
-                let_go(losses)
+                free_graph(losses)
         with full_precision(norms.device.type):
             if not all_finite:
                 self._leave_out(collected, finite)

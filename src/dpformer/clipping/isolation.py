@@ -274,7 +274,7 @@ class _Comparison:
             out = self.losses_of(_take(self.users, users))
         if not isinstance(out, Tensor) or out.shape != (len(users),):
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else repr(type(out).__name__)
-            raise ValueError(f"losses_of must give one loss a user, shape ({len(users)},), got {got}")
+            raise ValueError(f"losses_of must give one loss per user, shape ({len(users)},), got {got}")
         return out
 
     def compare(self, whole: Tensor, losses: Tensor, users: list[int]) -> None:

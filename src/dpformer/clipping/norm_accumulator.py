@@ -68,7 +68,7 @@ class PerUserNorms:
         family = self.families.get(id(call))
         if family is None:
             raise UnsupportedUse(
-                f"{call.where} was recorded before another backward pass, which let go of it; call `clipping.backward` "
+                f"{call.where} was recorded before another backward pass, which has freed it; call `clipping.backward` "
                 f"for the loss of each `with clipping.users(...)` in the order of the contexts, once, or run both "
                 f"forward passes inside one and add up their losses"
             )

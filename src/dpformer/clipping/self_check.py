@@ -182,8 +182,8 @@ def _compare_norms(norms: Tensor, groups: Sequence[ParameterUses], tolerance: fl
             )
 
 
-def let_go(losses: Tensor) -> None:
-    """Frees what the graph has saved, as a usual backward pass does: whoever keeps the losses would keep it all.
+def free_graph(losses: Tensor) -> None:
+    """Frees what the graph has saved, as a usual backward pass does; else it would be kept as long as the losses.
 
     Functions of the model's own would be called with zeros, and may count: then it goes with the losses.
     """
