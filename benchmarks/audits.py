@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from dpformer.accounting import calibrate
-from dpformer.clipping import PhantomClipping, engine, normalize
-from dpformer.clipping import parameter_norms as norms
+from dpformer.clipping import PhantomClipping, engine, normalize, parameter_norms
 from dpformer.noise.noisy_sums import Numbers
 from dpformer.queries.transitions import rounds as counts_release
 from dpformer.queries.transitions.query import TRANSITIONS
@@ -57,7 +56,7 @@ def clipping_off() -> list[object]:
 
 def no_cross_term() -> list[object]:
     return [
-        patch.object(norms, "inner", lambda one, other: torch.zeros(())),
+        patch.object(parameter_norms, "inner", lambda one, other: torch.zeros(())),
         patch.object(engine, "compare_with_autograd", lambda *_: True),
     ]
 

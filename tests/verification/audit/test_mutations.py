@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpformer.clipping import PhantomClipping, UnsupportedUse, engine, normalize
-from dpformer.clipping import parameter_norms as norms
+from dpformer.clipping import PhantomClipping, UnsupportedUse, engine, normalize, parameter_norms
 from dpformer.noise import Banded, Noise
 from dpformer.noise.mechanisms import NoiseHistory
 from dpformer.noise.noisy_sums import Numbers
@@ -97,7 +96,7 @@ def test_clipping_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_norms_that_miss_the_tied_cross_term(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Opacus and fastDP have them for a functional tie: √2 too small here, so a user counts √2 too much."""
-    monkeypatch.setattr(norms, "inner", lambda one, other: torch.zeros(()))
+    monkeypatch.setattr(parameter_norms, "inner", lambda one, other: torch.zeros(()))
     with pytest.raises(UnsupportedUse, match="disagrees with autograd"):
         audited()
     monkeypatch.setattr(engine, "compare_with_autograd", lambda *_: True)
