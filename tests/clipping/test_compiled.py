@@ -366,7 +366,10 @@ def test_wrong_arrays_are_refused() -> None:
         (kernels.norm_variances, (single[0], single[1], single[0, 0].copy(), single[0].copy(), 1.0, 1.0, None)),
         (kernels.norm_sums, (single, single[..., :2], *[single[..., 0].copy()] * 2, *[single[:, 0].copy()] * 2)),
     ]
+    of_tensors = (kernels.measure_uses, kernels.add_sums)  # which an older torch does not let compiled code read
     for function, arguments in wrong:
+        if function in of_tensors and not native.reads_tensors():
+            continue
         with pytest.raises((ValueError, TypeError, BufferError)):
             function(*arguments)
 
