@@ -92,8 +92,9 @@ class PerUserNorms:
 
     def norms(self) -> tuple[Tensor, Tensor]:
         """(B,) ‖g_b‖, and what it is at most."""
-        squared, upper = torch.from_numpy(self.squares).to(wide(self.device)).to(self.device)
-        return squared.to(self.dtype).sqrt(), raised(upper, self.dtype)
+        squared, upper = torch.from_numpy(self.squares).to(wide(self.device))
+        norms, most = squared.to(self.dtype).sqrt(), raised(upper, self.dtype)
+        return (norms, most) if self.device.type == "cpu" else torch.stack([norms, most]).to(self.device).unbind()
 
     def _settled_quickly(self, call: RecordedCall, grad: Tensor, family: Family) -> bool:
         """Linear layers that are used once wait for others, if they are as plain as most."""
