@@ -97,7 +97,7 @@ def count(
     """The third step; each micro-batch has all users' data."""
     model = model.to(second_device.NAME)
     inner = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], foreach=True)
-    clipping = dp.PhantomClipping(model, proof=False) if private else None
+    clipping = dp.PhantomClipping(model, self_check=False) if private else None
     sizes: dict[str, Any] = {"noise_multiplier": 1.0, "clip_norm": 1.0, "expected_batch_size": USERS}
     optimizer = dp.PrivateOptimizer(inner, **sizes) if private else inner
     for _ in range(3):
