@@ -70,7 +70,7 @@ def test_sides_with_gaps_and_turned() -> None:
 @needed
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s[0] > 1], ids=str)
 def test_nobody_else_changes_a_bit(shape: tuple[int, int, int, int]) -> None:
-    """Alone, among others, padded by somebody's long history, by one thread or by two: the same bits."""
+    """Alone, among others, padded by another user's long history, by one thread or by two: the same bits."""
     left, right = sides(*shape)
     whole, squares = products(left, right)
     inner = gram_squares(left, right)
