@@ -87,7 +87,7 @@ def plain(row: str, length: int) -> Step:
 
 def private(row: str, length: int, noise_multiplier: float = 1.0, self_check: bool = True) -> Step:
     model, losses, data = build(row, length)
-    clipping = dp.PhantomClipping(model, proof=self_check)
+    clipping = dp.PhantomClipping(model, self_check=self_check)
     optimizer = dp.PrivateOptimizer(
         adam(model), noise_multiplier=noise_multiplier, clip_norm=1.0, expected_batch_size=float(USERS)
     )
