@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/lock.py      after a change of constraints.txt
 
-`demo.txt` is what dpformer itself needs, `all.txt` the rest. torch is in neither: which build is right depends on the
-machine, and builds of one version differ between indexes.
+`build.txt` is what builds dpformer, `demo.txt` what it needs, `all.txt` the rest. torch is in none of them: which build is
+right depends on the machine, and builds of one version differ between indexes.
 """
 
 import os
@@ -35,14 +35,15 @@ def main() -> None:
         hashes = dict(zip(names, workers.map(lambda name: hashes_of(name, pinned[name]), names), strict=True))
     if missing := [name for name in names if not hashes[name]]:
         sys.exit(f"{INDEX} has no files of {', '.join(missing)}")
-    needed = closure("dpformer") | {"setuptools"}  # which builds it
+    needed = closure("dpformer")
+    files: dict[str, list[str]] = {"build.txt": [], "demo.txt": [], "all.txt": []}
+    for name in names:
+        key = canonicalize_name(name)
+        file = "build.txt" if key == "setuptools" else "demo.txt" if key in needed else "all.txt"
+        files[file].append(" \\\n".join([f"{name}=={pinned[name]}", *(f"  --hash=sha256:{h}" for h in hashes[name])]))
     (ROOT / "requirements").mkdir(exist_ok=True)
-    for file, inside in (("demo.txt", True), ("all.txt", False)):
-        lines = ["# Made by scripts/lock.py"]
-        for name in names:
-            if (canonicalize_name(name) in needed) == inside:
-                lines.append(" \\\n".join([f"{name}=={pinned[name]}", *(f"  --hash=sha256:{h}" for h in hashes[name])]))
-        (ROOT / "requirements" / file).write_text("\n".join(lines) + "\n")
+    for file, lines in files.items():
+        (ROOT / "requirements" / file).write_text("\n".join(["# Made by scripts/lock.py", *lines]) + "\n")
 
 
 def hashes_of(name: str, version: str) -> list[str]:
