@@ -1,9 +1,9 @@
-"""Writes requirements/: the files that constraints.txt stands for, with their SHA-256 as the index of packages names it.
+"""Writes requirements/: the files that constraints.txt stands for, with the SHA-256 that the index of packages gives.
 
     .venv/bin/python scripts/lock.py      after a change of constraints.txt
 
-`build.txt` is what builds dpformer, `demo.txt` what it needs, `all.txt` the rest. torch is in none of them: which build is
-right depends on the machine, and builds of one version differ between indexes.
+`build.txt` is what builds dpformer, `demo.txt` what it needs, `all.txt` the rest. torch is in none of them: which build
+is right depends on the machine, and builds of one version differ between indexes.
 """
 
 import os
@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel
 ROOT = Path(__file__).parents[1]
 INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
 FILE = re.compile(r'href="[^"]*/([^/"#]+)#sha256=([0-9a-f]{64})"')
-PYTHONS = re.compile(r"py3|py2\.py3|cp3(1[0-4])?|cp3[2-9]")  # of wheels
+PYTHONS = re.compile(r"py3\d*|cp3([2-9]|1[0-4])")  # of wheels
 SYSTEMS = re.compile(r"any|(manylinux|linux|macosx|win_amd64).*")
 MACHINES = re.compile(r"any|win_amd64|.*_(x86_64|aarch64|arm64|universal2)")
 
