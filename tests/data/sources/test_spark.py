@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import pytest
 from dpformer.data import Columns, Dataset, Filters, Reading, prepare, read_catalog
 from dpformer.data.shared_store import Store
 from dpformer.data.sources.spark import cluster_log, handed_over
+from dpformer.engines.spark_session import one_sentence
+from dpformer.engines.spark_sums import spark_sums
 from dpformer.errors import DpformerError
 from dpformer.noise import SecureRandom
 from dpformer.queries.transitions.backend import transition_sums
@@ -154,6 +159,30 @@ def test_a_run_that_died_releases_the_same_again(events: Path, tmp_path: Path) -
     config = Config.make(engine="spark", table="events", seed=3)
     models = [(train(config, tmp_path / name).folder / "model.safetensors").read_bytes() for name in ("a", "b")]
     assert models[0] == models[1]
+
+
+def test_an_interrupted_job_is_no_error(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    """Ctrl-C and SIGTERM, which raises the same, while Java works: no stack of Java's or of Python's."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(2, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt), one_sentence("Spark cannot count"):
+            spark.sql("SELECT sum(id % 7) FROM range(1000000000000)").toArrow()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+        spark.sparkContext.cancelAllJobs()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_worker_that_fails_is_one_sentence(spark: Any) -> None:  # noqa: F811
+    with pytest.raises(DpformerError, match=r"^Spark cannot count: ValueError: items must be in 0\.\.2, not 0\.\.5$"):
+        spark_sums(spark, np.array([0, 5]), np.array([0]), np.array([2])).items(3)
 
 
 def test_choices_that_need_histories_here_are_refused() -> None:
