@@ -350,7 +350,7 @@ def test_refused(name: str, form: Any) -> None:
     model.table, model.w.grad = torch.zeros(T, D, dtype=data.dtype), torch.ones(D, D, dtype=data.dtype)
     Remembers.kept.clear()
     with pytest.raises(dp.UnsupportedUse):
-        form(dp.PhantomClipping(model, proof=False), lambda user: REFUSED[name](model, user), data)
+        form(dp.PhantomClipping(model, self_check=False), lambda user: REFUSED[name](model, user), data)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -358,7 +358,7 @@ def test_refused(name: str, form: Any) -> None:
 def test_exact(name: str, form: Any) -> None:
     model, data = make()
     truth = naive(model, EXACT[name], data)
-    norms = form(dp.PhantomClipping(model, proof=False), lambda user: EXACT[name](model, user), data)
+    norms = form(dp.PhantomClipping(model, self_check=False), lambda user: EXACT[name](model, user), data)
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
     assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-9
 

@@ -42,7 +42,7 @@ from dpformer.clipping.functions import (
     SIZES,
     SPARSE,
     TRANSPOSES,
-    TRUSTED,
+    foreign,
     is_transpose,
     uses_batch_statistics,
     without_overrides,
@@ -276,9 +276,7 @@ class Interception(Recorder):
             )
         if self.alone is not None:
             return
-        if compat.dispatch_modes() and not all(
-            type(m).__module__.split(".")[0] in TRUSTED for m in compat.modes_below()
-        ):
+        if compat.dispatch_modes() and foreign(compat.modes_below()):
             raise CannotBatch("a TorchDispatchMode is active, which would see all users together")
         if isinstance(func, (compat.OpOverload, compat.OpOverloadPacket)) and compat.namespace(func) not in OF_TORCH:
             raise CannotBatch(f"{label(func)} is an operator that is not torch's own")
