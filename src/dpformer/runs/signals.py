@@ -19,15 +19,12 @@ class Interrupted(DpformerError):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP do what Ctrl-C does (KeyboardInterrupt; Spark cancels its jobs), so that temporary files go.
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that temporary files are removed.
 
     A signal that the process ignores (`nohup`) stays ignored.
     """
 
-    def interrupt(number: int, frame: Any) -> None:
-        handler = signal.getsignal(signal.SIGINT)
-        if callable(handler):
-            handler(number, frame)
+    def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     changed: list[int] = []

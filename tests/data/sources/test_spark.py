@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ import pytest
 from dpformer.data import Columns, Dataset, Filters, Reading, prepare, read_catalog
 from dpformer.data.shared_store import Store
 from dpformer.data.sources.spark import cluster_log, handed_over
-from dpformer.engines.spark_session import one_sentence
 from dpformer.engines.spark_sums import spark_sums
 from dpformer.errors import DpformerError
 from dpformer.noise import SecureRandom
@@ -23,7 +19,6 @@ from dpformer.queries.transitions.backend import transition_sums
 from dpformer.queries.transitions.rounds import TransitionRelease, release_transition_sums
 from dpformer.runs import train
 from dpformer.runs.config import Config
-from dpformer.runs.signals import interruptible
 from tests.engines.spark import spark  # noqa: F401
 from tests.tiny_runs import printed, refused
 
@@ -160,15 +155,6 @@ def test_a_run_that_died_releases_the_same_again(events: Path, tmp_path: Path) -
     config = Config.make(engine="spark", table="events", seed=3)
     models = [(train(config, tmp_path / name).folder / "model.safetensors").read_bytes() for name in ("a", "b")]
     assert models[0] == models[1]
-
-
-def test_an_interrupted_job_is_no_error(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: F811
-    """SIGTERM while Java works: the job is cancelled, without a stack of Java's or of Python's."""
-    timer = threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM))
-    with interruptible(), pytest.raises(KeyboardInterrupt), one_sentence("Spark cannot count"):
-        timer.start()
-        spark.sql("SELECT sum(id % 7) FROM range(1000000000000)").toArrow()
-    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_worker_that_fails_is_one_sentence(spark: Any) -> None:  # noqa: F811
