@@ -99,6 +99,7 @@ def run_or_exit(
     quiet_threads()
     from dpformer import runs as training
     from dpformer.runs.run import started_before
+    from dpformer.runs.signals import interruptible
     from dpformer.training.allocator import keep_freed_memory
     from dpformer.training.distributed import start_team
     from dpformer.training.rendezvous import restarted
@@ -114,9 +115,10 @@ def run_or_exit(
         if again and started_before(what, out):
             what = out
     try:
-        if isinstance(what, Path):
-            return training.resume(what, team, file=file, key=key)
-        return training.train(what, out or default_out(what), team, key=key, key_file=key_file, ledger=ledger)
+        with interruptible():
+            if isinstance(what, Path):
+                return training.resume(what, team, file=file, key=key)
+            return training.train(what, out or default_out(what), team, key=key, key_file=key_file, ledger=ledger)
     except training.Interrupted as stopped:
         typer.echo(f"dpformer: {stopped}", err=True)
     except KeyboardInterrupt:
