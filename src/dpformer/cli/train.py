@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpformer.cli.early import first_look
 from dpformer.errors import DpformerError
 from dpformer.kinds.auto import AUTO
 from dpformer.kinds.network import OF_NETWORKS
@@ -70,6 +71,7 @@ def train(
     if items is not None:
         raise DpformerError("--items needs --dry-run; training counts the items itself")
     if resume is None:
+        first_look(given, config)
         made = Config.make(config, **given)
         say_model(made, given)
         run = run_or_exit(made, out, key=sign, key_file=key_file, ledger=ledger)
