@@ -12,6 +12,7 @@ import pytest
 from dpformer.data import Columns, Dataset, Filters, Reading, prepare, read_catalog
 from dpformer.data.shared_store import Store
 from dpformer.data.sources.spark import cluster_log, handed_over
+from dpformer.engines.spark_sums import spark_sums
 from dpformer.errors import DpformerError
 from dpformer.noise import SecureRandom
 from dpformer.queries.transitions.backend import transition_sums
@@ -153,6 +154,11 @@ def test_a_run_that_died_releases_the_same_again(events: Path, tmp_path: Path) -
     config = Config.make(engine="spark", table="events", seed=3)
     models = [(train(config, tmp_path / name).folder / "model.safetensors").read_bytes() for name in ("a", "b")]
     assert models[0] == models[1]
+
+
+def test_a_worker_that_fails_is_one_sentence(spark: Any) -> None:  # noqa: F811
+    with pytest.raises(DpformerError, match=r"^Spark cannot count: ValueError: items must be in 0\.\.2, not 0\.\.5$"):
+        spark_sums(spark, np.array([0, 5]), np.array([0]), np.array([2])).items(3)
 
 
 def test_choices_that_need_histories_here_are_refused() -> None:
