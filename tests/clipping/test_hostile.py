@@ -8,6 +8,7 @@ import pickle
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dpformer as dp
 from tests.clipping.naive import clipped_sum, norms_of, relative_error, sums
-from tests.clipping.test_users import EVERYBODY, FORMS, B, D, Inner, Loss, T, make, naive, total
+from tests.clipping.test_users import EVERYBODY, FORMS, B, D, Inner, Loss, T, make, naive, total, with_block
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 REFUSED: dict[str, Loss] = {}
@@ -530,6 +531,15 @@ def test_numbers_that_a_model_keeps(how: str, form: Any) -> None:
     inner = Inner(lambda h: h * (1 + use(model.kept, h.mean().item())))
     with pytest.raises(dp.UnsupportedUse, match="'kept' was changed"):
         form(dp.PhantomClipping(model, proof=False), lambda x: total(inner(model(x))), data)
+
+
+def test_what_stays_as_it_was_is_not_refused() -> None:
+    model, data = make()
+    model.kept = [{"a": (Memory(), np.ones(2), deque([1]), remembering(), partial(_last, [0]), model.forward)}]
+    model.w.kept = Memory()
+    inner = Inner(lambda h: h * h.detach().mean().item())
+    for _ in range(3):
+        with_block(dp.PhantomClipping(model, proof=False), lambda x: total(inner(model(x))), data)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -238,8 +238,8 @@ class PythonState:
                 found.update({(number, home, name): (value, look.at(value)) for name, value in named.items()})
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    kept = [pair for pair in vars(parameter).items() if not pair[0].startswith("_phantom")]
-                    found[number, "_parameters", name] = parameter, look.at(kept)[1]
+                    kept = {key: each for key, each in vars(parameter).items() if not key.startswith("_phantom")}
+                    found[number, "_parameters", name] = parameter, look.all(kept)
         return found
 
 
@@ -257,33 +257,33 @@ class _Look:
             return id(value), 0 if value.is_inference() else value._version
         if isinstance(value, np.ndarray) and value.nbytes <= _BYTES and value.dtype != object:
             return id(value), value.tobytes()
+        if isinstance(value, types.MethodType):  # made anew whenever it is asked for
+            return id(value.__func__), self.at(value.__self__)
         if id(value) in self.seen or not self.left or isinstance(value, (type, types.ModuleType)):
             return id(value)
         self.seen.add(id(value))
         self.left -= 1
         return id(value), self._inside(value)
 
+    def all(self, named: dict[str, Any]) -> list[Any]:
+        return [(name, self.at(value)) for name, value in named.items()]
+
     def _inside(self, value: Any) -> Any:
         if isinstance(value, dict):
             return [(self.at(key), self.at(each)) for key, each in value.items()]
         if isinstance(value, _CONTAINERS):
-            return [self.at(each) for each in value]
+            return list(map(self.at, value))
         if isinstance(value, types.FunctionType):
             cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-            return self.at([*cells, value.__defaults__, value.__kwdefaults__, vars(value)])
-        if isinstance(value, types.MethodType):
-            return self.at(value.__self__), self.at(value.__func__)
+            return [*map(self.at, [*cells, value.__defaults__, value.__kwdefaults__]), self.all(vars(value))]
         if isinstance(value, functools.partial):
-            return self.at([value.func, value.args, value.keywords])
+            return list(map(self.at, (value.func, value.args, value.keywords)))
         kind = type(value)
         if kind.__module__.split(".")[0] in _OF_LIBRARIES and not isinstance(value, nn.Module):
             return None
         slots = [name for each in kind.__mro__ for name in _names(vars(each).get("__slots__", ()))]
-        if hasattr(value, "__dict__") or slots:
-            kept = [getattr(value, name, None) for name in slots if not name.startswith("__")]
-            kept += list(getattr(value, "__dict__", {}).items())
-            return [self.at(each) for each in kept] + [self._of_library(value)]
-        return self._of_library(value)
+        kept = {name: getattr(value, name, None) for name in slots if not name.startswith("__")}
+        return [*self.all(kept), *self.all(getattr(value, "__dict__", {})), self._of_library(value)]
 
     def _of_library(self, value: Any) -> Any:
         """Of classes that are not written in Python: arrays, generators of random numbers."""
