@@ -43,7 +43,7 @@ def ghost(w: Workload, sequences: list[np.ndarray]) -> Step:
 
     norms.reach = lambda uses: float("inf")  # type: ignore[assignment]  # always Gram
     model, batches = plain_model(w, None, half=True), physical_batches(w, sequences)
-    clipping = dp.PhantomClipping(model, proof=False)
+    clipping = dp.PhantomClipping(model, self_check=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step() -> None:

@@ -116,7 +116,7 @@ def train(data: Data, noise: float, reattention: bool, seed: int, optimizer: str
     model = Transformer(ITEMS, LENGTH, dim=DIM, reattention=reattention, dropout=0.0)
     model.set_frequencies(data.p)
     model.set_privacy(noise, BATCH, data.p)
-    clipping = dp.PhantomClipping(model, proof=False)
+    clipping = dp.PhantomClipping(model, self_check=False)
     inner = getattr(torch.optim, optimizer)(model.parameters(), lr=RATES[optimizer])
     private = dp.PrivateOptimizer(inner, noise_multiplier=noise, clip_norm=1.0, expected_batch_size=BATCH, seed=seed)
     for histories in data.users():

@@ -16,6 +16,7 @@ INSTALLED_IN_CI = (
     "pandas", "polars", "pyarrow", "IPython", "nbclient", "ipykernel", "pyspark", "Java", "jsonschema", "Chromium",
     "playwright", "obstore", "moto", "adbc", "pymysql", "PostgreSQL", "MariaDB", "huggingface_hub", "deltalake",
     "pyiceberg", "pyroaring", "compiler", "setuptools", "uvicorn", "transformers", "onnxruntime", "lightning",
+    "MLflow", "pgvector", "tensorboard",
 )  # fmt: skip
 
 

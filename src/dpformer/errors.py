@@ -42,3 +42,9 @@ def out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def first_line(error: BaseException | None) -> str:
+    """Of its text, or its kind."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

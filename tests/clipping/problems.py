@@ -55,7 +55,7 @@ def padded() -> tuple[Tensor, ...]:
 
 
 def next_token_loss(logits: Tensor, x: Tensor, ignore: int = -100) -> Tensor:
-    """One loss a user: the sum over positions of the next-token cross-entropy."""
+    """One loss per user: the sum over positions of the next-token cross-entropy."""
     each = F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten(), reduction="none", ignore_index=ignore)
     return each.view_as(x[:, 1:]).sum(1)
 

@@ -62,16 +62,16 @@ def test_plain_layers_take_the_short_way() -> None:
     assert kinds.count(AffineCall) == len(kinds) == 8
 
 
-@pytest.mark.parametrize("proof", [True, False])
+@pytest.mark.parametrize("self_check", [True, False])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("few", [False, True])
-def test_against_float64(proof: bool, threads: int, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_against_float64(self_check: bool, threads: int, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = made(few=few)
     before = torch.get_num_threads()
     monkeypatch.setattr("dpformer.kernels.products.LARGE", 1)  # so that several threads share the work
     torch.set_num_threads(threads)
     try:
-        norms, ours, _ = run(model, x, proof=proof)
+        norms, ours, _ = run(model, x, self_check=self_check)
     finally:
         torch.set_num_threads(before)
     truth = one_at_a_time(model.double(), (x.double(),))
@@ -86,7 +86,7 @@ def test_room_and_waiting_change_no_norm(keep: int, waiting: int, monkeypatch: p
     norms, ours, _ = run(model, x)
     monkeypatch.setattr("dpformer.clipping.parameter_norms.KEEP", keep)
     monkeypatch.setattr("dpformer.clipping.norm_accumulator.WAITING", waiting)
-    again, theirs, _ = run(model, x, proof=False)
+    again, theirs, _ = run(model, x, self_check=False)
     torch.testing.assert_close(again, norms, rtol=1e-6, atol=0)
     assert relative_error(theirs, ours) < 1e-6
 
@@ -123,7 +123,7 @@ def test_what_a_layer_read_must_not_be_written_to(change: str) -> None:
 def test_a_strange_user_counts_for_nothing_or_for_c(bad: float) -> None:
     model, x = made()
     x[2] = bad
-    clipping = dp.PhantomClipping(model, proof=False)
+    clipping = dp.PhantomClipping(model, self_check=False)
     with clipping.users(x) as user:
         losses = model(user)
     norms = clipping.backward(losses, dp.clip(0.5))
@@ -201,8 +201,8 @@ def test_engine_and_naive_agree_after_many_steps() -> None:
     assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-5
 
 
-@pytest.mark.parametrize("proof", [True, False])
-def test_a_bias_of_one_number_is_added_to_every_output(proof: bool) -> None:
+@pytest.mark.parametrize("self_check", [True, False])
+def test_a_bias_of_one_number_is_added_to_every_output(self_check: bool) -> None:
     """addmm broadcasts it: its gradient is the sum over all outputs (an attack found only the first one)."""
 
     class Shifted(nn.Module):
@@ -217,7 +217,7 @@ def test_a_bias_of_one_number_is_added_to_every_output(proof: bool) -> None:
 
     torch.manual_seed(0)
     model, x = Shifted(), torch.randn(7, 4)
-    norms, ours, _ = run(model, x, proof=proof)
+    norms, ours, _ = run(model, x, self_check=self_check)
     truth = one_at_a_time(model.double(), (x.double(),))
     torch.testing.assert_close(norms.double(), norms_of(truth), rtol=1e-6, atol=0)
     assert relative_error(ours, clipped_sum(truth, dp.clip(0.5))) < 1e-5
@@ -241,7 +241,7 @@ def test_a_linear_layer_whose_bias_is_one_number() -> None:
 
 @needed
 def test_a_gradient_that_is_added_to_counts_its_writes() -> None:
-    """So that autograd, and whoever keeps `p.grad`, sees that it was written to."""
+    """So that autograd, and code that keeps `p.grad`, sees that it was written to."""
     model, x = made()
     clipping = dp.PhantomClipping(model)
     for _ in range(2):

@@ -70,7 +70,7 @@ def test_sides_with_gaps_and_turned() -> None:
 @needed
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s[0] > 1], ids=str)
 def test_nobody_else_changes_a_bit(shape: tuple[int, int, int, int]) -> None:
-    """Alone, among others, padded by somebody's long history, by one thread or by two: the same bits."""
+    """Alone, among others, padded by another user's long history, by one thread or by two: the same bits."""
     left, right = sides(*shape)
     whole, squares = products(left, right)
     inner = gram_squares(left, right)
@@ -366,7 +366,10 @@ def test_wrong_arrays_are_refused() -> None:
         (kernels.norm_variances, (single[0], single[1], single[0, 0].copy(), single[0].copy(), 1.0, 1.0, None)),
         (kernels.norm_sums, (single, single[..., :2], *[single[..., 0].copy()] * 2, *[single[:, 0].copy()] * 2)),
     ]
+    of_tensors = (kernels.measure_uses, kernels.add_sums)  # which an older torch does not let compiled code read
     for function, arguments in wrong:
+        if function in of_tensors and not native.reads_tensors():
+            continue
         with pytest.raises((ValueError, TypeError, BufferError)):
             function(*arguments)
 

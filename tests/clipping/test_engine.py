@@ -171,14 +171,14 @@ def test_a_model_in_bfloat16_accumulates_norms_in_float32() -> None:
     torch.testing.assert_close(norms.double(), exact, rtol=2e-2, atol=0)
 
 
-def test_the_proof_frees_the_graph_as_a_backward_pass_does() -> None:
-    """Else whoever keeps the losses until the next forward pass keeps two graphs."""
+def test_the_self_check_frees_the_graph_as_a_backward_pass_does() -> None:
+    """Losses that are kept until the next forward pass would keep two graphs."""
     model, x = small()
     clipping = dp.PhantomClipping(model)
     with clipping.users(x) as user:
         losses = model(user)
     clipping.backward(losses, dp.normalize(1.0))
-    assert clipping._proven
+    assert clipping._compared
     with pytest.raises(RuntimeError, match="a second time"):
         physical(losses).sum().backward()
 
@@ -220,7 +220,7 @@ def test_functions_of_a_model_are_not_called_with_zeros() -> None:
 
 
 @pytest.mark.parametrize("before", [None, 3.0])
-def test_the_proof_leaves_gradients_of_inputs_alone(before: float | None) -> None:
+def test_the_self_check_leaves_gradients_of_inputs_alone(before: float | None) -> None:
     torch.manual_seed(0)
     model, x = Tiny(), torch.randn(B, 3, requires_grad=True)
     (expected,) = torch.autograd.grad(model(x).sum(), x)
@@ -303,7 +303,7 @@ def test_the_head_never_holds_all_users_gradients_nor_all_logits(monkeypatch: py
     model, x = Model(), torch.randint(0, items, (users, length + 1))
     truth = one_at_a_time(model, (x,))
     with _Largest() as largest:
-        norms = engine(model, (x,), dp.normalize(1.0), proof=False)
+        norms = engine(model, (x,), dp.normalize(1.0), self_check=False)
     assert largest.numbers < users * length * items // 2
     assert largest.numbers < users * items * width // 2
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-10, atol=0)
@@ -373,7 +373,7 @@ def test_broadcasting_over_shapes(shape: list[int], kept: int, users: int) -> No
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=1e-12)
 
 
-# -- mistakes put in on purpose: the proof must stop the run ----------------------------------------------------------
+# -- mistakes put in on purpose: the self-check must stop the run -----------------------------------------------------
 
 
 def test_a_missing_cross_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_the_list_is_long_enough() -> None:
 def test_float64(problem: Problem, clip: dp.clipping.ClipFunction) -> None:
     model, batch = build(problem, torch.float64)
     truth = one_at_a_time(model, batch)
-    norms = engine(model, batch, clip, proof=False)
+    norms = engine(model, batch, clip, self_check=False)
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-10, atol=0)
     assert relative_error(sums(model), clipped_sum(truth, clip)) < 1e-10
 
@@ -49,7 +49,7 @@ def test_float32_against_float64(problem: Problem, compiled: bool, monkeypatch: 
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
-def test_the_proof_accepts_what_is_right(problem: Problem) -> None:
+def test_the_self_check_accepts_what_is_right(problem: Problem) -> None:
     model, batch = build(problem, torch.float64)
     engine(model, batch, dp.normalize(1.0))
 

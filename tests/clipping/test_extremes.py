@@ -16,19 +16,21 @@ from tests.clipping.test_rounding import Product
 CLIPS = pytest.mark.parametrize("clip", [dp.clip(0.01), dp.normalize(1.0)], ids=["clip", "normalize"])
 
 
-def total(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction, proof: bool = False) -> Tensor:
+def total(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction, self_check: bool = False) -> Tensor:
     for parameter in model.parameters():
         parameter.grad = None
-    clipping = dp.PhantomClipping(model, proof=proof)
+    clipping = dp.PhantomClipping(model, self_check=self_check)
     with clipping.users(batch) as user:
         losses = model(*user)
     clipping.backward(losses, clip)
     return torch.cat([s.double().flatten() for p in model.parameters() if (s := sum_of(p)) is not None])
 
 
-def moved(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction, proof: bool = False) -> float:
+def moved(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction, self_check: bool = False) -> float:
     """By how many C the sum moves when the first user leaves."""
-    change = total(model, *batch, clip=clip, proof=proof) - total(model, *(part[1:] for part in batch), clip=clip)
+    change = total(model, *batch, clip=clip, self_check=self_check) - total(
+        model, *(part[1:] for part in batch), clip=clip
+    )
     return float(change.norm()) / clip.clip_norm
 
 
@@ -137,8 +139,8 @@ def test_a_row_without_a_gradient_overflows_when_it_is_scaled(factor: float) -> 
 
 
 @CLIPS
-@pytest.mark.parametrize("proof", [False, True])
-def test_rows_that_overflow_and_cancel_among_kept_gradients(clip: dp.clipping.ClipFunction, proof: bool) -> None:
+@pytest.mark.parametrize("self_check", [False, True])
+def test_rows_that_overflow_and_cancel_among_kept_gradients(clip: dp.clipping.ClipFunction, self_check: bool) -> None:
     """Its norm was found in float64, but what had overflowed was multiplied by 0: the sum was NaN."""
     torch.manual_seed(0)
     x, y = torch.randn(10, 200, 16), torch.randn(10, 200, 16)
@@ -148,7 +150,7 @@ def test_rows_that_overflow_and_cancel_among_kept_gradients(clip: dp.clipping.Cl
     model = Product(16)
     with torch.no_grad():
         model.layer.weight.zero_()
-    assert moved(model, x, y, clip=clip, proof=proof) <= 1.001
+    assert moved(model, x, y, clip=clip, self_check=self_check) <= 1.001
 
 
 @pytest.mark.parametrize("keep", [0, parameter_norms.KEEP])

@@ -456,7 +456,7 @@ def test_refused(name: str, form: Any) -> None:
     model.of_a_class = Adds(torch.ones(D, dtype=data.dtype), requires_grad=False)
     Remembers.kept.clear()
     with pytest.raises(dp.UnsupportedUse):
-        form(dp.PhantomClipping(model, proof=False), lambda user: REFUSED[name](model, user), data)
+        form(dp.PhantomClipping(model, self_check=False), lambda user: REFUSED[name](model, user), data)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -466,7 +466,7 @@ def test_exact(name: str, form: Any) -> None:
     model.quantised = Quantised(torch.ones(D, dtype=data.dtype))
     model.quantised.inner = torch.ones(D, dtype=data.dtype)
     truth = naive(model, EXACT[name], data)
-    norms = form(dp.PhantomClipping(model, proof=False), lambda user: EXACT[name](model, user), data)
+    norms = form(dp.PhantomClipping(model, self_check=False), lambda user: EXACT[name](model, user), data)
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
     assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-9
 
@@ -530,7 +530,7 @@ def test_numbers_that_a_model_keeps(how: str, form: Any) -> None:
     model.kept = make_it()
     inner = Inner(lambda h: h * (1 + use(model.kept, h.mean().item())))
     with pytest.raises(dp.UnsupportedUse, match="'kept' was changed"):
-        form(dp.PhantomClipping(model, proof=False), lambda x: total(inner(model(x))), data)
+        form(dp.PhantomClipping(model, self_check=False), lambda x: total(inner(model(x))), data)
 
 
 def test_what_stays_as_it_was_is_not_refused() -> None:
@@ -539,7 +539,7 @@ def test_what_stays_as_it_was_is_not_refused() -> None:
     model.w.kept = Memory()
     inner = Inner(lambda h: h * h.detach().mean().item())
     for _ in range(3):
-        with_block(dp.PhantomClipping(model, proof=False), lambda x: total(inner(model(x))), data)
+        with_block(dp.PhantomClipping(model, self_check=False), lambda x: total(inner(model(x))), data)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -551,7 +551,7 @@ def test_a_replaced_tensor_that_holds_a_number(form: Any) -> None:
     model, data = make()
     inner = Inner(body)
     with pytest.raises(dp.UnsupportedUse, match="'scale' was changed"):
-        form(dp.PhantomClipping(model, proof=False), lambda x: total(inner(model(x))), data)
+        form(dp.PhantomClipping(model, self_check=False), lambda x: total(inner(model(x))), data)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -573,7 +573,7 @@ def test_a_table_made_when_it_is_needed(form: Any) -> None:
         model.made = None
         truth += naive(model, loss, data[user : user + 1])
     model.made = None
-    norms = form(dp.PhantomClipping(model, proof=False), lambda x: loss(model, x), data)
+    norms = form(dp.PhantomClipping(model, self_check=False), lambda x: loss(model, x), data)
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
     assert model.made is None
 

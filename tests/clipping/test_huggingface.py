@@ -40,7 +40,7 @@ def pythia(tied: bool) -> nn.Module:
 
 
 class LossPerUser(nn.Module):
-    """A causal language model with one loss a user."""
+    """A causal language model with one loss per user."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()

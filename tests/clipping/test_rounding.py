@@ -31,7 +31,7 @@ class Weighted(nn.Module):
 
 def length_in_the_sum(model: nn.Module, *batch: Tensor, clip: dp.clipping.ClipFunction) -> float:
     """What one user adds, in float64."""
-    engine(model, batch, clip, proof=False)
+    engine(model, batch, clip, self_check=False)
     return float(torch.stack([g.double().square().sum() for g in sums(model)]).sum().sqrt())
 
 
@@ -168,7 +168,7 @@ class _Losses(nn.Module):
 def test_backward_inside_autocast_has_norms_in_float32() -> None:
     torch.manual_seed(0)
     model, x = _Losses(nn.Linear(40, 30)), torch.randn(4, 3, 40)
-    clipping = dp.PhantomClipping(model, proof=False)
+    clipping = dp.PhantomClipping(model, self_check=False)
     with clipping.users(x) as user:
         losses = model(user)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -237,7 +237,7 @@ def cancelling_in_pairs(width: int, rows: int, ratio: float, padded: int, seed: 
 
 def clipped_sum(users: list[tuple[Tensor, Tensor]], clip: dp.clipping.ClipFunction) -> Tensor:
     model = Product(users[0][0].shape[-1])
-    clipping = dp.PhantomClipping(model, proof=False)
+    clipping = dp.PhantomClipping(model, self_check=False)
     with clipping.users(tuple(torch.cat(parts) for parts in zip(*users, strict=True))) as user:
         loss = model(*user)
     clipping.backward(loss, clip)
@@ -379,14 +379,14 @@ def test_users_with_few_rows_beside_users_with_many(
 
 
 @pytest.mark.parametrize("rows", [3, 40])
-def test_the_proof_changes_no_bit(rows: int) -> None:
+def test_the_self_check_changes_no_bit(rows: int) -> None:
     """Its gradients are not kept but written out again; which batches are proven is nobody's seed."""
     torch.manual_seed(0)
     model, x = _Losses(nn.Sequential(nn.Linear(16, 20), nn.Tanh(), nn.Linear(20, 8))), torch.randn(5, rows, 16)
     x[0, 2:] = 0
-    engine(model, (x,), dp.clip(1.0), proof=True)
+    engine(model, (x,), dp.clip(1.0), self_check=True)
     proven = [g.clone() for g in sums(model)]
-    engine(model, (x,), dp.clip(1.0), proof=False)
+    engine(model, (x,), dp.clip(1.0), self_check=False)
     assert all(torch.equal(a, b) for a, b in zip(proven, sums(model), strict=True))
 
 

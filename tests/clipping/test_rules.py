@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
-from dpformer.clipping.rules.registry import SIGNATURES
+from dpformer.clipping.recording import SIGNATURES
 from dpformer.models.softmax_head import softmax_loss
 from tests.clipping.naive import clipped_sum, engine, norms_of, one_at_a_time, relative_error, sums
 from tests.clipping.problems import B, D, T, per_user

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpformer.engines.spark_sums import for_size, local_spark
+from dpformer.engines.spark_session import local_spark
 
 
 @pytest.fixture(scope="session")
@@ -18,5 +18,5 @@ def spark() -> Iterator[Any]:
     # Tests run each query once: time in the optimising compiler and in parallel collectors would not come back.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     with local_spark(2) as session:
-        for_size(session, 1)  # 200 tasks for each shuffle of a few rows otherwise
+        session.conf.set("spark.sql.shuffle.partitions", "2")  # instead of 200
         yield session

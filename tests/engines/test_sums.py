@@ -10,7 +10,6 @@ import pytest
 
 from dpformer.engines import duckdb_sums as duckdb_sums_module
 from dpformer.engines import spark_sums as spark_sums_module
-from dpformer.engines import sql_sums as sql_sums_module
 from dpformer.engines import sums as sums_module
 from dpformer.engines.duckdb_sums import duckdb_sums
 from dpformer.engines.spark_sums import spark_sums
@@ -60,8 +59,9 @@ def crafted() -> list[np.ndarray]:
 
 def test_every_engine_gives_the_same_release(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duckdb_sums_module, "ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(spark_sums_module, "ROWS_AT_ONCE", 30)
-    monkeypatch.setattr(sql_sums_module, "AT_ONCE", 45)
+    monkeypatch.setattr(spark_sums_module, "CELLS_AT_ONCE", 7)
+    monkeypatch.setattr(spark_sums_module, "HISTORIES_AT_ONCE", 20)
+    monkeypatch.setattr(duckdb_sums_module, "SUMS_AT_ONCE", 45)
     arrays = packed(crafted())
     twin = ArraySums(*arrays)
     places = np.where(np.arange(ITEMS) == 3, -1, np.arange(ITEMS) - (np.arange(ITEMS) > 3))
@@ -99,7 +99,7 @@ def test_weights_leave_room_for_the_longest_history() -> None:
 def test_a_crafted_user_counts_for_one(history: np.ndarray, opened: Opened, request: pytest.FixtureRequest) -> None:
     """Beside others, who come first: what the sums have more is one user's, and of norm 1 at most."""
     items = 1000
-    if request.node.callspec.params["opened"] == "spark":  # which counts a million in a minute on one machine
+    if request.node.callspec.params["opened"] == "spark":  # whose workers run the code of arrays
         items = 200
         history = history[:5_000] % items
     others = [np.array([1, 2, 3]), np.array([5, 5, 6])]

@@ -15,6 +15,7 @@ from dpformer.models import LSTM, Transformer
 from dpformer.models.counts import TransitionCounts
 from dpformer.models.evidence import Evidence
 from dpformer.models.vectors import _squares, of_counts
+from dpformer.queries.transitions.rounds import nothing_released
 from dpformer.runs.model_file import Release
 from tests.export.test_onnx import counts, described
 from tests.tiny_runs import printed, refused, tiny_run
@@ -107,3 +108,13 @@ def test_on_the_command_line(tmp_path_factory: pytest.TempPathFactory, tmp_path:
         ((network, "--vectors", tmp_path / "v.parquet", "--dim", 8), "those of a network have its own"),
     ):
         assert words in refused("export", *arguments)
+
+
+def test_counts_of_which_nothing_is_left_have_vectors() -> None:
+    """Popularity alone, which an item's last coordinate holds."""
+    empty = TransitionCounts.from_release(nothing_released(M))
+    found = of_counts(empty, 8)
+    scores = found.queries(HISTORIES) @ found.items.T
+    assert found.lost == 0.0 and found.items.shape == (M, 8)
+    np.testing.assert_allclose(scores, np.broadcast_to(found.items[:, -1], scores.shape))
+    np.testing.assert_allclose(scores[0], empty.scores([HISTORIES[1]]).exp().numpy()[0], rtol=1e-5)

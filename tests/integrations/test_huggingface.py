@@ -321,3 +321,23 @@ def test_an_encoder_and_decoder(kind: str, tmp_path: Path) -> None:
         norm = torch.sqrt(sum(g.square().sum() for g in grads))
         truth = [total + g / (norm + 0.01) for total, g in zip(truth, grads, strict=True)]
     torch.testing.assert_close(sums[0], truth, rtol=1e-9, atol=1e-12)
+
+
+def test_tensorboard_gets_nothing_exact(tmp_path: Path) -> None:
+    """The Trainer's own reporting, read back by TensorBoard: learning rate and epoch, and no statistic of the data."""
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for shown in (False, True):
+        folder = tmp_path / str(shown)
+        made = trainer(folder, report_to="tensorboard", log_loss=shown)
+        made.train()
+        (written,) = {path.parent for path in folder.rglob("events.out.tfevents.*")}
+        events = EventAccumulator(str(written)).Reload()
+        found[shown] = set(events.Tags()["scalars"])
+        texts = b"".join(path.read_bytes() for path in folder.rglob("events.out.tfevents.*"))
+        assert b"input_ids" not in texts and b"author-" not in texts
+    assert "train/learning_rate" in found[False]
+    assert not [name for name in found[False] if "loss" in name or "grad_norm" in name or "flos" in name]
+    assert "train/loss" in found[True]  # asked for

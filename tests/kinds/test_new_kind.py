@@ -20,7 +20,7 @@ from dpformer.kinds.base import Mechanism, ModelKind
 from dpformer.kinds.network import OF_NETWORKS
 from dpformer.kinds.planning import calibrated
 from dpformer.kinds.registry import KINDS, kind_of, register
-from dpformer.queries.frequencies import FREQUENCIES
+from dpformer.queries.item_queries import FREQUENCIES
 from dpformer.queries.registry import all_queries
 from dpformer.runs import Config, load_dataset, load_release, resume, train
 from dpformer.runs.model_file import Release, sha256_of

@@ -35,7 +35,7 @@ def assert_exact(model: SequenceModel, histories: list[list[int]]) -> None:
     want = torch.tensor([sum(g.square().sum() for g in user) ** 0.5 for user in gradients], dtype=torch.float64)
     for rule in (clip(0.5), normalize(1.0)):
         model.zero_grad()
-        clipping = PhantomClipping(model, proof=False)
+        clipping = PhantomClipping(model, self_check=False)
         with clipping.users(Batch.from_histories(histories, LENGTH)) as user:
             loss = model(user)
         norms = clipping.backward(loss, rule)

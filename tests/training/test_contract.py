@@ -11,7 +11,7 @@ from torch import nn
 
 import dpformer as dp
 from dpformer.accounting import Gaussian, PoissonGaussian
-from dpformer.accounting.events import ASSUMED_ONCE, ASSUMED_RATE
+from dpformer.accounting.events import ASSUMED_EXACT, ASSUMED_ONCE, ASSUMED_RATE
 from dpformer.sampling import Batch, Part
 from dpformer.sampling.batch import Due
 from dpformer.statement.build import statement
@@ -235,6 +235,25 @@ def test_a_rate_on_the_callers_word_is_assumed_everywhere() -> None:
     loop.whole(loop.batches.batch(0))
     with pytest.raises(ValueError, match="needs no PoissonBatches"):
         loop.optimizer.events(loop.batches)  # type: ignore[arg-type]
+
+
+def test_a_self_check_that_was_off_is_in_events_statement_and_state() -> None:
+    loop = Loop()
+    loop.whole(loop.batches.batch(0))
+    assert loop.optimizer.event().label == "training"
+    loop.clipping = dp.PhantomClipping(loop.model, self_check=False)
+    loop.whole(loop.batches.batch(1))
+    (event,) = loop.optimizer.events()
+    assert event.label == f"training ({ASSUMED_EXACT})" and event.repeats == 2
+    facts = statement(
+        [event], delta=1e-3, target=10.0, clipping="clip", clip_norm=1.0, expected_batch_size=12.0,
+        users=N, seeded=False, data=[], hashes={},
+    )  # fmt: skip
+    assert "ASSUMED: that gradients of users are exact, with the engine's self-check off" in facts["headline"]
+    assert any("rests on an assumption" in sentence for sentence in facts["words"])
+    resumed = Loop()
+    resumed.optimizer.load_state_dict(loop.optimizer.state_dict())
+    assert resumed.optimizer.events() == loop.optimizer.events(), "a resumed run says it too"
 
 
 def test_steps_of_two_samplers_are_two_events() -> None:

@@ -102,10 +102,10 @@ def engine_there() -> None:
     second_device.add()
     for problem in PROBLEMS:
         model, batch = build(problem, torch.float64)
-        norms = engine(model, batch, dp.clip(0.8), proof=False)
+        norms = engine(model, batch, dp.clip(0.8), self_check=False)
         gradients = [g.clone() for g in sums(model)]
         model.zero_grad()
-        clipping = dp.PhantomClipping(model.to("second"), proof=False)
+        clipping = dp.PhantomClipping(model.to("second"), self_check=False)
         own = torch.device("second") if problem.name in MAKE_TENSORS else contextlib.nullcontext()
         with clipping.users(tuple(t.to("second") for t in batch)) as user, own:
             loss = model(*user)

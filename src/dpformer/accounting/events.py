@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 ASSUMED_CLIPPED = "that sums hold each user of their batch once, and clipped, is assumed, not checked"
 ASSUMED_ONCE = "without sampling; that each user counts once in a step is assumed, not checked"
 ASSUMED_RATE = "that users were sampled at this rate, each once in a step, is assumed, not checked"
-ASSUMPTIONS = (ASSUMED_CLIPPED, ASSUMED_ONCE, ASSUMED_RATE)
+ASSUMED_EXACT = "that gradients of users are exact, with the engine's self-check off, is assumed, not checked"
+ASSUMPTIONS = (ASSUMED_CLIPPED, ASSUMED_ONCE, ASSUMED_RATE, ASSUMED_EXACT)
 KINDS: dict[str, "type[Event]"] = {}  # by name; a ledger may hold these
 
 

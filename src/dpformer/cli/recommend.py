@@ -1,6 +1,5 @@
 """`dpformer recommend RUN --history a,b,c`: the next items for a history, in the log's own ids; or for a file."""
 
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dpformer.cli.reading import Unfiltered, reading_of
-from dpformer.cli.rules import Exclude, Items, ItemWhere, MaxPer, parse_rules
+from dpformer.cli.rules import Exclude, Items, ItemWhere, MaxPer, parse_rules, split_ids
 from dpformer.errors import DpformerError
 
 
@@ -157,14 +156,3 @@ def _print(lines: list[dict[str, Any]], titles: bool) -> None:
             table.add_row(*user, str(rank), str(found["item_id"]), *title, f"{found['score']:.3f}")
         table.add_section()
     Console().print(table, markup=False)
-
-
-def split_ids(text: str) -> list[str]:
-    """Comma-separated ids; quotes keep a comma inside an id."""
-    if not text.strip():
-        return []
-    try:
-        (fields,) = csv.reader([text], skipinitialspace=True)
-    except (csv.Error, ValueError) as error:
-        raise DpformerError(f"{text!r} is not a comma-separated list of ids: {error}") from None
-    return fields

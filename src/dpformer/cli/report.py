@@ -23,7 +23,7 @@ def report(
     ] = False,
 ) -> None:
     """Write one self-contained HTML page: guarantee, accuracy, curves, long tail, attention, config."""
-    from dpformer.cli.recommend import split_ids
+    from dpformer.cli.rules import split_ids
     from dpformer.report import write_report
 
     examples = [split_ids(text) for text in history] if history else None

@@ -1,5 +1,6 @@
 """Options of `dpformer recommend` for rules on items, and their conversion to `serving.rules.Rules`."""
 
+import csv
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,8 +77,6 @@ def _whole(text: str, value: str) -> int:
 
 def _ids(text: str) -> list[str]:
     """Comma-separated ids; @FILE holds one per line."""
-    from dpformer.cli.recommend import split_ids
-
     if not text.startswith("@"):
         return split_ids(text)
     try:
@@ -87,3 +86,14 @@ def _ids(text: str) -> list[str]:
         raise DpformerError(f"{text[1:]} is not UTF-8: {error}") from None
     except OSError as error:
         raise DpformerError(f"{text[1:]} cannot be read: {error.strerror}") from None
+
+
+def split_ids(text: str) -> list[str]:
+    """Comma-separated ids; quotes keep a comma inside an id."""
+    if not text.strip():
+        return []
+    try:
+        (fields,) = csv.reader([text], skipinitialspace=True)
+    except (csv.Error, ValueError) as error:
+        raise DpformerError(f"{text!r} is not a comma-separated list of ids: {error}") from None
+    return fields

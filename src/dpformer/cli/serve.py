@@ -53,7 +53,8 @@ def serve(
             raise MissingExtra(name, "serve")
     from dpformer.serving.access import Access
     from dpformer.serving.http import listening
-    from dpformer.serving.supervisor import Service, Supervisor
+    from dpformer.serving.service import Service
+    from dpformer.serving.supervisor import Supervisor
 
     named = [*(allow_host or []), *([host] if _is_name(host) else [])]
     access = Access.of(named, allow_origin or [], token_file)

@@ -95,7 +95,7 @@ class AffineCall(RecordedCall):
 
     def forget(self) -> None:
         self.grad = None
-        del self.source  # whoever asks for it now is wrong
+        del self.source  # nothing may ask for it now
 
 
 def run(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

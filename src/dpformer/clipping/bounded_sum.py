@@ -19,6 +19,7 @@ For a parameter in half precision the mark also holds the sum itself, in float32
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class Addend:
     """One backward pass: the users whose clipped gradients it added; None: not told."""
 
     part: Part | None
+    self_checked: bool = True  # whether the engine that made it compares itself with autograd
 
 
 Addends = tuple[Addend, ...]
@@ -116,6 +118,7 @@ def _refuse_twice(users: Sequence[Tensor], batch: Batch) -> None:
 
 
 _MARK = "_phantom_bound"
+_adding = threading.Lock()  # two threads may add to one gradient
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -178,7 +181,7 @@ def joint_bound(parameters: Sequence[Tensor], marks: Sequence[Bound | None] | No
     Raises ValueError if one of them is not a sum of bounded users, or one that was clipped with them is left out.
 
     Args:
-        marks: `bounds_of` these parameters, if somebody has asked already.
+        marks: `bounds_of` these parameters, if they are known already.
     """
     bound, together = 0.0, None
     for parameter, mark in zip(parameters, bounds_of(parameters) if marks is None else marks, strict=True):
@@ -207,7 +210,7 @@ def addends_of(parameters: Sequence[Tensor], marks: Sequence[Bound | None] | Non
     """Whose losses the gradients of these parameters hold, each backward pass once.
 
     Args:
-        marks: `bounds_of` these parameters, if somebody has asked already.
+        marks: `bounds_of` these parameters, if they are known already.
     """
     held = {id(m.addends): m.addends for m in (bounds_of(parameters) if marks is None else marks) if m is not None}
     if len(held) == 1:  # nearly always: parameters of one sum share the tuple
@@ -238,6 +241,7 @@ def add_bounded(
     together: frozenset[int] | None,
     *,
     part: Part | None = None,
+    self_checked: bool = True,
 ) -> None:
     """`p.grad` += sums of users bounded by `clip_norm` over the parameters in `together`.
 
@@ -247,14 +251,27 @@ def add_bounded(
     Args:
         factors: (B,) of the users.
         part: who they are; None: not told.
+        self_checked: whether the engine that made the sums compares itself with autograd.
     """
     if part is not None and len(part) != len(factors):
         raise ValueError(f"the part has {len(part)} users, and there are losses of {len(factors)}: give one loss each")
+    with _adding:
+        _add_all(additions, factors, (clip_norm, together), part, self_checked)
+
+
+def _add_all(
+    additions: Sequence[Addition],
+    factors: Tensor,
+    bound: tuple[float, frozenset[int] | None],
+    part: Part | None,
+    self_checked: bool,
+) -> None:
+    clip_norm, together = bound
     parameters = [addition.parameter for addition in additions]
     before = bounds_of(parameters)
     held = addends_of(parameters, before)
     refuse_repeated(held, part)
-    held = (*held, Addend(part))
+    held = (*held, Addend(part, self_checked))
     known = [
         mark is not None or parameter.grad is None or _is_zero(parameter.grad)
         for parameter, mark in zip(parameters, before, strict=True)

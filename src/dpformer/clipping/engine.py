@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,20 +13,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dpformer import compat
 from dpformer.clipping.bounded_sum import Addition, add_bounded
 from dpformer.clipping.clip_functions import ClipFunction
-from dpformer.clipping.model_state import Walk
+from dpformer.clipping.functions import foreign
+from dpformer.clipping.isolation import EqualChances, Outcome, compare_outcomes, generators_kept, is_finite
+from dpformer.clipping.model_state import State, Walk
 from dpformer.clipping.norm_accumulator import PerUserNorms
 from dpformer.clipping.parameter_norms import ParameterUses
 from dpformer.clipping.recording import RecordedCall
 from dpformer.clipping.rounding import full_precision
-from dpformer.clipping.self_check import PATIENCE, due, let_go, prove
-from dpformer.clipping.trees import rows_of, versions_of
-from dpformer.clipping.users import OneUserExists, refuse_distributed
-from dpformer.errors import UnsupportedUse
+from dpformer.clipping.self_check import PATIENCE, compare_with_autograd, due, free_graph
+from dpformer.clipping.trees import map_tensors, rows_of, tree_of, versions_of
+from dpformer.clipping.users import OneUserExists, gradients_of, refuse_distributed
+from dpformer.errors import UnsupportedUse, first_line, out_of_memory
 from dpformer.sampling.batch import Part
 
 ENOUGH = 16  # users whose gradients are compared with autograd at the start
+TOGETHER, ALONE = 16, 4  # users who are computed together, and those of them who are computed alone
 
 
 class PhantomClipping:
@@ -50,28 +56,35 @@ class PhantomClipping:
 
     Args:
         model: the module whose trainable parameters are clipped.
-        proof: compare the gradients of all users with plain autograd on the first batches (until 16 users were seen)
-            and at random later (self_check.py): a test of the rules.
+        self_check: compare the gradients of all users with plain autograd on the first batches (until `check_users`
+            were seen) and at random later; and, in `accumulate`, the losses and gradients of some users together with
+            those of each alone and outside of the engine, on the first batch and at random later (self_check.py).
+            Switched off, the events of the steps say so.
         fallback: "error" refuses what torch cannot compute for all users together.
+        check_users: users whose gradients are compared at the start.
     """
 
     def __init__(
-        self, model: nn.Module, *, proof: bool = True, fallback: Literal["one at a time", "error"] = "one at a time"
+        self,
+        model: nn.Module,
+        *,
+        self_check: bool = True,
+        fallback: Literal["one at a time", "error"] = "one at a time",
+        check_users: int = ENOUGH,
     ) -> None:
         refuse_distributed(model)
         if fallback not in ("one at a time", "error"):
             raise ValueError(f'fallback is {fallback!r}; give "one at a time" or "error"')
         self.model = model
-        self.proof = proof
+        self.self_check, self.check_users = self_check, check_users
         self.skipped_users = 0
         self.losses = torch.zeros(0)  # (B,) of the users of the last backward pass
         self._walk = Walk(model)
         self._users = OneUserExists(model, self._walk, fallback == "one at a time")
         self._gate = self._users.gate
-        self._proven = 0  # users
-        self._enough = ENOUGH
-        self._put_off = 0  # batches that needed a proof and could not be proven
-        self._due = due  # processes that share a backward pass must agree on it
+        self._compared = 0  # users
+        self._compared_alone = 0
+        self._put_off = 0  # batches that were to be compared and could not be
 
     @contextmanager
     def users(self, data: Any, part: Part | None = None) -> Iterator[Any]:
@@ -114,6 +127,8 @@ class PhantomClipping:
         if not rows_of(data):
             self.losses = torch.zeros(0)
             return self.losses
+        if self.self_check and (self._compared_alone < 2 or due()):
+            self._check_alone(loss_of, data)
         before = versions_of(data)
         try:
             with self.users(data, part) as user:
@@ -161,8 +176,84 @@ class PhantomClipping:
         self.losses = torch.stack(losses)
         dtype = torch.promote_types(self.losses.dtype, torch.float32)
         names = frozenset(self._gate.names)
-        add_bounded(additions, torch.stack(factors).to(dtype), clip.clip_norm, names, part=part)
+        checked = self.self_check
+        add_bounded(additions, torch.stack(factors).to(dtype), clip.clip_norm, names, part=part, self_checked=checked)
         return torch.stack(norms).to(dtype)
+
+    def _check_alone(self, loss_of: Callable[[Any], Tensor], data: Any) -> None:
+        """Computes some users together, and some of them alone by plain autograd, and compares."""
+        chance, users = random.SystemRandom(), rows_of(data)
+        tree, one_of = tree_of(data)
+        some = torch.tensor(sorted(chance.sample(range(users), min(users, TOGETHER))))
+        tree = map_tensors(lambda leaf: leaf[some.to(leaf.device)], tree)
+        chances = EqualChances(chance.getrandbits(32))
+        with self._surroundings(), generators_kept(), self._users.fallback.quiet():
+            together = self._together(lambda mine: loss_of(one_of(mine)), tree, chances)
+            finite = [n for n, outcome in enumerate(together) if is_finite(outcome)]
+            state, alone = State(self._walk()), {}
+            for n in chance.sample(finite, min(ALONE, len(finite))):
+                mine = map_tensors(lambda leaf: leaf[n : n + 1].clone(), tree)  # noqa: B023
+                with chances, torch.enable_grad():
+                    outcome = self._outside_of_engine(loss_of, one_of(mine))
+                if outcome is not None:
+                    alone[n] = outcome
+            state.compare(self._walk(), self._gate.is_public)
+        compare_outcomes(together, alone, chances.half)
+        self._compared_alone += len(finite)
+
+    def _outside_of_engine(self, loss_of: Callable[[Any], Tensor], mine: Any) -> Outcome | None:
+        """Loss and gradient of one user, by plain autograd; None where torch lacks a function that rules do without."""
+        try:
+            loss = loss_of(mine).reshape(())
+            return loss.detach(), gradients_of(loss, self._gate.trainable)
+        except NotImplementedError as error:
+            why = first_line(error)
+            warnings.warn(f"users alone are not compared, since torch cannot compute them here: {why}", stacklevel=5)
+            return None
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            raise UnsupportedUse(
+                f"the loss of a user alone, outside of the engine, ends in an error, and inside it does not: keep "
+                f"nothing of users between calls of the model ({first_line(error)})"
+            ) from error
+
+    def _together(self, loss_of: Callable[[Any], Tensor], tree: Any, chances: EqualChances) -> list[Outcome]:
+        """Losses and gradients of users as this engine computes them; nothing is added to `p.grad`."""
+        waiting = list(self._gate.calls)
+        try:
+            with chances, self._users.of(tree, None) as user:
+                loss = loss_of(user)
+            losses, _ = self._users.losses(loss)
+            return list(zip(losses.detach(), self._each_gradient(losses, waiting), strict=True))
+        except Exception as error:
+            if self._users.why_not_together(error) is None:
+                raise
+
+            def with_chances(mine: Any) -> Tensor:
+                with chances:
+                    return loss_of(mine)
+
+            return [(loss.reshape(()), found) for found, loss in self._users.one_by_one(with_chances, tree)]
+        finally:
+            self._gate.calls[:] = waiting
+
+    def _each_gradient(self, losses: Tensor, waiting: list[RecordedCall]) -> list[list[Tensor]]:
+        """By all trainable parameters, of each user; from the calls that were recorded last."""
+        parameters = self._gate.trainable
+        calls = self._gate.calls[len(waiting) :]
+        collected = PerUserNorms(calls, set(self._gate.names), losses, forget=False)
+        self._collect(losses, collected, retain_graph=False)
+        groups, each = {id(group.parameter): group for group in collected.groups}, []
+        with full_precision(losses.device.type):
+            for user in range(len(losses)):
+                one = torch.zeros(len(losses), dtype=collected.dtype, device=losses.device)
+                one[user] = 1
+                found = [
+                    groups[id(p)].weighted_sum(one) if id(p) in groups else torch.zeros_like(p) for p in parameters
+                ]
+                each.append(found)
+        return each
 
     def backward(self, loss: Tensor, clip: ClipFunction) -> Tensor:
         """Adds the clipped sum of the users' gradients to `p.grad`; returns the norms before clipping, shape (B,).
@@ -173,24 +264,30 @@ class PhantomClipping:
             loss: one user's loss, one number, from inside `users`.
             clip: the factor of each user by its norm.
         """
+        if seeing := foreign(compat.modes_below()):
+            raise UnsupportedUse(
+                f"{seeing} is active, which would see the gradients of all users together: leave it before "
+                f"`clipping.backward`"
+            )
         later: list[RecordedCall] = []
-        try:
-            losses, part = self._users.losses(loss)
-            self.losses = losses.detach()
-            norms, later = self._backward(losses, clip, part)
-            return norms
-        finally:
-            self._gate.calls[:] = later
+        with self._users.of_this_thread():
+            try:
+                losses, part = self._users.losses(loss)
+                self.losses = losses.detach()
+                norms, later = self._backward(losses, clip, part)
+                return norms
+            finally:
+                self._gate.calls[:] = later
 
     def _backward(self, losses: Tensor, clip: ClipFunction, part: Part | None) -> tuple[Tensor, list[RecordedCall]]:
         """The norms, and the calls of contexts after those that the losses were computed in."""
         bound_of_function(clip)
         self._refuse_frozen()
-        possible = self.proof and losses.requires_grad
-        new = possible and self._proven < self._enough
-        proving = new or (possible and self._due())
-        collected = PerUserNorms(self._gate.calls, set(self._gate.names), losses, forget=not proving)
-        self._collect(losses, collected, retain_graph=proving)
+        possible = self.self_check and losses.requires_grad
+        new = possible and self._compared < self.check_users
+        comparing = new or (possible and due())
+        collected = PerUserNorms(self._gate.calls, set(self._gate.names), losses, forget=not comparing)
+        self._collect(losses, collected, retain_graph=comparing)
         if losses.requires_grad and self._gate.names and not collected.contexts:
             raise UnsupportedUse(
                 "the losses do not depend on anything that this engine has recorded: compute them inside its own "
@@ -199,10 +296,10 @@ class PhantomClipping:
         norms, upper = collected.norms()
         finite = torch.isfinite(norms) & torch.isfinite(losses.detach()) & torch.isfinite(upper)
         factors, all_finite = self._factors(finite, torch.where(finite, norms, 0), torch.where(finite, upper, 0), clip)
-        if proving:
-            self._prove(losses, norms, factors, collected.groups, new)
+        if comparing:
+            self._compare(losses, norms, factors, collected.groups, new)
             if not self._gate.hooked:
-                let_go(losses)
+                free_graph(losses)
         with full_precision(norms.device.type):
             if not all_finite:
                 self._leave_out(collected, finite)
@@ -220,7 +317,7 @@ class PhantomClipping:
                         f"parameter '{name}' was frozen after the forward pass; freeze it before `clipping.users`"
                     )
 
-    def _prove(
+    def _compare(
         self,
         losses: Tensor,
         norms: Tensor,
@@ -230,15 +327,15 @@ class PhantomClipping:
     ) -> None:
         """Raises if the engine and autograd disagree, or if too many batches in a row could not be compared."""
         calls = [call for call in self._gate.calls if call.grad is not None]
-        if prove(losses, norms, factors, calls, groups, self._gate.sink):
-            self._proven += len(losses)
+        if compare_with_autograd(losses, norms, factors, calls, groups, self._gate.sink):
+            self._compared += len(losses)
             self._put_off = 0
         elif new:
             self._put_off += 1
             if self._put_off == PATIENCE:
                 raise UnsupportedUse(
                     f"{PATIENCE} batches in a row had a user whose loss or gradient is not finite, so that nothing "
-                    f"could be proven about the model; look at the losses, or lower the learning rate"
+                    f"could be compared with autograd; look at the losses, or lower the learning rate"
                 )
 
     def _collect(self, losses: Tensor, collected: PerUserNorms, retain_graph: bool) -> None:
@@ -253,6 +350,12 @@ class PhantomClipping:
         self._gate.sink.append(collected)
         try:
             torch.autograd.backward(losses.sum(), retain_graph=retain_graph)
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):
+                raise UnsupportedUse(
+                    f"a tensor was changed in place after a function had read it: build a new tensor instead ({error})"
+                ) from error
+            raise
         finally:
             self._gate.sink.pop()
             for guard in guards:
@@ -286,7 +389,8 @@ class PhantomClipping:
             )
             for group in collected.groups
         ]
-        add_bounded(additions, factors, clip.clip_norm, frozenset(self._gate.names), part=part)
+        names = frozenset(self._gate.names)
+        add_bounded(additions, factors, clip.clip_norm, names, part=part, self_checked=self.self_check)
 
     @staticmethod
     def _factors(finite: Tensor, norms: Tensor, upper: Tensor, clip: ClipFunction) -> tuple[Tensor, bool]:

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from dpformer import compat
 from dpformer.clipping.interception import Interception, _marks
+from dpformer.clipping.isolation import EqualChances
 from dpformer.clipping.model_state import PythonState
 from dpformer.clipping.patches import replaced
 from dpformer.clipping.recording import storage_of
 from dpformer.clipping.trees import map_tensors, map_trees, tensors_of
 from dpformer.compat import Outside, physical
-from dpformer.errors import CannotBatch, UnsupportedUse
+from dpformer.errors import CannotBatch, UnsupportedUse, first_line
 
 _GUARDED = "_phantom_guarded"  # of an autograd function that was guarded
 _SEVERAL = "its results have another form for each user"
@@ -45,6 +46,7 @@ class Fallback:
         self.gate, self.model, self.allowed = gate, model, allowed
         self.counts: Counter[str] = Counter()  # how often, by name
         self._alone: set[int] = set()  # identities of modules that cannot be batched
+        self._is_quiet = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -116,8 +118,19 @@ class Fallback:
             args, kwargs = (map_tensors(lambda t: swap.get(id(t), t), given) for given in (args, kwargs))
         return of_user, args, kwargs
 
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Inside, nothing is said, counted or remembered: for checks."""
+        known, self._is_quiet = set(self._alone), True
+        try:
+            yield
+        finally:
+            self._alone, self._is_quiet = known, False
+
     def note(self, name: str, why: str, whole: bool = False) -> None:
         """Says it once."""
+        if self._is_quiet:
+            return
         if not self.counts[name]:
             cost = "as slow as batches of one" if whole else (
                 "as slow as batches of one, with a copy of its parameters for each user"
@@ -147,7 +160,7 @@ class Fallback:
                 if gate.failed is failed:
                     return out
                 gate.raise_refusal()
-                why = f"it goes on after an error: {_first_line(gate.failed)}"
+                why = f"it goes on after an error: {first_line(gate.failed)}"
             except CannotBatch as error:
                 why = str(error)
             except UnsupportedUse:
@@ -155,7 +168,7 @@ class Fallback:
             except Exception as error:
                 if getattr(error, "_phantom_alone", False):
                     raise
-                why = _first_line(error)
+                why = first_line(error)
             del gate.calls[before:]
             gate.forget_copies()
         name = type(module).__name__
@@ -210,11 +223,18 @@ class Fallback:
         assert gate.level is not None
         slices: dict[int, tuple[Tensor, ...]] = {}
         results, marks = [], []
+        begin = [mode.one_after_the_other() for mode in compat.modes_below() if isinstance(mode, EqualChances)]
         with Outside():
             state = PythonState(self.model)
             for user in range(gate.level.users):
                 given: list[Tensor] = []
+<<<<<<< HEAD
                 with self.alone(user, state):
+=======
+                for same in begin:
+                    same()
+                with self.alone(user):
+>>>>>>> main
                     own_args, own_kwargs = (
                         map_tensors(partial(self._own, user, slices, given), tree) for tree in (args, kwargs)
                     )
@@ -355,8 +375,3 @@ def _form(*trees: Any) -> list[Any]:
         else:
             leaves.append(id(tree))
     return leaves
-
-
-def _first_line(error: BaseException | None) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]

@@ -4,8 +4,13 @@ in; and those of our own that see the tensors of all users at once."""
 from __future__ import annotations
 
 import types
+<<<<<<< HEAD
 from collections.abc import Callable
 from functools import cache, wraps
+=======
+from collections.abc import Callable, Iterable
+from functools import wraps
+>>>>>>> main
 from typing import Any, TypeVar
 
 import torch
@@ -66,6 +71,13 @@ BACKWARD = {torch.autograd.backward, Tensor.backward}
 REQUIRES_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 OF_TORCH = {"aten", "prim", "prims", "quantized", "quantized_decomposed", "torchvision"}
 TRUSTED = {"torch", "dpformer"}
+
+
+def foreign(modes: Iterable[Any]) -> str:
+    """The name of a mode that is neither torch's nor ours; "" if there is none."""
+    others = (type(mode) for mode in modes if type(mode).__module__.split(".")[0] not in TRUSTED)
+    return next((kind.__qualname__ for kind in others), "")
+
 
 _opened: dict[Any, Callable[..., Any] | None] = {}
 

@@ -43,7 +43,7 @@ from dpformer.clipping.functions import (
     SPARSE,
     TELLS,
     TRANSPOSES,
-    TRUSTED,
+    foreign,
     is_transpose,
     looks_whether_differentiable,
     overrides_functions,
@@ -299,14 +299,12 @@ class Interception(Recorder):
             )
         if self.alone is not None:
             return
-        if compat.dispatch_modes() and not all(
-            type(m).__module__.split(".")[0] in TRUSTED for m in compat.modes_below()
-        ):
+        if compat.dispatch_modes() and foreign(compat.modes_below()):
             raise CannotBatch("a TorchDispatchMode is active, which would see all users together")
         if isinstance(func, (compat.OpOverload, compat.OpOverloadPacket)) and compat.namespace(func) not in OF_TORCH:
             raise CannotBatch(f"{label(func)} is an operator that is not torch's own")
-        if foreign := [type(t).__name__ for t in tensors if overrides_operators(type(t))]:
-            raise CannotBatch(f"{foreign[0]} has operators of its own (__torch_dispatch__), which would see all users")
+        if kinds := [type(t).__name__ for t in tensors if overrides_operators(type(t))]:
+            raise CannotBatch(f"{kinds[0]} has operators of its own (__torch_dispatch__), which would see all users")
 
     def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """A hook or a backward function of one user alone: in the backward pass it sees that user only."""

@@ -64,11 +64,24 @@ class EqualChances(TorchDispatchMode):
 
     def __enter__(self) -> EqualChances:
         self.calls = 0
-        random.seed(self.seed)
-        np.random.seed(self.seed % 2**32)
-        torch.manual_seed(self.seed)
+        self._seed()
         super().__enter__()
         return self
+
+    def _seed(self) -> None:
+        random.seed(self.seed + self.calls)
+        np.random.seed((self.seed + self.calls) % 2**32)
+        torch.manual_seed(self.seed + self.calls)
+
+    def one_after_the_other(self) -> Callable[[], None]:
+        """To be called before each of several users who are computed one after the other: each gets the same."""
+        calls = self.calls
+
+        def begin() -> None:
+            self.calls = calls
+            self._seed()
+
+        return begin
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -81,17 +94,19 @@ class EqualChances(TorchDispatchMode):
 
     def _draw(self, func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.removeprefix("aten::")
+        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        if _drops(name, named):  # not counted: fused layers drop in another number of calls than their parts do
+            return _KEEPING[name](named)
+        for off in ("dropout_p", "dropout"):  # fused kernels that drop inside
+            if off in named:
+                return func(**(named | {off: 0.0}))
         self.calls += 1
         chance = random.Random(f"{self.seed} {self.calls}").random()
-        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         if name in _REPLACED:
             return _REPLACED[name](chance, named)
         if name in _FILLED:  # made as asked for, then every entry is the same
             out = func(*args, **kwargs)
             return out.fill_(_FILLED[name](chance, named)) if out.numel() else out
-        for off in ("dropout_p", "dropout"):  # fused kernels that drop inside
-            if off in named:
-                return func(**(named | {off: 0.0}))
         torch.manual_seed(self.seed + self.calls)
         return func(*args, **kwargs)
 
@@ -119,15 +134,35 @@ _FILLED: dict[str, Callable[[float, dict[str, Any]], float]] = {
 }
 
 
+def _drops(name: str, a: dict[str, Any]) -> bool:
+    """Whether it draws the mask of a dropout: with one probability for all, or all 64 bits (models/dropout.py)."""
+    if name == "random_":
+        return bool(a.get("from") == -(2**63) and a.get("to") is None)
+    return (
+        name == "native_dropout"
+        or (name == "bernoulli_" and not isinstance(a.get("p"), Tensor))
+        or (
+            name == "bernoulli" and isinstance(a.get("p"), float)  # what vmap makes of it
+        )
+    )
+
+
+_KEEPING: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "native_dropout": lambda a: (a["input"].clone(), torch.ones_like(a["input"], dtype=torch.bool)),
+    "bernoulli_": lambda a: a["self"].fill_(1),
+    "bernoulli": lambda a: torch.ones_like(a["self"]),
+    "random_": lambda a: a["self"].fill_(int.from_bytes(bytes([0, 0x80] * 4), "little", signed=True)),  # four × −2¹⁵
+}
+
+
 def _bernoulli_(chance: float, a: dict[str, Any]) -> Tensor:
-    """With a number: dropout's mask, which keeps everything. With a tensor: by chance, the same for all."""
-    p = a.get("p", 0.5)
-    return a["self"].copy_((chance < p).to(a["self"].dtype)) if isinstance(p, Tensor) else a["self"].fill_(1)
+    """By chance, the same for all."""
+    return a["self"].copy_((chance < a["p"]).to(a["self"].dtype))
 
 
 def _bernoulli(chance: float, a: dict[str, Any]) -> Tensor:
     p = a.get("p", a["self"])
-    return (chance < p).to(a["self"].dtype) if isinstance(p, Tensor) else torch.full_like(a["self"], chance < p)
+    return (chance < p).to(a["self"].dtype)
 
 
 def _multinomial(chance: float, a: dict[str, Any]) -> Tensor:
@@ -146,7 +181,6 @@ def _permutation(chance: float, a: dict[str, Any]) -> Tensor:
 
 
 _REPLACED: dict[str, Callable[[float, dict[str, Any]], Any]] = {
-    "native_dropout": lambda _, a: (a["input"].clone(), torch.ones_like(a["input"], dtype=torch.bool)),
     "bernoulli_": _bernoulli_,
     "bernoulli": _bernoulli,
     "multinomial": _multinomial,
@@ -240,22 +274,12 @@ class _Comparison:
             out = self.losses_of(_take(self.users, users))
         if not isinstance(out, Tensor) or out.shape != (len(users),):
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else repr(type(out).__name__)
-            raise ValueError(f"losses_of must give one loss a user, shape ({len(users)},), got {got}")
+            raise ValueError(f"losses_of must give one loss per user, shape ({len(users)},), got {got}")
         return out
 
-    @property
-    def tolerance(self) -> float:
-        if self.chances.half:
-            return _HALF_PRECISION
-        return 0.0 if torch.get_float32_matmul_precision() == "highest" else _SHORT_PRODUCTS
-
     def compare(self, whole: Tensor, losses: Tensor, users: list[int]) -> None:
-        tolerance = max(self.tolerance, _TOLERANCE.get(whole.dtype, _HALF_PRECISION))
         known = whole[users].double()
-        near = whole[whole.isfinite()].double().abs().mean()  # losses near 0 have fewer digits
-        apart = (losses.double() - known).abs()
-        allowed = tolerance * torch.maximum(known.abs(), 0.1 * near)
-        wrong = ~((apart <= allowed) | (known.isnan() & losses.isnan()) | (known == losses))
+        wrong = differ(whole, known, losses.double(), self.chances.half)
         if bool(wrong.any()):
             at = int(wrong.nonzero()[0])
             company = "alone" if len(users) == 1 else f"with {len(users) - 1} of them"
@@ -270,8 +294,7 @@ class _Comparison:
         """What the losses do not show: a backward pass that looks at other users."""
         user = users[0]
         among, alone = self.gradient(users), self.gradient([user])
-        rough = self.tolerance > 0 or self.dtype not in _GRADIENT_TOLERANCE
-        tolerance = 0.3 if rough else _GRADIENT_TOLERANCE[self.dtype]
+        tolerance = gradient_tolerance(self.dtype, self.chances.half)
         zero = torch.zeros(())
         # Other leaves are made anew in each call: inputs that `enable_input_require_grads` of transformers marks.
         shared = {k for k, (leaf, _) in (among | alone).items() if isinstance(leaf, nn.Parameter)} | (
@@ -296,6 +319,79 @@ class _Comparison:
         parameters = leaves(loss)
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         return {id(p): (p, g) for p, g in zip(parameters, found, strict=True) if g is not None}
+
+
+Outcome = tuple[Tensor, list[Tensor]]  # of one user: the loss, (), and the gradient by each trainable parameter
+
+
+def is_finite(outcome: Outcome) -> bool:
+    loss, gradient = outcome
+    return bool(torch.isfinite(loss)) and math.isfinite(_length(gradient))
+
+
+def compare_outcomes(together: Sequence[Outcome], alone: Mapping[int, Outcome], half: bool) -> None:
+    """Raises if the engine's loss or gradient of a user among others is not that of plain autograd for the user alone.
+
+    Args:
+        together: what the engine says of some users.
+        alone: what autograd says of some of them, by place.
+        half: whether half precision was seen on the way.
+    """
+    losses = torch.stack([loss for loss, _ in together])
+    lengths = [_length(gradient) for _, gradient in together]
+    finite = [length for length in lengths if math.isfinite(length)]
+    near = 0.1 * sum(finite) / max(1, len(finite))
+    tolerance = gradient_tolerance(losses.dtype, half)
+    for user, (loss, gradient) in alone.items():
+        among, found = losses[user].double(), loss.to(losses.device).double()
+        if bool(differ(losses, among, found, half)):
+            raise UnsupportedUse(
+                f"a user's loss is {float(among):.6g} inside the engine, among {len(together)} users, and "
+                f"{float(found):.6g} alone and outside of it: {_WHY_OUTSIDE}"
+            )
+        apart = _length([a - b for a, b in zip(together[user][1], gradient, strict=True)])
+        if not apart <= tolerance * max(lengths[user], near, 1e-12):
+            raise UnsupportedUse(
+                f"a user's gradient has the length {lengths[user]:.6g} inside the engine, among {len(together)} users, "
+                f"and alone and outside of it it is {apart:.3g} away from that: {_WHY_OUTSIDE}"
+            )
+
+
+_WHY_OUTSIDE = (
+    "a user's loss must depend on that user alone. Look for what Python carries from one user to the next (`.item()`, "
+    "NumPy, lists and global variables, random numbers drawn user by user: draw them with torch), and for code that "
+    "does something else inside `clipping.users`"
+)
+
+
+def _length(gradient: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(map(_squared, gradient)))
+
+
+def differ(whole: Tensor, known: Tensor, losses: Tensor, half: bool) -> Tensor:
+    """Which losses of the same users differ by more than rounding.
+
+    Args:
+        whole: the losses of all users: those near 0 have fewer digits.
+        known, losses: to be compared, in float64.
+        half: whether half precision was seen on the way.
+    """
+    tolerance = max(_rough(half), _TOLERANCE.get(whole.dtype, _HALF_PRECISION))
+    near = whole[whole.isfinite()].double().abs().mean()
+    allowed = tolerance * torch.maximum(known.abs(), 0.1 * near)
+    return ~(((losses - known).abs() <= allowed) | (known.isnan() & losses.isnan()) | (known == losses))
+
+
+def gradient_tolerance(dtype: torch.dtype, half: bool) -> float:
+    """The distance of two gradients that may be rounding, as a share of their length."""
+    return 0.3 if _rough(half) > 0 or dtype not in _GRADIENT_TOLERANCE else _GRADIENT_TOLERANCE[dtype]
+
+
+def _rough(half: bool) -> float:
+    """Of a loss: what half precision and short products of float32 may change."""
+    if half:
+        return _HALF_PRECISION
+    return 0.0 if torch.get_float32_matmul_precision() == "highest" else _SHORT_PRODUCTS
 
 
 _WHY = (

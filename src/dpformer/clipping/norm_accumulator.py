@@ -44,8 +44,8 @@ class PerUserNorms:
         calls: of the forward pass.
         trainable: identities of the parameters that are clipped.
         losses: of the users; norms have their device, and their precision or better.
-        forget: drop what the norms were computed from. The proof still needs it, and then written-out gradients are not
-            kept beside it.
+        forget: drop what the norms were computed from. The self-check still needs it, and then written-out gradients
+            are not kept beside it.
     """
 
     def __init__(self, calls: Sequence[RecordedCall], trainable: set[int], losses: Tensor, forget: bool) -> None:
@@ -68,7 +68,7 @@ class PerUserNorms:
         family = self.families.get(id(call))
         if family is None:
             raise UnsupportedUse(
-                f"{call.where} was recorded before another backward pass, which let go of it; call `clipping.backward` "
+                f"{call.where} was recorded before another backward pass, which has freed it; call `clipping.backward` "
                 f"for the loss of each `with clipping.users(...)` in the order of the contexts, once, or run both "
                 f"forward passes inside one and add up their losses"
             )
@@ -92,8 +92,9 @@ class PerUserNorms:
 
     def norms(self) -> tuple[Tensor, Tensor]:
         """(B,) ‖g_b‖, and what it is at most."""
-        squared, upper = torch.from_numpy(self.squares).to(wide(self.device)).to(self.device)
-        return squared.to(self.dtype).sqrt(), raised(upper, self.dtype)
+        squared, upper = torch.from_numpy(self.squares).to(wide(self.device))
+        norms, most = squared.to(self.dtype).sqrt(), raised(upper, self.dtype)
+        return (norms, most) if self.device.type == "cpu" else torch.stack([norms, most]).to(self.device).unbind()
 
     def _settled_quickly(self, call: RecordedCall, grad: Tensor, family: Family) -> bool:
         """Linear layers that are used once wait for others, if they are as plain as most."""

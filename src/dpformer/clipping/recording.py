@@ -9,11 +9,12 @@ expression of parameters (`weight.T`, `positions[:T]`, `scale.exp()`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,7 @@ def paired(function: Callable[..., Tensor]) -> Paired:
 
 def own(out: Tensor) -> Tensor:
     """A view (einsum permutes a product) is copied: were the model to write into it, autograd would lead its gradient
-    past the hook, to what it is a view of, and neither the engine nor the proof would know."""
+    past the hook, to what it is a view of, and neither the engine nor the self-check would know."""
     return out.clone() if out._is_view() else out
 
 
@@ -113,7 +114,7 @@ class RecordedCall:
     func: Any
     names: tuple[str, ...]  # of the parameters
     managed: list[Tensor]  # the parameters (or expressions of parameters) used here
-    paired: Paired  # ⟨the function of `managed`, a gradient⟩: what plain autograd differentiates in the proof
+    paired: Paired  # ⟨the function of `managed`, a gradient⟩: what plain autograd differentiates in the self-check
     build: Build  # gradient of the output → uses, once the number of users is known
     shape: tuple[int, ...]  # of the tensor whose first dimension counts the rows
     sink: list[Callable[[RecordedCall, Tensor], None]]  # shared with the engine: the last one takes the gradients
@@ -274,7 +275,7 @@ class Recorder(TorchFunctionMode):
         return t.detach() if self.is_managed(t) else t
 
     def fill(self, fresh: Sequence[Tensor], *slots: Any) -> tuple[Any, ...]:
-        """The arguments with their managed ones replaced, in order, by fresh tensors (for the proof)."""
+        """The arguments with their managed ones replaced, in order, by fresh tensors (for the self-check)."""
         values = iter(fresh)
         return tuple(next(values) if self.is_managed(slot) else slot for slot in slots)
 
@@ -324,7 +325,7 @@ class Recorder(TorchFunctionMode):
 
 
 def _under_autocast(paired: Paired, device: str) -> Paired:
-    """The proof calls the function again, perhaps outside the autocast that the model ran under."""
+    """The self-check calls the function again, perhaps outside the autocast that the model ran under."""
     dtype = torch.get_autocast_dtype(device)
 
     def within(*args: Tensor) -> Tensor:
@@ -353,3 +354,47 @@ def storage_of(t: Tensor) -> int:
 
 def label(func: Any) -> str:
     return resolve_name(func) or getattr(func, "__qualname__", str(func))
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+#
+# `@rule(F.linear)` stands above a function whose parameters are named and ordered as torch's. A call then binds as
+# Python binds it, by position or by name, so `torch.matmul(other=w, input=x)` is x @ w. An argument that the rule does
+# not know is refused, never guessed.
+
+Rule = Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]
+RULES: dict[Any, Rule] = {}
+SIGNATURES: dict[Any, inspect.Signature] = {}  # of the rules, without gate and function; the tests hold them to torch's
+
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+def rule(*functions: Any) -> Callable[[Run], Run]:
+    """Registers `run(gate, func, …)` as the rule of some torch functions, for real numbers."""
+
+    def register(run: Run) -> Run:
+        whole = inspect.signature(run)
+        signature = whole.replace(parameters=list(whole.parameters.values())[2:])
+
+        def bound(gate: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            try:
+                return run(gate, func, *args, **kwargs)
+            except TypeError:
+                _check_binding(gate, func, signature, args, kwargs)
+                raise
+
+        for function in functions:
+            RULES[function], SIGNATURES[function] = bound, signature
+        return run
+
+    return register
+
+
+def _check_binding(
+    gate: Recorder, func: Any, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        parameter = next(t for t in tensors_of(args, kwargs) if gate.is_managed(t))
+        raise gate.refusal(parameter, func, f"call it as {signature} ({error})") from None

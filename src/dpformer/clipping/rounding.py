@@ -22,6 +22,7 @@ serves as well: residuals of the softmax head are not read for it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -258,19 +259,28 @@ class full_precision:
     A class, since it is entered for every layer, and a generator takes as long as what is done inside.
     """
 
+    _lock, _entered, _before = threading.Lock(), 0, "highest"  # the precision is that of all threads
+
     def __init__(self, device: str) -> None:
         self.device = device
 
     def __enter__(self) -> None:
-        self.before, self.cast = torch.get_float32_matmul_precision(), torch.is_autocast_enabled(self.device)
-        if self.before != "highest":
-            torch.set_float32_matmul_precision("highest")
+        cls, self.cast = full_precision, torch.is_autocast_enabled(self.device)
+        with cls._lock:
+            if not cls._entered:
+                cls._before = torch.get_float32_matmul_precision()
+                if cls._before != "highest":
+                    torch.set_float32_matmul_precision("highest")
+            cls._entered += 1
         if self.cast:
             torch.set_autocast_enabled(self.device, False)
 
     def __exit__(self, *_: object) -> None:
-        if self.before != "highest":
-            torch.set_float32_matmul_precision(self.before)
+        cls = full_precision
+        with cls._lock:
+            cls._entered -= 1
+            if not cls._entered and cls._before != "highest":
+                torch.set_float32_matmul_precision(cls._before)
         if self.cast:
             torch.set_autocast_enabled(self.device, True)
 

@@ -1,4 +1,6 @@
-"""The engine proves itself: the gradients of all users, in random proportions, against plain autograd.
+"""The engine's self-check: randomised tests that what it computes is what plain autograd computes.
+
+**Gradients**: those of all users, in random proportions, against plain autograd on the same graph.
 
 For random weights w, a backward pass from Σ_b w_b·loss_b brings to every recorded call the gradient that these losses
 send there, and plain autograd turns it into gradients of the parameters, function by function, without any idea of rows
@@ -13,9 +15,14 @@ that passes, up to 2·10⁻³, for models whose gradients are small differences 
 coarsest on the way from the losses to the parameters; float64 throughout passes up to 10⁻⁸, half precision up to
 5·10⁻³, and up to 5·10⁻² if its rounding is that large.
 
-It runs on the first batches, until 16 users were seen, and at random later. The choice is made after the forward pass,
+**Losses** and gradients of users alone: where the loss is a function that can be called again, some users are computed
+together by the engine, and each of them alone by plain autograd, outside of everything that the engine intercepts, with
+random numbers that are the same for all users (isolation.py). So a value that Python carries from one user to another
+is found by what it does to the losses, and so is a model that computes something else inside the engine than outside.
+
+Both run on the first batches, until 16 users were seen, and at random later. The choice is made after the forward pass,
 with random numbers of the operating system: no model can know it, and no seeded run is changed by it. A batch with a
-user who is not finite proves nothing, and the next one is looked at.
+user who is not finite shows nothing, and the next one is looked at.
 """
 
 from __future__ import annotations
@@ -34,8 +41,8 @@ from dpformer.clipping.rounding import full_precision
 from dpformer.compat import BackwardCFunction
 from dpformer.errors import UnsupportedUse
 
-EVERY = 128  # batches from one random proof to the next, on average: each costs about as much as a batch
-PATIENCE = 16  # batches in a row that prove nothing
+EVERY = 128  # batches from one random check to the next, on average: each costs about as much as a batch
+PATIENCE = 16  # batches in a row that show nothing
 # Relative errors that pass: at once; and at most, if rounding is seen to be of that size (half precision: the default).
 _AT_ONCE, _AT_ONCE_IN_HALF = {torch.float64: 1e-8, torch.float32: 2e-5}, 5e-3
 _AT_MOST, _AT_MOST_IN_HALF = {torch.float64: 1e-8, torch.float32: 2e-3}, 5e-2
@@ -49,11 +56,11 @@ _WHY = (
 
 
 def due() -> bool:
-    """Whether to prove a batch that nothing else asks for."""
+    """Whether to check a batch that nothing else asks for."""
     return random.SystemRandom().randrange(EVERY) == 0
 
 
-def prove(
+def compare_with_autograd(
     losses: Tensor,
     norms: Tensor,
     factors: Tensor,
@@ -86,7 +93,7 @@ def prove(
             f"{error:.3g} of {scale:.3g}): {_WHY}"
         )
     with full_precision(norms.device.type):
-        _prove_norms(norms, groups, at_most)
+        _compare_norms(norms, groups, at_most)
     return True
 
 
@@ -147,7 +154,7 @@ def _autograd(
         else:
             _add_gradients(truth, call, grad)  # at once: the gradients of all calls take as much memory as the graph
 
-    outside = [(leaf, leaf.grad) for leaf in leaves(losses)]  # inputs whose gradient is asked for: not the proof's
+    outside = [(leaf, leaf.grad) for leaf in leaves(losses)]  # inputs whose gradient is asked for: not the self-check's
     for leaf, _ in outside:
         leaf.grad = None
     sink.append(receive)
@@ -162,7 +169,7 @@ def _autograd(
     return truth
 
 
-def _prove_norms(norms: Tensor, groups: Sequence[ParameterUses], tolerance: float) -> None:
+def _compare_norms(norms: Tensor, groups: Sequence[ParameterUses], tolerance: float) -> None:
     """The norm of the largest user and of another one: the length of what the engine would add for them."""
     for user in {int(norms.argmax()), secrets.randbelow(len(norms))}:
         one = torch.zeros_like(norms)
@@ -175,8 +182,8 @@ def _prove_norms(norms: Tensor, groups: Sequence[ParameterUses], tolerance: floa
             )
 
 
-def let_go(losses: Tensor) -> None:
-    """Frees what the graph has saved, as a usual backward pass does: whoever keeps the losses would keep it all.
+def free_graph(losses: Tensor) -> None:
+    """Frees what the graph has saved, as a usual backward pass does; else it would be kept as long as the losses.
 
     Functions of the model's own would be called with zeros, and may count: then it goes with the losses.
     """

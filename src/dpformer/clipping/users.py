@@ -7,7 +7,9 @@ computed in a `with` block, which runs once, can in `clipping.accumulate`, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,13 +18,14 @@ from torch import Tensor, nn
 
 from dpformer import compat
 from dpformer.clipping.fallback import Fallback
+from dpformer.clipping.functions import foreign
 from dpformer.clipping.interception import Interception
 from dpformer.clipping.model_state import PythonState, Registered, State
 from dpformer.clipping.patches import of_contexts, replaced
 from dpformer.clipping.rules.one_user import USER_RULES
 from dpformer.clipping.trees import count_of, map_trees, tree_of
 from dpformer.compat import VmapLevel, is_batchedtensor, maybe_current_level, physical
-from dpformer.errors import CannotBatch, UnsupportedUse
+from dpformer.errors import CannotBatch, UnsupportedUse, first_line, out_of_memory
 from dpformer.sampling.batch import Part
 
 _SAVED = (
@@ -33,6 +36,16 @@ _FORM = (
     "in a `with` block it cannot be computed one user at a time unless it is inside a module: use "
     "`clipping.accumulate(loss_of, data, clip, part)`, which can"
 )
+
+
+class _Lock:
+    """Of a model, in all its engines."""
+
+    def __init__(self) -> None:
+        self.of_thread = threading.RLock()
+
+
+_locks: weakref.WeakValueDictionary[int, _Lock] = weakref.WeakValueDictionary()  # by identity of the model
 
 
 class OneUserExists:
@@ -53,6 +66,7 @@ class OneUserExists:
         self.gate.remember_lists(model)
         self.fallback = Fallback(self.gate, model, allowed)
         self._parts: dict[int, tuple[Part | None, int]] = {}  # by mark: the users, and how many
+        self._lock = _locks.setdefault(id(model), _Lock())
 
     def declare(self, *things: Tensor | nn.Module) -> None:
         """Tensors that are the same for every user."""
@@ -86,7 +100,7 @@ class OneUserExists:
                     yield one_of(mine)
                 self.gate.raise_refusal()
                 if self.gate.failed is not None:
-                    raise CannotBatch(f"the loss goes on after an error ({_short(self.gate.failed)})")
+                    raise CannotBatch(f"the loss goes on after an error ({first_line(self.gate.failed)})")
             except Exception as error:
                 self._explain(error)
                 raise
@@ -101,8 +115,30 @@ class OneUserExists:
         return self.gate.mine(self.gate.level.wrap(leaf.unsqueeze(1)))
 
     @contextmanager
+    def of_this_thread(self) -> Iterator[None]:
+        """Inside, no other thread may use an engine of this model, and no mode of others is active."""
+        if seeing := foreign(compat.function_modes()):
+            raise UnsupportedUse(
+                f"{seeing} is active, which is called in the place of torch's functions, out of the engine's sight: "
+                f"leave it before `clipping.users`"
+            )
+        if not self._lock.of_thread.acquire(blocking=False):
+            raise UnsupportedUse(
+                "another thread is using an engine of this model: give each thread a copy of the model and an engine "
+                "of its own, or let one thread compute all parts"
+            )
+        try:
+            yield
+        finally:
+            self._lock.of_thread.release()
+
+    @contextmanager
     def _watched(self) -> Iterator[None]:
         """Inside, the model must not change, and nothing may compute it again later."""
+        with self.of_this_thread():
+            yield from self._watching()
+
+    def _watching(self) -> Iterator[None]:
         found = self._walk()
         if found is not self._found:
             refuse_distributed(self.model)
@@ -127,7 +163,9 @@ class OneUserExists:
         if isinstance(error, UnsupportedUse) or getattr(error, "_phantom_alone", False):
             return
         if isinstance(error, (RuntimeError, NotImplementedError)) and _is_of_vmap(error):
-            raise CannotBatch(f"torch cannot compute this for all users together ({_short(error)}); {_FORM}") from error
+            raise CannotBatch(
+                f"torch cannot compute this for all users together ({first_line(error)}); {_FORM}"
+            ) from error
 
     # -- losses --------------------------------------------------------------------------------------------------------
 
@@ -156,13 +194,13 @@ class OneUserExists:
     def why_not_together(self, error: Exception) -> str | None:
         """Why a loss that has raised is to be computed one user at a time; None if it is refused, or the error is its
         own."""
-        if not self.fallback.allowed:
+        if not self.fallback.allowed or out_of_memory(error):
             return None
         if isinstance(error, CannotBatch):
             return str(error).removesuffix(f"; {_FORM}")
         if isinstance(error, UnsupportedUse) or not isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
             return None
-        return _short(error)
+        return first_line(error)
 
     def one_by_one(self, loss_of: Callable[[Any], Tensor], data: Any) -> Iterator[tuple[list[Tensor], Tensor]]:
         """The gradients by all trainable parameters, and the loss, of each user."""
@@ -203,12 +241,17 @@ class OneUserExists:
                 "the loss was computed where the engine cannot see it (torch._C.DisableTorchFunction), or not from the "
                 "user's data: leave that out"
             )
-        loss = loss.as_subclass(Tensor)
-        if not loss.requires_grad:
-            return [torch.zeros_like(p) for p in parameters], loss.detach()
-        found = torch.autograd.grad(loss.reshape(()), parameters, allow_unused=True)
-        dense = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-        return [g.to_dense() if g.layout != torch.strided else g for g in dense], loss.detach()
+        loss = loss.as_subclass(Tensor)  # its class may have functions of its own
+        return gradients_of(loss.reshape(()), parameters), loss.detach()
+
+
+def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """By plain autograd; zero where the loss does not depend on a parameter."""
+    if not loss.requires_grad:
+        return [torch.zeros_like(p) for p in parameters]
+    found = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+    dense = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    return [g.to_dense() if g.layout != torch.strided else g for g in dense]
 
 
 _SIGNS = ("vmap", "functorch", "atching rule", "transformed by", "storage", "stack expects each tensor")
@@ -216,10 +259,6 @@ _SIGNS = ("vmap", "functorch", "atching rule", "transformed by", "storage", "sta
 
 def _is_of_vmap(error: Exception) -> bool:
     return any(sign in str(error) for sign in _SIGNS)
-
-
-def _short(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def refuse_distributed(model: nn.Module) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from dpformer.data.unordered_hash import unordered_hash
 from dpformer.data.vocabulary import Vocabulary
+from dpformer.engines.digests import digest_sums
 
 MIN_TO_TEST = 3
 
@@ -208,7 +209,8 @@ class Dataset:
     @cached_property
     def unordered_hash(self) -> str:
         """The same for the same histories, whatever order users come in; private, too."""
-        return unordered_hash(self.items, self.offsets, self.vocabulary, self.num_users, self.validation)
+        totals = digest_sums(self.items, self.offsets)
+        return unordered_hash(totals, self.vocabulary, self.num_users, self.validation)
 
     def _padded(self, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         lengths = stops - starts

@@ -60,7 +60,7 @@ def prepare(
     if isinstance(source, Interactions):
         if split_at is not None:
             raise DpformerError("split_at applies to files, and to frames given to Recommender.fit")
-        return _prepare(source.histories(filters), "", *options)
+        return from_histories(source.histories(filters), "", *options)
     path = Path(source)
     folder = None
     if cache is not None:
@@ -68,14 +68,14 @@ def prepare(
         folder = Path(cache) / _cache_key(path, columns, reading, vocabulary, *rest)
     if folder is not None and folder.exists():
         return load(folder).with_max_length(max_length)
-    dataset = _prepare(read(path, columns, reading, filters, split_at), path.name, *options, split_at)
+    dataset = from_histories(read(path, columns, reading, filters, split_at), path.name, *options, split_at)
     if folder is None:
         return dataset
     save(dataset, folder)
     return load(folder).with_max_length(max_length)
 
 
-def _prepare(
+def from_histories(
     log: Histories,
     name: str,
     vocabulary: Vocabulary | None,
@@ -86,6 +86,7 @@ def _prepare(
     users: int | None,
     split_at: str | None = None,
 ) -> Dataset:
+    """Prepare histories for training; `name` is the source of the log, other arguments are those of `prepare`."""
     words, numbers = _vocabulary(log, vocabulary)
     known = numbers[log.codes] >= 0
     if isinstance(vocabulary, Vocabulary) and not drop_unknown_items and not known.all():

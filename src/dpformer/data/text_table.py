@@ -78,7 +78,7 @@ class Here:
         """The format of a table; None: it is JSON lines or plain text."""
         files = files_of(self.path)
         try:
-            form = format_of(files[0], self.reading)
+            form = format_of(files[0], self.reading.format)
         except DpformerError:
             if self.reading.format is not None:
                 raise

@@ -7,6 +7,7 @@ import numpy as np
 
 BITMAP = 2**33  # maximum number of cells for a bitmap
 AT_ONCE = 2**20  # survivors marked, or cells looked up, at a time
+_BITS_PER_QUERY = 128
 _VALUE = 25  # bits of one user's contribution to a cell
 
 
@@ -22,12 +23,13 @@ def place_below(cells: int) -> int:
 
 
 class Among:
-    """Indices of cells among the survivors: by bitmap and popcounts per word, or by search if there are many."""
+    """Indices of cells among the survivors: by bitmap and popcounts per word, or by search if it would be too large for
+    the expected number of queries."""
 
-    def __init__(self, survivors: np.ndarray, num_cells: int) -> None:
+    def __init__(self, survivors: np.ndarray, num_cells: int, queries: int) -> None:
         self.survivors = survivors
         self.words: np.ndarray | None = None
-        if num_cells <= BITMAP:
+        if num_cells <= min(BITMAP, _BITS_PER_QUERY * queries):
             self.words = np.zeros((num_cells >> 6) + 1, dtype=np.uint64)
             for start in range(0, len(survivors), AT_ONCE):
                 part = survivors[start : start + AT_ONCE]

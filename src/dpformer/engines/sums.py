@@ -120,7 +120,7 @@ class ArraySums:
             squares = np.concatenate(list(self._squares(places, 1 + len(ranges))))
         for first, last in ranges:
             width, user = cells_below(last) - cells_below(first), 0
-            adding = Counters(width) if width <= COUNTERS else Merging()
+            adding = Counters(width) if width <= min(COUNTERS, 4 * self._num_pairs) else Merging()
             for sequence, offsets, marks in self._chunks(len(ranges) + (squares is not None)):
                 pairs = _pairs_of_range(places[sequence], offsets, first, last, marks)
                 keys = [_keys(*pair, marks.bits) for pair in pairs]
@@ -130,26 +130,23 @@ class ArraySums:
             for cells, sums in adding.results():
                 yield cells + cells_below(first), sums
 
-    def _ranges(self, places: np.ndarray) -> list[tuple[int, int]]:
-        """Ranges of places: the pairs whose higher place is in one range have few cells, or few occurring ones, or the
-        range is a single place."""
-        num_items = int(places.max(initial=-1)) + 1
-        if WINDOW * int((self.stops - self.starts).sum()) <= CELLS_AT_ONCE or num_items < 2:
-            return [(0, num_items)]
-        occurs = np.zeros(num_items, dtype=np.int64)
+    @property
+    def _num_pairs(self) -> int:
+        """A bound on the number of pairs."""
+        return WINDOW * int((self.stops - self.starts).sum())
+
+    def occurrences(self, num_items: int) -> np.ndarray:
+        """(num_items,) int64: how often each item occurs."""
+        found = np.zeros(num_items, dtype=np.int64)
         for sequence, _, _ in self._chunks(0):
-            found = places[sequence]
-            occurs += np.bincount(found[found >= 0], minlength=num_items)
-        most = np.cumsum(np.minimum(2 * WINDOW * occurs, np.arange(num_items)))  # cells up to each higher place
-        ranges, first = [], 0
-        while first < num_items:
-            before = int(most[first - 1]) if first else 0
-            dense = place_below(cells_below(first) + COUNTERS)
-            sparse = int(np.searchsorted(most, before + CELLS_AT_ONCE, side="right"))
-            last = min(max(first + 1, dense, sparse), num_items)
-            ranges.append((first, last))
-            first = last
-        return ranges
+            found += np.bincount(sequence, minlength=num_items)
+        return found
+
+    def _ranges(self, places: np.ndarray) -> list[tuple[int, int]]:
+        num_items = int(places.max(initial=-1)) + 1
+        if self._num_pairs <= CELLS_AT_ONCE or num_items < 2:
+            return [(0, num_items)]
+        return ranges_of_places(places, self.occurrences(len(places)), CELLS_AT_ONCE, COUNTERS)
 
     def _squares(self, places: np.ndarray, passes: int) -> Iterator[np.ndarray]:
         """S of blocks of users, over all cells."""
@@ -166,7 +163,7 @@ class ArraySums:
         if not width:
             return sums
         num_items = int(places.max(initial=-1)) + 1
-        among = Among(survivors, cells_below(num_items))
+        among = Among(survivors, cells_below(num_items), self._num_pairs)
         for sequence, offsets, marks in self._chunks():
             keys = []
             for users, cells, backward, codes, _ in _pairs(places[sequence], offsets, 0, marks):
@@ -178,7 +175,7 @@ class ArraySums:
         return sums
 
     def shared(self, near: np.ndarray, num_items: int) -> np.ndarray:
-        sums, among = np.zeros(2, dtype=np.int64), Among(near, cells_below(num_items))
+        sums, among = np.zeros(2, dtype=np.int64), Among(near, cells_below(num_items), self._num_pairs)
         for sequence, offsets, marks in self._chunks(0):
             keys = []
             for users, cells, backward, codes, _ in _pairs(sequence, offsets, 0, marks):
@@ -206,6 +203,26 @@ class ArraySums:
             yield np.asarray(self.history[rows], dtype=np.int64), offsets, _Marks(weights, sessions)
             advance((stop - user) / passes if passes else 0)
             user = stop
+
+
+def ranges_of_places(
+    places: np.ndarray, occurrences: np.ndarray, at_once: int, counters: int = 0
+) -> list[tuple[int, int]]:
+    """Ranges of places: pairs whose higher place is in one range have at most `counters` cells, or at most `at_once`
+    that occur, or the range is a single place. `occurrences` (num_items,) is how often each item occurs."""
+    num_items = int(places.max(initial=-1)) + 1
+    occurs = np.zeros(num_items, dtype=np.int64)
+    occurs[places[places >= 0]] = occurrences[places >= 0]
+    most = np.cumsum(np.minimum(2 * WINDOW * occurs, np.arange(num_items)))  # cells up to each higher place
+    ranges, first = [], 0
+    while first < num_items:
+        before = int(most[first - 1]) if first else 0
+        dense = place_below(cells_below(first) + counters)
+        sparse = int(np.searchsorted(most, before + at_once, side="right"))
+        last = min(max(first + 1, dense, sparse), num_items)
+        ranges.append((first, last))
+        first = last
+    return ranges
 
 
 def longest(weights: np.ndarray | None) -> int:

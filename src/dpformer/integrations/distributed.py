@@ -152,7 +152,7 @@ class DistributedOptimizer(PrivateOptimizer):
         for parameter, local in zip(parameters, sums, strict=True):
             parameter.put(local if self.noise_multiplier else local.div_(self.expected_batch_size))
         gathering.let_go()
-        self._finish(batch)
+        self._finish(batch, held)
 
     def _address(self, sums: list[Tensor], finite: Tensor | None = None) -> SecureRandom:
         """The same in all processes: of the whole sum, of which each has a copy, or the rows of its shards."""

@@ -33,7 +33,7 @@ def products(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor | None]:
 class Scratch:
     """Memory for products that are read at once and not kept, of one parameter after the other.
 
-    Fresh blocks of that size would each find a place of their own between what the proof holds.
+    Fresh blocks of that size would each find a place of their own between what the self-check holds.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,8 @@ def by_choices(chosen: Mapping[str, Any], explicit: Iterable[str] = ()) -> str:
         chosen: all options so far.
         explicit: the names of options given explicitly, as opposed to those of a recipe.
     """
-    if chosen.get("engine") == "spark" or any(chosen.get(name) for name in OF_COUNTS):
+    in_cluster = chosen.get("engine") == "spark" and not chosen.get("cache")
+    if in_cluster or any(chosen.get(name) for name in OF_COUNTS):
         return COUNTS.name  # the only kind that supports them
     if chosen.get("task") == "lm" or any(name in OF_NETWORKS for name in explicit):
         return TRANSFORMER.name

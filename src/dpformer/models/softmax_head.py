@@ -27,9 +27,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 from dpformer.clipping.interception import Interception
-from dpformer.clipping.recording import Recorder, UserRows
+from dpformer.clipping.recording import RULES, Recorder, UserRows, rule
 from dpformer.clipping.rules.one_user import of_users, user_rule, wrapped
-from dpformer.clipping.rules.registry import RULES, rule
 from dpformer.clipping.uses import Ragged
 from dpformer.compat import Outside, physical
 from dpformer.errors import CannotBatch, UnsupportedUse

@@ -56,7 +56,11 @@ def of_counts(model: TransitionCounts, dim: int | None = None) -> Vectors:
         rmatvec=lambda x: table.T @ x + offered.T @ (reach.T @ x),
         dtype=np.float64,
     )
-    left, values, right = svds(operator, k=rank, v0=np.ones(size), random_state=0)
+    squares = _squares(evidence)
+    if squares:
+        left, values, right = svds(operator, k=rank, v0=np.ones(size), random_state=0)
+    else:  # no pair is left of a small log: popularity alone
+        left, values, right = np.zeros((size, rank)), np.zeros(rank), np.zeros((rank, size))
     root = np.sqrt(values)
     parts = np.hstack([left * root, np.ones((size, 1))]).astype(np.float32)
     items = np.hstack([right.T * root, evidence.popularity[:, None]]).astype(np.float32)
@@ -71,7 +75,6 @@ def of_counts(model: TransitionCounts, dim: int | None = None) -> Vectors:
                 row[:] = (weights / weights.sum()) @ parts[latest]
         return found
 
-    squares = _squares(evidence)
     lost = 1 - float((values**2).sum()) / squares if squares else 0.0
     return Vectors(items, queries, parts, max(0.0, lost))
 

@@ -27,20 +27,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpformer.accounting.arguments import positive, whole
-from dpformer.accounting.events import Event, Gaussian
+from dpformer.accounting.events import Gaussian
 from dpformer.noise.randomness import SecureRandom, public_grid
-from dpformer.queries.base import Answer, Canaries, Question
-from dpformer.queries.items import ITEMS, ItemRelease
-from dpformer.queries.own_cells import OwnCells
-from dpformer.queries.popularity import Popularity, PopularityQuery
 
 if TYPE_CHECKING:
     from dpformer.data import Dataset
-    from dpformer.runs.config import Config
+    from dpformer.queries.items import ItemRelease
 
 LABEL = "frequencies"
 DETECTABLE = 2.0  # in standard deviations of the noise
-LOUD = 50  # repetitions of an item in an audit canary's history, which count once
 
 
 @dataclass(frozen=True)
@@ -168,39 +163,6 @@ def _integers(values: object) -> np.ndarray:
     return array.astype(np.int64)
 
 
-class FrequenciesQuery(PopularityQuery):
-    """The popularity of the items of a public list, if the model needs it and no other query provides it."""
-
-    label = LABEL
-    sentence = "how popular items are"
-    share_option = "frequency_share"
-
-    def asked(self, config: Config) -> bool:
-        from dpformer.queries.transitions.query import TRANSITIONS
-
-        return config.needs_frequencies and not ITEMS.asked(config) and not TRANSITIONS.asked(config)
-
-    def failure(self, config: Config) -> float:
-        return 0.0  # the list is public
-
-    def run(self, question: Question, event: Event, random: SecureRandom) -> Answer:
-        items, offsets = question.dataset.packed_train()
-        found = release_frequencies(
-            items, question.dataset.num_items, event.noise_multiplier, offsets=offsets, random=random
-        )
-        return Answer(Popularity(found), found.event)
-
-    def exact(self, question: Question) -> Popularity:
-        return Popularity(exact_frequencies(question.dataset))
-
-    def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
-        """Canary j has items that no one else has, repeatedly: one, or many for every second canary."""
-        owned = OwnCells.of(len(member))
-        histories = [np.tile(cells, LOUD) for cells in owned.histories(member)]
-        seen = release_frequencies(histories, owned.total, event.noise_multiplier, seed=seed).counts
-        return owned.canaries(seen, event.noise_multiplier, member)
-
-
 def exact_frequencies(dataset: Dataset) -> FrequencyRelease:
     """The share of users who have each item. Not private."""
     items, offsets = dataset.packed_train()
@@ -208,6 +170,3 @@ def exact_frequencies(dataset: Dataset) -> FrequencyRelease:
     pairs = np.unique(users * dataset.num_items + items)  # an item counts once per user
     counts = np.bincount(pairs % dataset.num_items, minlength=dataset.num_items)
     return FrequencyRelease(counts / dataset.num_users, counts.astype(np.float64), counts > 0, None, dataset.num_users)
-
-
-FREQUENCIES = FrequenciesQuery()

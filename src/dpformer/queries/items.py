@@ -24,26 +24,18 @@ cap k no finite τ would suffice, since δ_τ grows with n, but slowly: k = 2²�
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
 from dpformer.accounting.arguments import delta_of, positive, whole
-from dpformer.accounting.events import Event, Gaussian
+from dpformer.accounting.events import Gaussian
 from dpformer.engines.sums import LONGEST
 from dpformer.noise.randomness import SecureRandom, public_grid
-from dpformer.queries.base import Answer, Canaries, Question
-from dpformer.queries.own_cells import OwnCells
-from dpformer.queries.popularity import Popularity, PopularityQuery
-
-if TYPE_CHECKING:
-    from dpformer.runs.config import Config
 
 LABEL = "items"
 MOST_ITEMS = LONGEST  # k
 EXACT = 1024  # numbers of items for which δ is computed one by one
-CANARY_DELTA = 1e-6  # δ of the threshold when auditing a list without a claim
 LONELY, LONELY_ITEMS = 1000, 16  # audit users with unique items, and the number of items of half of them
 
 
@@ -162,45 +154,6 @@ def passed_noise(counts: np.ndarray, exact: np.ndarray, noise_multiplier: float,
     return np.asarray(-ndtri_exp(np.minimum(above, -math.ulp(1.0))))
 
 
-class ItemsQuery(PopularityQuery):
-    """The item list with its popularity, if there is no public one and transition counts do not provide it."""
-
-    label = LABEL
-    sentence = "which items there are and how popular they are"
-    share_option = "items_share"
-
-    def asked(self, config: Config) -> bool:
-        from dpformer.queries.transitions.query import TRANSITIONS
-
-        return config.items_policy == "dp" and not TRANSITIONS.asked(config)
-
-    def run(self, question: Question, event: Event, random: SecureRandom) -> Answer:
-        from dpformer.queries.frequencies import of_items
-
-        items, offsets = question.dataset.packed_train()
-        found = release_items(items, offsets, event.noise_multiplier, delta=event.failure, random=random)
-        value = Popularity(of_items(found, question.dataset.num_users), found.items)
-        self.refuse_short_list(value, question.config, event)
-        return Answer(value, found.event)
-
-    def canaries(self, event: Gaussian, member: np.ndarray, seed: int | None = None) -> Canaries:
-        """Canary j has one or many items, which enough other users also have to exceed the threshold.
-
-        In addition there are users whose items no one else has: those must not be released.
-        """
-        sigma, delta = event.noise_multiplier, event.failure or CANARY_DELTA
-        owned, random = OwnCells.of(len(member)), SecureRandom(LABEL, seed=seed)
-        known = math.ceil(threshold_for(delta, sigma) + 8 * sigma) + 1
-        histories = [*owned.histories(member), *lonely(owned.total)]
-        lengths = np.concatenate([np.ones(known * owned.total, np.int64), [len(items) for items in histories]])
-        items = np.concatenate([np.tile(np.arange(owned.total), known), *histories])
-        found = release_items(items, np.append(0, np.cumsum(lengths)), sigma, delta=delta, random=random)
-        if not np.array_equal(found.items[: owned.total], np.arange(owned.total)):
-            raise ArithmeticError("an item of many users was not released: the threshold is wrong")
-        seen = owned.canaries(found.counts[: owned.total] - known, sigma, member)
-        return replace(seen, alone=alone_of(found.items, owned.total, delta))
-
-
 def lonely(first: int) -> list[np.ndarray]:
     """Histories of users with unique items, numbered from `first`: one item each, then `LONELY_ITEMS`."""
     one = np.arange(first, first + LONELY)
@@ -213,6 +166,3 @@ def alone_of(released: np.ndarray, first: int, delta: float) -> tuple[int, int, 
     places = released[released >= first] - first
     users = np.where(places < LONELY, places, LONELY + (places - LONELY) // LONELY_ITEMS)
     return len(np.unique(users)), 2 * LONELY, delta
-
-
-ITEMS = ItemsQuery()

@@ -14,9 +14,10 @@ from dpformer.errors import DpformerError
 from dpformer.findings import Finding
 from dpformer.noise.randomness import public_grid
 from dpformer.queries.base import ALARM, Arrays, Inspection, Query
+from dpformer.queries.frequencies import FrequencyRelease, estimate, user_counts
+from dpformer.queries.items import MOST_ITEMS, exact_popularity, passed_noise, threshold_for
 
 if TYPE_CHECKING:
-    from dpformer.queries.frequencies import FrequencyRelease
     from dpformer.runs.config import Config
     from dpformer.training.plan import Plan
 
@@ -46,8 +47,6 @@ class PopularityQuery(Query):
 
     def list_price(self, config: Config, event: Event) -> dict[str, Any] | None:
         """Noise, threshold and δ of a released item list; None if it is public."""
-        from dpformer.queries.items import MOST_ITEMS, threshold_for
-
         if config.items_policy != "dp":
             return None
         noise = self.deviation(config, event)
@@ -86,8 +85,6 @@ class PopularityQuery(Query):
         self, counts: np.ndarray, config: Config, plan: Plan, *, twice: bool = False
     ) -> FrequencyRelease:
         """Frequencies from noisy counts, by the rule of the release."""
-        from dpformer.queries.frequencies import FrequencyRelease, estimate
-
         event = next(event for event in plan.events if event.label == self.label)
         assert isinstance(event, Gaussian)
         noise = self.deviation(config, event, twice=twice)
@@ -119,8 +116,6 @@ class PopularityQuery(Query):
         """
         from scipy import stats
 
-        from dpformer.queries.items import passed_noise
-
         name, arrays = "noise of popularity", seen.arrays()
         if seen.dataset is None or arrays is None:
             return Finding(name, None, "not checked: the data was not read")
@@ -137,9 +132,6 @@ class PopularityQuery(Query):
 
     def _exact_counts(self, seen: Inspection, value: Any) -> tuple[np.ndarray, float]:
         """The exact counts of the released items, and the threshold that their noisy counts exceeded."""
-        from dpformer.queries.frequencies import user_counts
-        from dpformer.queries.items import exact_popularity
-
         dataset = seen.dataset
         assert dataset is not None
         items, offsets = dataset.packed_train()

@@ -15,8 +15,7 @@ Q = TypeVar("Q", bound=Query)
 
 def all_queries() -> tuple[Query, ...]:
     """Every query: built-in ones, and those that were registered."""
-    from dpformer.queries.frequencies import FREQUENCIES  # torch
-    from dpformer.queries.items import ITEMS
+    from dpformer.queries.item_queries import FREQUENCIES, ITEMS  # torch
     from dpformer.queries.metrics import METRICS
     from dpformer.queries.transitions.query import TRANSITIONS
 

@@ -54,10 +54,12 @@ def _places(run: Run, data: str | Path | None, reading: Mapping[str, Any] | None
     own = run.config.file
     same = named is None or (own is not None and resolved(named) == resolved(own))
     of_training = () if same else ("since", "until") if run.config.split_at is None else ("since",)
+    if same and not reading and is_own(folder):
+        return followed(folder, run.config), None  # in the state it was trained on
     period = dict.fromkeys(of_training)  # the time window of training does not apply to another log
     config = followed(folder, run.config, named, **{**period, **(reading or {})})
     if not is_own(folder):
         return config, None
     if config.file is None and reading:
         raise DpformerError("the run has no file of its own: give the log to read with these options")
-    return run.config, None if same and not reading else config
+    return run.config, config

@@ -157,11 +157,13 @@ class Config(RunOptions, TrainingOptions, PrivacyOptions, ModelOptions, DataOpti
     def _check_engine(self) -> None:
         if self.engine != "spark":
             return
-        if self.task != "recommend" or self.kind.trains:
-            raise ValueError(f"engine is spark, which supports counts only, but model is {self.model}: omit engine")
-        if self.private_metrics or self.cache is not None:
-            name = "private_metrics" if self.private_metrics else "cache"
-            raise ValueError(f"{name} needs histories on this machine, but engine spark leaves them in the cluster")
+        if self.task != "recommend":
+            raise ValueError("engine is spark, which reads logs of items, not text: omit engine")
+        if self.cache is None and (self.kind.trains or self.private_metrics):
+            name = "private_metrics" if self.private_metrics else f"model {self.model}"
+            raise ValueError(f"{name} needs histories on this machine: give --cache FOLDER, where Spark writes them")
+        if self.cache is None and self.snapshot is not None:
+            raise ValueError("snapshot names histories that --cache holds; in a cluster, a state is chosen in --query")
         if self.split == "time":
             raise ValueError("split is time, which engine spark does not support: filter by time in --query")
         if self.file is None and self.table is None and self.query is None:

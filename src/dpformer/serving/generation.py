@@ -20,7 +20,7 @@ from dpformer.serving.access_log import AccessLog
 from dpformer.serving.app import create_app
 from dpformer.serving.http import Server
 from dpformer.serving.served import Served
-from dpformer.serving.supervisor import AGAIN_SECONDS, CRASHED, Service
+from dpformer.serving.service import AGAIN_SECONDS, CRASHED, Service
 
 REFUSED = 2
 

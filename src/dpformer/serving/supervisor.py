@@ -20,46 +20,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dpformer.errors import DpformerError
-from dpformer.serving.access import Access
-from dpformer.serving.limits import Limits
+from dpformer.serving.service import AGAIN_SECONDS, CRASHED, Service
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
-WATCHED = ("model.safetensors", "privacy.json")
 WATCH_SECONDS = 1.0
-AGAIN_SECONDS = 1.0  # between attempts to replace dead processes
-CRASHED = 3
-
-
-@dataclass(frozen=True)
-class Service:
-    """What to serve, and how."""
-
-    run: Path
-    catalog: Path | None = None
-    workers: int = 1
-    threads: int = 1
-    limits: Limits = field(default_factory=Limits)
-    access: Access = field(default_factory=Access)
-    access_log: str | None = None
-    watch: bool = False
-
-    def identity(self) -> tuple[Any, ...]:
-        """Changes whenever the files do; names are resolved again, so that a symbolic link may be switched."""
-        files = [self.run, *(self.run / name for name in WATCHED), *([self.catalog] if self.catalog else [])]
-        return tuple(_identity(path) for path in files)
-
-
-def _identity(path: Path) -> tuple[Any, ...]:
-    try:
-        facts = path.stat()
-    except OSError:
-        return (None,)
-    return (facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size)
 
 
 class Generation:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpformer.compat import TorchDispatchMode, tree_leaves
 
-ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_"}
+FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_", "_unsafe_view"}
 WAIT = {  # functions that read values, or whose result has as many entries as values say
     "_local_scalar_dense", "_unique2", "bincount", "equal", "histc", "is_nonzero", "masked_select", "nonzero",
     "repeat_interleave", "unique_consecutive", "unique_dim",
@@ -101,7 +101,7 @@ class DeviceCalls(TorchDispatchMode):
         if name == "lift_fresh":  # torch.tensor(values, device=…), whose copy torch does not show
             counts.copies += self.type != "cpu"
             return
-        if name in ALLOCATE or _is_view(func):
+        if name in FREE or _is_view(func):
             return
         if name in COPY and self._is_between_devices(counts, name, given, made):
             return

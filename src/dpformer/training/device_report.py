@@ -187,7 +187,7 @@ def _plain_step(model: nn.Module, batch: Batch, device: torch.device) -> dict[st
 def _private_step(model: nn.Module, batch: Batch, device: torch.device) -> dict[str, Phase]:
     """The same with clipping and noise; the engine's self-check, which runs now and then, is off."""
     there, users = copy.deepcopy(model).to(device), batch.to(device)
-    clipping = PhantomClipping(there, proof=False)
+    clipping = PhantomClipping(there, self_check=False)
     inner = torch.optim.Adam(there.parameters(), lr=1e-3)
     optimizer = PrivateOptimizer(inner, noise_multiplier=1.0, clip_norm=1.0, expected_batch_size=len(batch))
     losses: list[torch.Tensor] = []

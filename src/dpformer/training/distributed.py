@@ -273,14 +273,18 @@ def bound_everywhere(parameters: Sequence[Tensor]) -> tuple[float, Addends]:
     """C of the gradients in all processes, and their users; if one refuses, all do, so that none waits in vain."""
     answers: list[Any] = [None] * dist.get_world_size()
     try:
-        answer: Any = (joint_bound(parameters), [_named(addend.part) for addend in addends_of(parameters)])
+        answer: Any = (
+            joint_bound(parameters),
+            [(_named(addend.part), addend.self_checked) for addend in addends_of(parameters)],
+        )
     except ValueError as error:
         answer = str(error)
     dist.all_gather_object(answers, answer)
     for rank, given in enumerate(answers):
         if isinstance(given, str):
             raise ValueError(f"in process {rank}, {given}")
-    return max(bound for bound, _ in answers), tuple(Addend(_part(named)) for _, held in answers for named in held)
+    addends = tuple(Addend(_part(named), checked) for _, held in answers for named, checked in held)
+    return max(bound for bound, _ in answers), addends
 
 
 Named = tuple[Tensor, int, sampling.Origin] | None  # a part as it is sent

@@ -59,8 +59,7 @@ class GradientSum:
 
     def __init__(self, model: nn.Module, clip: ClipFunction | None, tokens: int, bf16: bool = False) -> None:
         self.model, self.clip, self.tokens, self.bf16 = model, clip, tokens, bf16
-        self.clipping = PhantomClipping(model)
-        self.clipping._enough = 2  # no model trained here reorders users
+        self.clipping = PhantomClipping(model, check_users=2)  # `prove` looks at two
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.totals: Totals = [None] * len(self.parameters)
 
@@ -126,7 +125,7 @@ class GradientSum:
         if self.clip is not None:
             if added and all(total is None for total in totals):  # users with zero gradients are in it too
                 totals = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in self.parameters]
-            addends = [Addend(users[part.rows]) for part in added]
+            addends = [Addend(users[part.rows], self.clipping.self_check) for part in added]
             put_bounded(self.parameters, totals, self.clip.clip_norm, addends)
         else:
             for p, total in zip(self.parameters, totals, strict=True):
@@ -155,9 +154,12 @@ class GradientSum:
                 losses = self.model(batch)
             losses.sum().backward()
             return Part(losses.detach()[with_target].cpu(), None, rows)
-        with self.clipping.users(batch) as user, autocast:
-            loss = self.model(user)
-        norms = self.clipping.backward(loss, self.clip)
+
+        def loss_of(user: Batch) -> Tensor:
+            with autocast:
+                return cast(Tensor, self.model(user))
+
+        norms = self.clipping.accumulate(loss_of, batch, self.clip)
         return Part(self.clipping.losses[with_target].cpu(), norms[: len(histories)].cpu(), rows)
 
     def _collect(self, keep: bool) -> None:

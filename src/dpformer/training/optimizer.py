@@ -11,7 +11,16 @@ from torch import Tensor
 from dpformer import compat
 from dpformer.accounting.arguments import not_negative, positive
 from dpformer.accounting.events import ASSUMED_CLIPPED, Event
-from dpformer.clipping.bounded_sum import Addend, Bound, addends_of, bounds_of, check_users, joint_bound, sum_of
+from dpformer.clipping.bounded_sum import (
+    Addend,
+    Addends,
+    Bound,
+    addends_of,
+    bounds_of,
+    check_users,
+    joint_bound,
+    sum_of,
+)
 from dpformer.kernels.checksum import all_finite
 from dpformer.noise.fingerprint import Fingerprint
 from dpformer.noise.mechanisms import INDEPENDENT, Noise, NoiseHistory
@@ -120,12 +129,14 @@ class PrivateOptimizer(torch.optim.Optimizer):
         parameters = self._parameters()
         marks: list[Bound | None] = bounds_of(parameters) if self._asks_for_bounds else [None] * len(parameters)
         finite = self._check(parameters, marks)
+        held: Addends = ()
         if self._asks_for_bounds:
             self._check_bounded(parameters, marks)
-            self._check_users(addends_of(parameters, marks), batch)
+            held = addends_of(parameters, marks)
+            self._check_users(held, batch)
         self._past.check([tuple(real(p).shape) for p in parameters])
         self._release(parameters, finite, batch)
-        self._finish(batch)
+        self._finish(batch, held)
 
     def _check_users(self, held: Sequence[Addend], batch: Batch | None) -> None:
         """Refuse a sum that does not belong to the batch."""
@@ -137,9 +148,9 @@ class PrivateOptimizer(torch.optim.Optimizer):
             batch.check_due()
         self._taken.check(batch)
 
-    def _finish(self, batch: Batch | None) -> None:
+    def _finish(self, batch: Batch | None, held: Sequence[Addend]) -> None:
         """Count the step and move the weights: a release is counted even if the inner step then fails."""
-        self._taken.count(batch)
+        self._taken.count(batch, all(addend.self_checked for addend in held))
         with only_private(self.inner):
             self.inner.step()
 
@@ -346,14 +357,14 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 "this state was saved by another version of dpformer, which addresses noise differently: resume with "
                 "that version"
             )
-        expected = set(PrivateOptimizer.state_dict(self))
-        if set(state) != expected:
+        expected = set(PrivateOptimizer.state_dict(self)) - {"unchecked"}
+        if set(state) - {"unchecked"} != expected:
             raise ValueError(f"a private optimizer's state has the keys {sorted(expected)}, not {sorted(state)}")
         for name, value in self._settings().items():
             if state[name] != value:
                 raise ValueError(f"{name} was {state[name]} when this state was saved, now it is {value}")
         random = self._random.with_state(state["random"])
-        counted = {name: state[name] for name in ("sampled", "unsampled")}
+        counted: dict[str, Any] = {name: state[name] for name in ("sampled", "unsampled", "unchecked") if name in state}
         taken = StepsTaken.load(self.noise, counted)
         if state["steps"] != taken.total:
             raise ValueError(f"steps was {state['steps']} when this state was saved, but {taken.total} are counted")

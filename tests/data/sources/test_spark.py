@@ -1,6 +1,7 @@
 """A log in a cluster: Spark's local mode reads, encodes, splits and adds up what DuckDB and NumPy do."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from dpformer.data import Columns, Dataset, Filters, Reading, prepare, read_catalog
-from dpformer.data.sources.spark import cluster_log
+from dpformer.data.shared_store import Store
+from dpformer.data.sources.spark import cluster_log, handed_over
 from dpformer.errors import DpformerError
 from dpformer.noise import SecureRandom
 from dpformer.queries.transitions.backend import transition_sums
@@ -155,8 +157,45 @@ def test_a_run_that_died_releases_the_same_again(events: Path, tmp_path: Path) -
 
 
 def test_choices_that_need_histories_here_are_refused() -> None:
-    for choices in ({"model": "transformer"}, {"private_metrics": True}, {"cache": Path("x")}):
-        with pytest.raises(DpformerError, match="spark"):
+    for choices in ({"model": "transformer"}, {"private_metrics": True}, {"snapshot": "1"}):
+        with pytest.raises(DpformerError, match="--cache"):
             Config.make(engine="spark", table="events", **choices)
     with pytest.raises(DpformerError, match="--table"):
         Config.make(engine="spark")
+
+
+def test_histories_handed_over_are_those_of_the_log(events: Path, tmp_path: Path) -> None:
+    """In an order that does not depend on the cluster, memory-mapped, and found again without it."""
+    cache, options = tmp_path / "cache", {"filters": Filters(2.0, 3), "users": 320, "validation": True}
+    here = prepare(events, **options)
+    found = handed_over(events, cache, columns=Columns(), reading=Reading(), max_length=200, **options)
+    assert isinstance(found.items, np.memmap) and found.unordered_hash == here.unordered_hash
+    numbers = {name: user for user, name in enumerate(here.user_ids) if here.lengths[user]}
+    assert found.num_users == 320 and list(found.user_ids)[: len(numbers)] == sorted(numbers)
+    for user, name in enumerate(sorted(numbers)):
+        np.testing.assert_array_equal(found.train(user), here.train(numbers[name]))
+    store = Store.of(found, found.vocabulary)
+    assert store is not None  # what other processes of a team open
+    np.testing.assert_array_equal(store.open().train(5), found.train(5))
+    query = Reading(query="SELECT * FROM events ORDER BY rating")
+    again = handed_over(None, cache, columns=Columns(), reading=query, max_length=200, **options)
+    assert again.hash == found.hash and [path.name for path in cache.iterdir()] == [found.hash[:32]]
+    pinned = Reading(table="no such table", snapshot=found.hash[:32])
+    assert handed_over(None, cache, columns=Columns(), reading=pinned).hash == found.hash
+    for snapshot in ("0" * 32, "../" + found.hash[:32]):
+        with pytest.raises(DpformerError, match="does not hold the snapshot"):
+            handed_over(None, cache, columns=Columns(), reading=Reading(snapshot=snapshot))
+
+
+def test_a_network_trains_on_a_table_of_a_cluster(events: Path, tmp_path: Path) -> None:
+    """Its state is kept for the owner, and `evaluate` reads that one, whatever the table holds by then."""
+    out, cache = tmp_path / "run", tmp_path / "cache"
+    sizes = ("--blocks", 1, "--dim", 8, "--max-length", 5, "--epochs", 1, "--batch-size", 64)
+    chosen = ("--engine", "spark", "--table", "events", "--cache", cache, "--model", "transformer")
+    printed("train", *chosen, *sizes, "--out", out, "--assume-items-public")
+    (folder,) = cache.iterdir()
+    assert json.loads((out / "checkpoint" / "data.json").read_text())["snapshot"] == folder.name
+    assert folder.name not in (out / "privacy.json").read_text()
+    assert "users" in printed("evaluate", out, "--json", "--samples", 10)
+    folder.rename(tmp_path / "gone")
+    assert "does not hold the snapshot" in refused("evaluate", out)

@@ -163,7 +163,10 @@ def test_a_run_stays_with_its_state(delta: Path, log: Path, tmp_path: Path) -> N
     printed("train", delta, "--out", run, "--epsilon", 8, "--model", "counts", "--snapshot", 0)
     recent = tmp_path / "recent"
     assert "snapshot 1" in invoke("train", delta, "--out", recent, "--epsilon", 8, "--model", "counts").output
+    asked = ("evaluate", recent, "--json", "--samples", 10)
+    before = printed(*asked)
     deltalake.write_deltalake(str(delta), rows_of(log), mode="append")
+    assert printed(*asked) == printed(*asked[:2], delta, *asked[2:]) == before
     folder = RunFolder(recent)
     assert folder.read_json(folder.data)["snapshot"] == "1"
     assert "snapshot" not in folder.statement.read_text() and "snapshot =" not in folder.config.read_text()

@@ -62,7 +62,9 @@ def noise_times_nine_tenths(patch: pytest.MonkeyPatch) -> None:
 
 
 def clip_times_eleven_tenths(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PhantomClipping, "_factors", staticmethod(lambda norms, upper, clip: 1.1 * clip(norms)))
+    patch.setattr(
+        PhantomClipping, "_factors", staticmethod(lambda finite, norms, upper, clip: (1.1 * clip(norms), True))
+    )
 
 
 def twice_the_sample_rate(patch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 Rules see tensors of all users, the user's dimension first; one_user.py calls them.
 """
 
+from dpformer.clipping.recording import RULES, rule
 from dpformer.clipping.rules import linear, lookup, normalization  # noqa: F401  (importing a file registers its rules)
-from dpformer.clipping.rules.registry import RULES, rule
 
 __all__ = ["RULES", "rule"]

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.recording import Recorder, UserRows, fresh, own, paired
-from dpformer.clipping.rules.registry import rule
+from dpformer.clipping.recording import Recorder, UserRows, fresh, own, paired, rule
 from dpformer.clipping.uses import Dense, Outer
 
 

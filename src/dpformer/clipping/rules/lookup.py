@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.recording import Recorder, UserRows, paired
-from dpformer.clipping.rules.registry import rule
+from dpformer.clipping.recording import Recorder, UserRows, paired, rule
 from dpformer.clipping.uses import Lookup
 
 

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpformer.clipping.recording import FREEZE_BATCH_NORM, Recorder, UserRows, paired
+from dpformer.clipping.recording import FREEZE_BATCH_NORM, Recorder, UserRows, paired, rule
 from dpformer.clipping.rules.linear import flat
-from dpformer.clipping.rules.registry import rule
 from dpformer.clipping.uses import Dense
 from dpformer.kernels import native
 

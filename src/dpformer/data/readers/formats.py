@@ -15,17 +15,20 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpformer.data.columns import Columns
 from dpformer.data.filters import Filters
 from dpformer.data.readers.relation import Relation, Wanted
-from dpformer.data.reading import Reading
 from dpformer.data.sources.elsewhere import Asked, Brought, Source, source_of
 from dpformer.data.sources.files import files_of
 from dpformer.data.sources.ordered import needed
 from dpformer.data.sources.urls import Url, called
 from dpformer.engines.duckdb_connection import Connection
 from dpformer.errors import DpformerError
+
+if TYPE_CHECKING:
+    from dpformer.data.reading import Reading
 
 COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 
@@ -105,7 +108,7 @@ def relation(
     if reading.snapshot is not None:
         raise DpformerError(f"--snapshot is for tables with numbered states (Delta, Iceberg), and {where} has none")
     files = files_of(path)
-    found = {form.name: form for form in (format_of(file, reading) for file in files)}
+    found = {form.name: form for form in (format_of(file, reading.format) for file in files)}
     if len(found) > 1:
         raise DpformerError(f"{where} contains several formats ({', '.join(sorted(found))}): choose one with a glob")
     (form,) = found.values()
@@ -142,11 +145,11 @@ def _needed(columns: Columns, reading: Reading, filters: Filters, where: str, na
     return needed(names, columns, reading, filters, where)
 
 
-def format_of(path: Path, reading: Reading) -> Format:
-    """The format of a file: declared, or by its magic bytes, or by its name."""
+def format_of(path: Path, declared: str | None) -> Format:
+    """The format of a file: as declared by name, or by its magic bytes, or by its name."""
     known = formats()
-    if reading.format is not None:
-        return known[reading.format]
+    if declared is not None:
+        return known[declared]
     if path.name != "-" and path.is_file():
         with path.open("rb") as file:
             start = file.read(16)
@@ -168,7 +171,7 @@ def same_format(path: Path, other: Path | None, other_format: str | None) -> boo
     for file, declared in ((path, None), (other or Path("-"), other_format)):
         try:
             first = files_of(file)[0] if file.exists() else file
-            formats_of.append(format_of(first, Reading(format=declared)))
+            formats_of.append(format_of(first, declared))
         except DpformerError:
             formats_of.append(None)
     return formats_of[0] is None or formats_of[0] == formats_of[1]

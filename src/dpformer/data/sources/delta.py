@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dpformer.data.sources.elsewhere import Asked, Brought, Source
@@ -39,7 +40,12 @@ def state(url: Url) -> object:
     return [str(table.metadata().id), table.version()]
 
 
-SOURCE = Source((), bring, state)
+def is_table(path: Path) -> bool:
+    """Whether a path is the folder of a table."""
+    return (path / "_delta_log").is_dir()
+
+
+SOURCES = (Source((), bring, state, is_table),)
 
 
 def _table(url: Url, version: int | None) -> Any:

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dpformer.data.reading import Reading
 from dpformer.data.sources.urls import Url, url_of
 from dpformer.errors import DpformerError
 
-_MODULES = ("object_stores", "databases", "iceberg", "hub")
+if TYPE_CHECKING:
+    from dpformer.data.reading import Reading
+
+_MODULES = ("object_stores", "databases", "delta", "iceberg", "hub")
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,13 @@ class Source:
         schemes: schemes of its URLs.
         bring: copies a log to this machine.
         state: a value that changes when the log does; None: unknown.
+        is_table: whether a local path is a table of its format, which is more than files.
     """
 
     schemes: tuple[str, ...]
     bring: Callable[[Asked], Brought]
     state: Callable[[Url], object] | None = None
+    is_table: Callable[[Path], bool] | None = None
 
 
 def sources() -> dict[str, Source]:
@@ -89,18 +94,11 @@ def source_of(path: Path) -> tuple[Source, Url] | None:
 
 
 def table_format(path: Path) -> Source | None:
-    """Delta or Iceberg, if a path is the folder of such a table, or a state of it (`….metadata.json`)."""
-    from dpformer.data.sources import delta, iceberg
-
+    """The source that reads the table at a local path; None if there are only files."""
     try:
-        if (path / "_delta_log").is_dir():
-            return delta.SOURCE
-        named = path.name.endswith(".metadata.json") and path.is_file()
-        if named or next(path.glob("metadata/*.metadata.json"), None) is not None:
-            return iceberg.SOURCES[0]
+        return next((source for source in _all() if source.is_table is not None and source.is_table(path)), None)
     except (OSError, ValueError):  # no path at all
         return None
-    return None
 
 
 def state_of(source: Source, url: Url) -> object:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dpformer.data.sources.elsewhere import Asked, Brought, Source
@@ -48,7 +49,13 @@ def state(url: Url) -> object:
         return [str(table.metadata.table_uuid), None if snapshot is None else snapshot.snapshot_id]
 
 
-SOURCES = (Source(("iceberg",), bring, state),)
+def is_table(path: Path) -> bool:
+    """Whether a path is the folder of a table, or a state of it (`….metadata.json`)."""
+    named = path.name.endswith(".metadata.json") and path.is_file()
+    return named or next(path.glob("metadata/*.metadata.json"), None) is not None
+
+
+SOURCES = (Source(("iceberg",), bring, state, is_table),)
 
 
 def _table(url: Url) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dpformer.accounting.units import USER, UnitOfPrivacy
@@ -76,7 +77,8 @@ class Recommend:
             return synthetic(0, users, SYNTHETIC_ITEMS, max_length=max_length, validation=config.validation)
         catalog = read_catalog(config.catalog) if config.catalog is not None else None
         if config.engine == "spark":
-            return self._in_cluster(config, catalog)
+            log = self._in_cluster(config, catalog or vocabulary)
+            return log if catalog is None or config.cache is None else log.with_attributes(catalog)
         assert config.file is not None
         dataset = prepare(
             config.file,
@@ -94,24 +96,25 @@ class Recommend:
         return dataset if catalog is None or vocabulary is not None else dataset.with_attributes(catalog)
 
     def _in_cluster(self, config: Config, catalog: Vocabulary | None) -> Dataset:
-        """A log that stays in its cluster, from which counts need only sums: see `ClusterLog`."""
-        from dpformer.data.sources.spark import cluster_log
+        """A log that stays in its cluster, from which counts need only sums, or that comes here as prepared data."""
+        from dpformer.data.sources.spark import cluster_log, handed_over
 
-        log = cluster_log(
+        read = cluster_log if config.cache is None else partial(handed_over, cache=config.cache)
+        log = read(
             config.file,
             columns=config.log_columns(),
             reading=config.reading(),
             vocabulary=catalog,
             drop_unknown_items=config.drop_unknown_items,
             filters=config.filters(),
-            max_length=config.max_length,
+            max_length=config.max_length or (None if config.cache is None else config.default_length),
             validation=config.validation,
             users=config.users,
         )
         return cast(Dataset, log)
 
     def read_again(self, config: Config, release: Release) -> Dataset:
-        if config.engine == "spark":
+        if config.engine == "spark" and config.cache is None:
             raise DpformerError(
                 "the log of this run stayed in a cluster: give a log on this machine, of some users or all: dpformer "
                 "evaluate RUN sample.parquet"
