@@ -228,13 +228,9 @@ class Fallback:
             state = PythonState(self.model)
             for user in range(gate.level.users):
                 given: list[Tensor] = []
-<<<<<<< HEAD
-                with self.alone(user, state):
-=======
                 for same in begin:
                     same()
-                with self.alone(user):
->>>>>>> main
+                with self.alone(user, state):
                     own_args, own_kwargs = (
                         map_tensors(partial(self._own, user, slices, given), tree) for tree in (args, kwargs)
                     )

@@ -4,13 +4,8 @@ in; and those of our own that see the tensors of all users at once."""
 from __future__ import annotations
 
 import types
-<<<<<<< HEAD
-from collections.abc import Callable
-from functools import cache, wraps
-=======
 from collections.abc import Callable, Iterable
-from functools import wraps
->>>>>>> main
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import torch
