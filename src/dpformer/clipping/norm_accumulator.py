@@ -94,7 +94,9 @@ class PerUserNorms:
         """(B,) ‖g_b‖, and what it is at most."""
         squared, upper = torch.from_numpy(self.squares).to(wide(self.device))
         norms, most = squared.to(self.dtype).sqrt(), raised(upper, self.dtype)
-        return (norms, most) if self.device.type == "cpu" else torch.stack([norms, most]).to(self.device).unbind()
+        if self.device.type != "cpu":
+            norms, most = torch.stack([norms, most]).to(self.device)  # in one copy
+        return norms, most
 
     def _settled_quickly(self, call: RecordedCall, grad: Tensor, family: Family) -> bool:
         """Linear layers that are used once wait for others, if they are as plain as most."""
