@@ -28,11 +28,10 @@ SQL = """
 """
 
 
-@pytest.fixture
-def events(tmp_path: Path, spark: Any) -> Path:  # noqa: F811
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Path:  # noqa: F811
     """A folder of four Parquet files; also the table `events`."""
-    folder = tmp_path / "events"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("events")
     for part in range(4):
         query = f"SELECT * FROM ({SQL}) WHERE hash(created_at) % 4 = {part}"
         duckdb.execute(f"COPY ({query}) TO '{folder}/{part}.parquet' (FORMAT parquet)")
