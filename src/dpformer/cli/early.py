@@ -18,6 +18,7 @@ from dpformer.errors import DpformerError
 from dpformer.runs.config_file import read_toml, without_removed
 
 RUNS = ("run", "runs")
+MOST_BYTES = 1 << 26  # of a log: unpacking and scanning a larger one twice costs more than torch
 FILES = ("file", "data", "histories", "catalog")
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]+:/")  # a URL, as a Path
 
@@ -56,10 +57,11 @@ def first_look(given: dict[str, Any], config: Path | None) -> None:
         raise
     except ValueError:
         return  # `Config` names the option
-    if options.file.name != "-" and options.file.is_file() and options.query is None:
+    file = options.file
+    if file.name != "-" and file.is_file() and file.stat().st_size <= MOST_BYTES and options.query is None:
         from dpformer.data.log import refuse_early
 
-        refuse_early(options.file, options.log_columns(), options.reading(), options.filters())
+        refuse_early(file, options.log_columns(), options.reading(), options.filters())
 
 
 def _there(path: Path) -> bool:
