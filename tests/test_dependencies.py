@@ -47,3 +47,17 @@ def test_all_of_the_tests_are_pinned() -> None:
     needed = [*project["dependencies"], *(each for extra in extras for each in project["optional-dependencies"][extra])]
     names = {name(each).lower().replace("_", "-") for each in needed} - {"dpformer", "tomli"}
     assert names <= pinned, names - pinned
+
+
+def test_every_pinned_package_but_torch_has_hashes() -> None:
+    """torch's builds differ between indexes; the page says so."""
+    versions = set((ROOT / "constraints.txt").read_text().splitlines()[1:])
+    hashed: list[str] = []
+    for file in ("build.txt", "demo.txt", "all.txt"):
+        for entry in (ROOT / "requirements" / file).read_text().replace("\\\n", "").splitlines()[1:]:
+            version, *hashes = entry.split()
+            assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), entry
+            hashed.append(version)
+    assert len(hashed) == len(set(hashed)) and versions - set(hashed) == {"torch==2.13.0"} and set(hashed) <= versions
+    setup = (ROOT / "scripts" / "setup").read_text(encoding="utf-8")
+    assert setup.count("install --require-hashes --no-deps") == 2

@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _tensor
 from torch._C import DisableTorchFunction as unseen  # inside, torch functions are not intercepted
 from torch._C import ScriptFunction, ScriptMethod
 from torch._C import TensorBase as _TensorBase
+from torch._C import _disabled_torch_dispatch_impl as NO_DISPATCH
+from torch._C import _disabled_torch_function_impl as NO_FUNCTION
+from torch._C import _is_torch_function_enabled as classes_are_asked  # for code that they have for functions
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._C._functorch import (
@@ -34,6 +37,7 @@ from torch._functorch.vmap import lazy_load_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._utils import _flatten_dense_tensors as flattened
 from torch.autograd import forward_ad
+from torch.autograd import function as _function
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as _modules
 from torch.overrides import _get_current_function_mode_stack as function_modes
@@ -43,8 +47,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as mod
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "APPLIES",
     "CHECKPOINTS",
     "GRAD",
+    "NO_DISPATCH",
+    "NO_FUNCTION",
     "WRAPPERS",
     "BackwardCFunction",
     "OpOverload",
@@ -54,6 +61,7 @@ __all__ = [
     "ScriptMethod",
     "TorchDispatchMode",
     "VmapLevel",
+    "classes_are_asked",
     "copy_all",
     "dispatch_modes",
     "divide_all",
@@ -77,8 +85,9 @@ __all__ = [
     "zero_all",
 ]
 
-# The functions by which transforms of torch.func wrap and unwrap a tensor, their first argument.
+# The functions by which transforms of torch.func and classes wrap and unwrap a tensor, their first argument.
 WRAPPERS = [
+    (_tensor, "_convert"),
     (vmap, "_add_batch_dim"),
     (vmap, "_remove_batch_dim"),
     (eager_transforms, "_wrap_for_grad"),
@@ -86,6 +95,8 @@ WRAPPERS = [
 ]
 # What torch.utils.checkpoint.checkpoint calls: with use_reentrant=True, and with False.
 CHECKPOINTS = [(checkpoint.CheckpointFunction, "apply"), (checkpoint, "_checkpoint_without_reentrant_generator")]
+# What torch.autograd.Function.apply calls, also where a model has taken it before: in a transform, and outside.
+APPLIES = [(_function, "custom_function_call"), (_function._SingleLevelFunction, "apply")]
 GRAD = vars(_TensorBase)["grad"].__get__  # as `t.grad` is called
 unsafe_view = torch.ops.aten._unsafe_view.default  # a view that autograd takes for a tensor of its own
 

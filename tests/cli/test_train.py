@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,26 @@ def test_ctrl_c_saves_and_resume_ends_in_the_same_model(log: Path, tmp_path: Pat
     assert command("train", "--resume", tmp_path / "broken").returncode == 0
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
     assert models[0] == models[1]
+
+
+def temporary(folder: str) -> None:
+    tempfile.tempdir = folder
+
+
+def test_sigterm_while_a_log_is_read_is_one_sentence(tmp_path: Path) -> None:
+    """Before there is anything to resume; the private folder of the engine goes, too."""
+    log, spill = tmp_path / "log.csv", tmp_path / "spill"
+    log.write_text("user_id,item_id,timestamp\n" + "".join(f"{n % 9999},{n % 777},{n}\n" for n in range(1_000_000)))
+    spill.mkdir()
+    running = Command("train", log, "--out", tmp_path / "run", before=partial(temporary, str(spill)))
+    while not any(spill.iterdir()):
+        assert running.process.is_alive(), running.written()
+        time.sleep(0.02)
+    os.kill(running.pid, signal.SIGTERM)
+    stopped = running.ended()
+    assert stopped.returncode == 130 and "Traceback" not in stopped.stderr, stopped.stderr
+    assert stopped.stderr.endswith("dpformer: interrupted; the last checkpoint is intact\n")
+    assert not any(spill.iterdir()) and not (tmp_path / "run").exists()
 
 
 def test_help_is_quick_because_torch_stays_out() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import io
 import pickle
+import random
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dpformer as dp
 from tests.clipping.naive import clipped_sum, norms_of, relative_error, sums
-from tests.clipping.test_users import EVERYBODY, FORMS, B, D, Inner, Loss, T, make, naive, total
+from tests.clipping.test_users import EVERYBODY, FORMS, B, D, Inner, Loss, T, make, naive, total, with_block
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 REFUSED: dict[str, Loss] = {}
@@ -127,6 +132,16 @@ def gradient_of_earlier_parts(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @refused
+def number_of_others(model: nn.Module, x: Tensor) -> Tensor:
+    return total(model(x)) * EVERYBODY.mean().item()
+
+
+@refused
+def branch_of_others(model: nn.Module, x: Tensor) -> Tensor:
+    return total(model(x)) * (2 if EVERYBODY.mean() > 0 else 1)
+
+
+@refused
 def result_of_a_module_computed_alone(model: nn.Module, x: Tensor) -> Tensor:
     def recall(h: Tensor) -> Tensor:
         return EVERYBODY[int(h.detach().abs().sum().item()) % B][None]
@@ -220,6 +235,57 @@ def hook_of_others(model: nn.Module, x: Tensor) -> Tensor:
     return total(Inner(hooked)(model(x)))
 
 
+# `Function.apply`, taken before any context began, as most libraries write it
+recalls, saves, backward, remembers = Recalls.apply, Saves.apply, Backward.apply, Remembers.apply
+
+
+@refused
+def taken_function_that_recalls(model: nn.Module, x: Tensor) -> Tensor:
+    return total(recalls(model(x), Kept))
+
+
+@refused
+def taken_function_that_saves(model: nn.Module, x: Tensor) -> Tensor:
+    return total(saves(model(x)))
+
+
+@refused
+def taken_backward_of_others(model: nn.Module, x: Tensor) -> Tensor:
+    return total(backward(model(x)))
+
+
+@refused
+def taken_backward_that_remembers(model: nn.Module, x: Tensor) -> Tensor:
+    return total(remembers(model(x)))
+
+
+class Adds(nn.Parameter):
+    """Code of its own for functions of torch."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return out + OTHERS.mean() if func is Tensor.mul else out
+
+
+class Stands:
+    """The same for what is no tensor."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] + OTHERS.mean()
+
+
+@refused
+def class_of_a_parameter(model: nn.Module, x: Tensor) -> Tensor:
+    return total(model(x) * model.of_a_class)
+
+
+@refused
+def class_that_stands_for_tensors(model: nn.Module, x: Tensor) -> Tensor:
+    return total(torch.mul(model(x), Stands()))
+
+
 @wrap_torch_function(lambda x: (x,))
 def overridable(x: Tensor) -> Tensor:
     return x + OTHERS
@@ -263,6 +329,45 @@ class OwnRule(torch.autograd.Function):
 @exact
 def vmap_rule_that_mixes(model: nn.Module, x: Tensor) -> Tensor:
     return total(OwnRule.apply(model(x)))
+
+
+own_rule = OwnRule.apply
+
+
+@exact
+def taken_vmap_rule_that_mixes(model: nn.Module, x: Tensor) -> Tensor:
+    return total(Inner(own_rule)(model(x)))
+
+
+class Quantised(Tensor):
+    """A class with operators of its own, where those of all users come together: one scale for all."""
+
+    inner: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Any:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return args[0]
+        first, *others = (a.inner if isinstance(a, Quantised) else a for a in args)
+        return func(first, *others) + first.detach().abs().amax()
+
+
+@exact
+def operators_of_a_class(model: nn.Module, x: Tensor) -> Tensor:
+    return total(Inner(lambda h: h * model.quantised)(model(x)))
+
+
+@exact
+def function_that_looks_what_is_differentiable(model: nn.Module, x: Tensor) -> Tensor:
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        return total(model(x))
+    options, target = torch.nn.LinearCrossEntropyOptions(), torch.arange(T) % D
+    return Inner(lambda h: F.linear_cross_entropy(h[0], torch.eye(D, dtype=h.dtype), target, options=options))(model(x))
 
 
 class Scaled(TorchDispatchMode):
@@ -348,6 +453,7 @@ def list_that_a_module_appends_to(model: nn.Module, x: Tensor) -> Tensor:
 def test_refused(name: str, form: Any) -> None:
     model, data = make()
     model.table, model.w.grad = torch.zeros(T, D, dtype=data.dtype), torch.ones(D, D, dtype=data.dtype)
+    model.of_a_class = Adds(torch.ones(D, dtype=data.dtype), requires_grad=False)
     Remembers.kept.clear()
     with pytest.raises(dp.UnsupportedUse):
         form(dp.PhantomClipping(model, self_check=False), lambda user: REFUSED[name](model, user), data)
@@ -357,10 +463,119 @@ def test_refused(name: str, form: Any) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_exact(name: str, form: Any) -> None:
     model, data = make()
+    model.quantised = Quantised(torch.ones(D, dtype=data.dtype))
+    model.quantised.inner = torch.ones(D, dtype=data.dtype)
     truth = naive(model, EXACT[name], data)
     norms = form(dp.PhantomClipping(model, self_check=False), lambda user: EXACT[name](model, user), data)
     torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
     assert relative_error(sums(model), clipped_sum(truth, dp.normalize(1.0))) < 1e-9
+
+
+def _last(kept: Any, value: float) -> float:
+    before, kept[0] = kept[0], value
+    return float(before)
+
+
+def _inner(kept: Any, value: float) -> float:
+    kept["a"].append(value)
+    return sum(kept["a"][:-1])
+
+
+def _queue(kept: Any, value: float) -> float:
+    kept.append(value)
+    return sum(kept) - value
+
+
+def _drawn(kept: random.Random, value: float) -> float:
+    before = kept.random()
+    kept.seed(value)
+    return before
+
+
+def _filled(kept: Tensor, value: float) -> float:
+    before = kept.item()
+    kept.fill_(value)
+    return before
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.inside = [0.0]
+
+
+def remembering() -> Callable[[float], float]:
+    kept = [0.0]
+    return lambda value: _last(kept, value)
+
+
+KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any, float], float]]] = {
+    "list in a dictionary": (lambda: {"a": []}, _inner),
+    "list in a list": (lambda: [[0.0]], lambda kept, value: _last(kept[0], value)),
+    "queue": (lambda: deque([0.0], 3), _queue),
+    "array of numpy": (lambda: np.zeros(1), _last),
+    "array": (lambda: array.array("d", [0.0]), _last),
+    "object": (Memory, lambda kept, value: _last(kept.inside, value)),
+    "variable of a function": (remembering, lambda kept, value: kept(value)),
+    "generator of random numbers": (lambda: random.Random(0), _drawn),
+    "tensor": (lambda: torch.zeros(()), _filled),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("how", KEPT)
+def test_numbers_that_a_model_keeps(how: str, form: Any) -> None:
+    """Where one user is computed at a time, nothing that attributes hold may carry one user's numbers to the next."""
+    make_it, use = KEPT[how]
+    model, data = make()
+    model.kept = make_it()
+    inner = Inner(lambda h: h * (1 + use(model.kept, h.mean().item())))
+    with pytest.raises(dp.UnsupportedUse, match="'kept' was changed"):
+        form(dp.PhantomClipping(model, self_check=False), lambda x: total(inner(model(x))), data)
+
+
+def test_what_stays_as_it_was_is_not_refused() -> None:
+    model, data = make()
+    model.kept = [{"a": (Memory(), np.ones(2), deque([1]), remembering(), partial(_last, [0]), model.forward)}]
+    model.w.kept = Memory()
+    inner = Inner(lambda h: h * h.detach().mean().item())
+    for _ in range(3):
+        with_block(dp.PhantomClipping(model, self_check=False), lambda x: total(inner(model(x))), data)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_replaced_tensor_that_holds_a_number(form: Any) -> None:
+    def body(h: Tensor) -> Tensor:
+        before, model.scale = model.scale, torch.full((D,), h.mean().item(), dtype=h.dtype)
+        return h * before
+
+    model, data = make()
+    inner = Inner(body)
+    with pytest.raises(dp.UnsupportedUse, match="'scale' was changed"):
+        form(dp.PhantomClipping(model, self_check=False), lambda x: total(inner(model(x))), data)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_table_made_when_it_is_needed(form: Any) -> None:
+    """Each user makes its own: the first one's would hold its numbers."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        def body(h: Tensor) -> Tensor:
+            number = h.detach().mean().item()
+            if model.made is None:
+                model.made = torch.full((), number, dtype=h.dtype)
+            return h * model.made
+
+        return total(Inner(body)(model(x)))
+
+    model, data = make()
+    truth = []
+    for user in range(B):
+        model.made = None
+        truth += naive(model, loss, data[user : user + 1])
+    model.made = None
+    norms = form(dp.PhantomClipping(model, self_check=False), lambda x: loss(model, x), data)
+    torch.testing.assert_close(norms, norms_of(truth), rtol=1e-9, atol=0)
+    assert model.made is None
 
 
 def test_an_error_outside_modules_is_not_passed_over() -> None:

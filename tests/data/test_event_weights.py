@@ -149,7 +149,7 @@ def test_other_logs_need_no_events(tmp_path: Path) -> None:
 
 def test_what_cannot_be_weighted_is_refused(tmp_path: Path) -> None:
     path = shop(tmp_path / "log.csv", 5)
-    for option, value in (("--event-weights", "view=1"), ("--session-gap", "1h")):
+    for option, value in (("--event-weights", "view=1,purchase=2"), ("--session-gap", "1h")):
         said = refused("train", path, "--model", "transformer", option, value)
         assert "applies to counts, but model is transformer" in said
         assert "engine spark" in refused("train", path, "--engine", "spark", option, value)

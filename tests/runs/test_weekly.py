@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,7 +119,7 @@ def chain(weeks: Path) -> list[dict[str, Any]]:
 def test_the_statement_is_given_the_earlier_runs_and_states_their_cost(weeks: Path, chain: list[dict]) -> None:
     first, *_, last = chain
     assert "prior" not in first and "given" not in first
-    assert last["headline"].endswith(", given the counts released by earlier runs.")
+    assert last["headline"].endswith(", given what earlier runs released.")
     prior = last["prior"]
     assert prior["runs"] == WEEKS - 1 and len(prior["events"]) == sum(len(facts["events"]) for facts in chain[:-1])
     events = [event for facts in chain for event in finished_events(facts)]
@@ -171,14 +172,18 @@ def test_only_private_runs_of_counts_are_a_prior(weeks: Path, chain: list[dict],
     log, catalog = weeks / "1.csv", weeks / "items.csv"
     common = ("train", log, "--catalog", catalog, "--out", tmp_path / "next")
     for name, choices, words in (
-        ("exact", {"model": "counts", "epsilon": float("inf")}, "is not private: its counts would void the guarantee"),
+        ("exact", {"model": "counts", "epsilon": float("inf")}, "is not private: it would void the guarantee"),
         ("seeded", {"model": "counts", "seed": 1}, "is not private"),
-        ("gru", {"model": "gru", "epochs": 1, "dim": 8, "batch_size": 500}, "a run of gru; give a run of counts"),
+        (
+            "gru",
+            {"model": "gru", "epochs": 1, "dim": 8, "batch_size": 500},
+            "a run of gru; give a run of counts, as this one is",
+        ),
     ):
         train(Config.make(file=log, catalog=catalog, **choices), tmp_path / name)
         assert words in refused(*common, "--warm-start", tmp_path / name)
     assert "is not a run folder" in refused(*common, "--warm-start", tmp_path / "nowhere")
-    assert "applies to counts, but model is gru" in refused(*common, "--model", "gru", "--warm-start", tmp_path / "gru")
+    assert "a run of counts; give a run of gru" in refused(*common, "--model", "gru", "--warm-start", weeks / "run-1")
     with pytest.raises(DpformerError, match="needs a private run"):
         Config.make(file=log, warm_start=tmp_path / "x", epsilon=float("inf"))
     (copy := tmp_path / "copy").mkdir()
@@ -187,6 +192,48 @@ def test_only_private_runs_of_counts_are_a_prior(weeks: Path, chain: list[dict],
             (copy / file.name).write_bytes(file.read_bytes())
     (copy / "releases.safetensors").write_bytes((weeks / "run-2" / "releases.safetensors").read_bytes())
     assert "does not match its statement" in refused(*common, "--warm-start", copy)
+
+
+NETWORK = {"epsilon": 8.0, "delta": 1e-5, "dim": 8, "batch_size": 500, "epochs": 1, "max_length": 10}
+
+
+@pytest.mark.parametrize("model", ["transformer", "gru"])
+def test_a_network_starts_from_the_weights_of_last_week(weeks: Path, tmp_path: Path, model: str) -> None:
+    """With a learning rate of nearly 0 they are its own, item by item; a new item has weights of its own."""
+    catalog = tmp_path / "items.csv"
+    rows = (weeks / "items.csv").read_text().splitlines()
+    catalog.write_text("\n".join([rows[0], "new", *rows[:0:-1]]) + "\n")  # in another order
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(Config.make(file=weeks / "1.csv", catalog=weeks / "items.csv", model=model, **NETWORK), first)
+    config = Config.make(
+        file=weeks / "2.csv", catalog=catalog, model=model, warm_start=first, learning_rate=1e-9, **NETWORK
+    )
+    run = train(config, second)
+    now, then = run.release, finished(first).release
+    numbers = [then.vocabulary.index(name) if name != "new" else -1 for name in map(str, now.vocabulary)]
+    assert len(now.vocabulary) == ITEMS + 1 and numbers.count(-1) == 1
+    own, earlier = dict(now.model.named_parameters()), dict(then.model.named_parameters())
+    for name, parameter in earlier.items():
+        if name == "items.weight":
+            kept = own[name][[place for place, row in enumerate(numbers) if row >= 0]]
+            torch.testing.assert_close(kept, parameter[[row for row in numbers if row >= 0]], atol=1e-5, rtol=0)
+            assert 0 < float(own[name][numbers.index(-1)].norm()) < 1  # as initialised
+        else:
+            torch.testing.assert_close(own[name], parameter, atol=1e-5, rtol=0)
+    facts = run.statement
+    assert facts["headline"].endswith(", given what earlier runs released.") and facts["prior"]["runs"] == 1
+    events = [*facts["prior"]["events"], *facts["events"]]
+    assert len(events) == 2 * len(facts["events"]) and facts["prior"]["epsilon"] > facts["epsilon"]
+    assert not [one for one in verify(second).findings if one.ok is False]
+
+
+def test_what_a_network_cannot_start_from(weeks: Path, tmp_path: Path) -> None:
+    common = {"file": weeks / "1.csv", "catalog": weeks / "items.csv", "model": "gru"}
+    train(Config.make(**common, **NETWORK), tmp_path / "first")
+    with pytest.raises(DpformerError, match="whose dim is 8, but here it is 16: give the same"):
+        train(Config.make(**common, warm_start=tmp_path / "first", **{**NETWORK, "dim": 16}), tmp_path / "next")
+    with pytest.raises(DpformerError, match="a run of gru; give a run of lstm"):
+        train(Config.make(**{**common, "model": "lstm"}, warm_start=tmp_path / "first", **NETWORK), tmp_path / "next")
 
 
 def test_in_python(weeks: Path, chain: list[dict]) -> None:

@@ -1,4 +1,4 @@
-"""Missing files are refused before torch is imported, which takes seconds.
+"""Missing files, and logs with a wrong header or first row, are refused before torch is imported, which takes seconds.
 
 The commands check again, and more, when they open a file; this is only about the time until the common mistake is
 reported.
@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from dpformer.data.options import DataOptions
 from dpformer.errors import DpformerError
+from dpformer.runs.config_file import read_toml, without_removed
 
 RUNS = ("run", "runs")
+MOST_BYTES = 1 << 26  # of a log: unpacking and scanning a larger one twice costs more than torch
 FILES = ("file", "data", "histories", "catalog")
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]+:/")  # a URL, as a Path
 
@@ -34,6 +37,31 @@ def early(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     return checked
+
+
+def first_look(given: dict[str, Any], config: Path | None) -> None:
+    """Refuse a log on this machine for its options, its header or its first rows, with DuckDB alone.
+
+    Args:
+        given: options of a command.
+        config: a TOML file with others.
+    """
+    toml = {} if config is None else without_removed(read_toml(config))
+    own = {name: value for name, value in {**toml, **given}.items() if name in DataOptions.model_fields}
+    try:
+        options = DataOptions(**own)
+        if options.file is None or options.task != "recommend" or options.engine == "spark":
+            return
+        options.check_data()
+    except DpformerError:
+        raise
+    except ValueError:
+        return  # `Config` names the option
+    file = options.file
+    if file.name != "-" and file.is_file() and file.stat().st_size <= MOST_BYTES and options.query is None:
+        from dpformer.data.log import refuse_early
+
+        refuse_early(file, options.log_columns(), options.reading(), options.filters())
 
 
 def _there(path: Path) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpformer.cli.early import first_look
 from dpformer.errors import DpformerError
 from dpformer.kinds.auto import AUTO
 from dpformer.kinds.network import OF_NETWORKS
@@ -70,6 +71,7 @@ def train(
     if items is not None:
         raise DpformerError("--items needs --dry-run; training counts the items itself")
     if resume is None:
+        first_look(given, config)
         made = Config.make(config, **given)
         say_model(made, given)
         run = run_or_exit(made, out, key=sign, key_file=key_file, ledger=ledger)
@@ -97,6 +99,7 @@ def run_or_exit(
     quiet_threads()
     from dpformer import runs as training
     from dpformer.runs.run import started_before
+    from dpformer.runs.signals import interruptible
     from dpformer.training.allocator import keep_freed_memory
     from dpformer.training.distributed import start_team
     from dpformer.training.rendezvous import restarted
@@ -112,9 +115,10 @@ def run_or_exit(
         if again and started_before(what, out):
             what = out
     try:
-        if isinstance(what, Path):
-            return training.resume(what, team, file=file, key=key)
-        return training.train(what, out or default_out(what), team, key=key, key_file=key_file, ledger=ledger)
+        with interruptible():
+            if isinstance(what, Path):
+                return training.resume(what, team, file=file, key=key)
+            return training.train(what, out or default_out(what), team, key=key, key_file=key_file, ledger=ledger)
     except training.Interrupted as stopped:
         typer.echo(f"dpformer: {stopped}", err=True)
     except KeyboardInterrupt:

@@ -29,6 +29,7 @@ from dpformer.clipping.trees import map_tensors, map_trees, tensors_of
 from dpformer.compat import Outside, physical
 from dpformer.errors import CannotBatch, UnsupportedUse, first_line
 
+_GUARDED = "_phantom_guarded"  # of an autograd function that was guarded
 _SEVERAL = "its results have another form for each user"
 
 
@@ -57,11 +58,19 @@ class Fallback:
         def function(apply: Callable[..., Any], cls: Any, /, *args: Any, **kwargs: Any) -> Any:
             return self._function(partial(apply, cls), cls, args, kwargs)
 
+        def within(call: Callable[..., Any], cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+            """`apply`, taken before the context began, leads here alone."""
+            again = partial(call, cls)
+            if _GUARDED in vars(cls) or not issubclass(cls, torch.autograd.Function):
+                return again(*args, **kwargs)
+            return self._function(again, cls, args, kwargs)
+
         scripts = (compat.ScriptFunction, compat.ScriptMethod)
         with replaced(
             [
                 (nn.Module, "__call__", module),
                 (torch.autograd.Function, "apply", function),
+                *((home, name, within) for home, name in compat.APPLIES),
                 *((kind, "__call__", self._of_script(kind)) for kind in scripts),
             ]
         ):
@@ -216,11 +225,12 @@ class Fallback:
         results, marks = [], []
         begin = [mode.one_after_the_other() for mode in compat.modes_below() if isinstance(mode, EqualChances)]
         with Outside():
+            state = PythonState(self.model)
             for user in range(gate.level.users):
                 given: list[Tensor] = []
                 for same in begin:
                     same()
-                with self.alone(user):
+                with self.alone(user, state):
                     own_args, own_kwargs = (
                         map_tensors(partial(self._own, user, slices, given), tree) for tree in (args, kwargs)
                     )
@@ -264,14 +274,13 @@ class Fallback:
             raise
 
     @contextmanager
-    def alone(self, user: int) -> Iterator[None]:
-        """Inside, the user is the only one."""
+    def alone(self, user: int, state: PythonState) -> Iterator[None]:
+        """Inside, the user is the only one, and leaves the state of the model as it was."""
         gate, mark = self.gate, self.gate.mark
-        state = PythonState(self.model)
         gate.alone, gate.mark = user, next(_marks)
         try:
             yield
-            state.compare()
+            state.compare(gate.is_public)
         finally:
             gate.alone, gate.mark = None, mark
 
@@ -347,7 +356,8 @@ def _guarded(cls: Any, gate: Interception) -> Any:
     def ending(ctx: Any, *grads: Any) -> Any:
         return last(_Context(ctx, gate), *grads)
 
-    return type(cls)(cls.__name__, (cls,), {begin: staticmethod(beginning), end: staticmethod(ending)})
+    own = {begin: staticmethod(beginning), end: staticmethod(ending), _GUARDED: True}
+    return type(cls)(cls.__name__, (cls,), own)
 
 
 def _form(*trees: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from dpformer import compat
 from dpformer.clipping.trees import tensors_of
 
 
@@ -26,6 +27,13 @@ READS = named(
     "is_signed get_device storage_offset untyped_storage is_pinned is_shared is_inference is_same_size __len__",
     Tensor,
 ) | named("is_floating_point is_complex numel is_tensor", torch)
+# What takes numbers out of a tensor, to Python.
+TELLS = named(
+    "item tolist numpy is_nonzero equal allclose __array__ __bool__ __int__ __float__ __complex__ __index__ "
+    "__contains__",
+    Tensor,
+    torch,
+)
 # Of these, and of attributes, what depends on no number in any tensor.
 SIZES = named("size dim ndimension numel nelement stride is_contiguous __len__", Tensor) | {
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout")
@@ -91,6 +99,38 @@ def _without_overrides(func: Any) -> Callable[..., Any] | None:
     )
     new.__kwdefaults__ = func.__kwdefaults__
     return new
+
+
+_LOOKS = {"requires_grad", "grad_fn", "is_leaf"}
+
+
+def looks_whether_differentiable(func: Any) -> bool:
+    """A Python function of torch that asks its arguments, and would be told those of a wrapper."""
+    return (
+        isinstance(func, types.FunctionType)
+        and not _LOOKS.isdisjoint(func.__code__.co_names)
+        and func not in HOOKS
+        and func.__module__ != "torch._tensor"
+    )
+
+
+@cache
+def overrides_functions(kind: type) -> bool:
+    """A class of others (of tensors, or of what stands for one) with code of its own for functions of torch."""
+    own = getattr(kind, "__torch_function__", None)
+    of_tensors = (compat.NO_FUNCTION, Tensor.__torch_function__.__func__)  # type: ignore[attr-defined]
+    return own is not None and getattr(own, "__func__", own) not in of_tensors and _is_of_others(kind)
+
+
+@cache
+def overrides_operators(kind: type) -> bool:
+    """A class of tensors of others with code of its own for operators, where those of all users come together."""
+    own = getattr(kind, "__torch_dispatch__", None)
+    return own not in (None, Tensor.__torch_dispatch__, compat.NO_DISPATCH) and _is_of_others(kind)
+
+
+def _is_of_others(kind: type) -> bool:
+    return kind.__module__.split(".")[0] not in TRUSTED
 
 
 def is_transpose(out: Tensor, of: Tensor) -> bool:

@@ -41,9 +41,13 @@ from dpformer.clipping.functions import (
     REQUIRES_GRAD,
     SIZES,
     SPARSE,
+    TELLS,
     TRANSPOSES,
     foreign,
     is_transpose,
+    looks_whether_differentiable,
+    overrides_functions,
+    overrides_operators,
     uses_batch_statistics,
     without_overrides,
     writes_in_place,
@@ -144,11 +148,21 @@ class Interception(Recorder):
         if func in SIZES or threading.get_ident() != self.thread:
             return func(*args, **kwargs)
         try:
+            if any(map(overrides_functions, types)) and compat.classes_are_asked():
+                return self._overridden(func, types, args, kwargs)
             return self._call(func, args, kwargs)
         except (RuntimeError, ValueError, IndexError) as error:  # a TypeError is the same for one user and for many
             if (self.level is not None and self.alone is None) or _is_refusal(error):
                 self.failed = error
             raise
+
+    def _overridden(self, func: Any, kinds: Any, args: Any, kwargs: Any) -> Any:
+        """Code that a class has of its own for functions of torch, run in sight."""
+        with self:
+            for kind in kinds:
+                if (out := kind.__torch_function__(func, kinds, args, kwargs)) is not NotImplemented:
+                    return out
+        raise TypeError(f"no class among {[kind.__name__ for kind in kinds]} implements {label(func)}")
 
     def raise_refusal(self) -> None:
         """A refusal that the model has caught is still one."""
@@ -174,20 +188,27 @@ class Interception(Recorder):
         if func is Tensor.untyped_storage and public and id(public[0]) not in self.own:
             self._was_written(func, public[0], False, True)  # what is written through it is not seen
         before = [version_of(t) for t in public]
-        out = self._checked(func, args, kwargs, managed, of_user, stranger)
+        out = self._checked(func, args, kwargs, tensors, managed, of_user, stranger)
         for t, version in zip(public, before, strict=True):
             if version_of(t) != version:
                 self._was_written(func, t, of_user, of_user or stranger is not None)
         return out
 
     def _checked(
-        self, func: Any, args: Any, kwargs: Any, managed: list[Tensor], of_user: bool, stranger: Tensor | None
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: list[Tensor],
+        managed: list[Tensor],
+        of_user: bool,
+        stranger: Tensor | None,
     ) -> Any:
         if of_user:
             if func is Tensor.__repr__ and self.alone is None:  # torch would print those of all users
                 return f"one user's tensor of shape {tuple(args[0].shape)}, {args[0].dtype}"
             self._refuse_special(func, args, kwargs)
-            self._refuse_out_of_sight(func, args, kwargs)
+            self._refuse_out_of_sight(func, tensors)
             self.hooked |= func in HOOKS
             if func is Tensor.register_hook:
                 args = (args[0], self.guarded(args[1] if len(args) > 1 else kwargs["hook"]))
@@ -202,7 +223,7 @@ class Interception(Recorder):
                         return bool((args[0] == args[1]).any())
                 if func is Tensor.__bool__:
                     return self._agreed(args[0])
-        if stranger is not None and (of_user or managed) and not self._is_read(func):
+        if stranger is not None and (of_user or managed or func in TELLS) and not self._is_read(func):
             self._refuse_stranger(func, stranger)
         if func in BATCH_NORMS and uses_batch_statistics(args, kwargs):
             raise UnsupportedUse(f"{label(func)} cannot be used here: {FREEZE_BATCH_NORM}")
@@ -215,6 +236,8 @@ class Interception(Recorder):
                 return self._marked_as(self._meet(func, args, kwargs, managed), True, False)
             return self._express(func, args, kwargs)
         if of_user and self.alone is None:
+            if looks_whether_differentiable(func):
+                return self._opened(func, args, kwargs)
             rule = self.user_rules.get(func)
             if rule is not None and rule.without_parameters and self._in_level():
                 out = rule(self, func, args, kwargs)
@@ -266,7 +289,7 @@ class Interception(Recorder):
         if self._in_level() and func is torch.autograd.grad:
             raise CannotBatch("torch.autograd.grad is called on a user's tensor")
 
-    def _refuse_out_of_sight(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _refuse_out_of_sight(self, func: Any, tensors: list[Tensor]) -> None:
         """Code of others that runs below this interception would not be seen, or would see all users."""
         known = func in self.user_rules or func in ON_ALL_USERS
         if isinstance(func, types.FunctionType) and not known and func.__module__.split(".")[0] != "torch":
@@ -280,6 +303,8 @@ class Interception(Recorder):
             raise CannotBatch("a TorchDispatchMode is active, which would see all users together")
         if isinstance(func, (compat.OpOverload, compat.OpOverloadPacket)) and compat.namespace(func) not in OF_TORCH:
             raise CannotBatch(f"{label(func)} is an operator that is not torch's own")
+        if kinds := [type(t).__name__ for t in tensors if overrides_operators(type(t))]:
+            raise CannotBatch(f"{kinds[0]} has operators of its own (__torch_dispatch__), which would see all users")
 
     def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """A hook or a backward function of one user alone: in the backward pass it sees that user only."""
@@ -439,6 +464,13 @@ class Interception(Recorder):
             return q.expand(spread.shape)
 
         return self.record(func, [p], paired(copies), build, spread, rows=spread, inside=True)
+
+    def _opened(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function of torch is made of, in sight."""
+        if (opened := without_overrides(func)) is None:
+            raise CannotBatch(f"{label(func)} looks whether its arguments are differentiable")
+        with self:
+            return opened(*args, **kwargs)
 
     def _express(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An expression of parameters: plain autograd, and the result is public again."""

@@ -7,17 +7,22 @@ variable) is not seen here; `dp.check` finds it by what it does to the losses.
 
 from __future__ import annotations
 
+import functools
 import random
+import types
+from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpformer.compat import is_functorch_wrapped_tensor
+from dpformer.compat import is_functorch_wrapped_tensor, unseen
 from dpformer.errors import UnsupportedUse
 from dpformer.kernels.checksum import Bits, bits_of_all, equal
 
@@ -171,58 +176,129 @@ def _is_plain(t: Tensor) -> bool:
     return type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided and not is_functorch_wrapped_tensor(t)
 
 
-# -- numbers, texts and the sizes of containers in the attributes of modules -------------------------------------------
+# -- what the attributes of modules hold ------------------------------------------------------------------------------
 
 
-_OF_TORCH = frozenset(vars(nn.Module()))
-_PUBLIC = object()
-Attributes = dict[tuple[int, str], Any]  # by module and name
+MOST = 50_000  # objects that are looked at
+_BYTES = 1 << 20  # of an array
+_LEFT_OUT = frozenset(("_parameters", "_modules", "_buffers"))  # `State` looks after parameters
+_NUMBERS = (type(None), bool, int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_OF_LIBRARIES = frozenset(("torch", "logging", "threading", "weakref"))
+_NOTHING = object()
+Place = tuple[int, str, str]  # of an attribute or a buffer: the module, where in it, and its name
 
 
 class PythonState:
-    """The attributes of a model's modules, to be compared with later."""
+    """What the attributes of a model's modules hold, to be compared with later.
+
+    Containers, arrays, objects and the variables of functions are looked into; not generators, iterators and classes.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = list(model.named_modules())
         self.before = self._look()
 
-    def compare(self) -> None:
-        """Raises if an attribute has changed."""
-        for (place, name), value in self._look().items():
-            before = self.before.get((place, name), None)
-            if value is _PUBLIC:  # a mask or a table made when it was first needed
+    def compare(self, is_public: Callable[[Tensor], bool]) -> None:
+        """Raises if something has changed. A mask or a table that was made when it was first needed is taken away
+        again, so that the next user makes its own."""
+
+        def counts(before: Any, value: Tensor) -> bool:
+            """Whether it may be the next number of a count."""
+            is_of_same_form = isinstance(before, Tensor) and is_public(before) and before.shape == value.shape
+            with unseen():
+                return is_of_same_form and not torch.equal(before, value)
+
+        now = self._look()
+        for place in self.before.keys() | now.keys():
+            (before, look), (value, look_now) = (s.get(place, (_NOTHING, None)) for s in (self.before, now))
+            if look == look_now and (before is _NOTHING) == (value is _NOTHING):
                 continue
-            if type(before) is not type(value) or before != value:
-                where = self.modules[place][0]
-                raise UnsupportedUse(
-                    f"attribute '{where + '.' if where else ''}{name}' was changed while one user was computed, so the "
-                    f"next user would meet it: keep nothing of users in the model"
-                )
+            number, home, name = place
+            if isinstance(value, Tensor) and is_public(value) and value is not before and not counts(before, value):
+                of_module = vars(self.modules[number][1])
+                values = of_module[home] if home else of_module
+                if before is _NOTHING:
+                    del values[name]
+                else:
+                    values[name] = before
+                continue
+            where = self.modules[number][0]
+            raise UnsupportedUse(
+                f"attribute '{where + '.' if where else ''}{name}' was changed while one user was computed, so the "
+                f"next user would meet it: keep nothing of users in the model"
+            )
 
-    def _look(self) -> Attributes:
-        return {
-            (place, name): _kept(value)
-            for place, (_, module) in enumerate(self.modules)
-            for name, value in vars(module).items()
-            if name not in _OF_TORCH
-        }
+    def _look(self) -> dict[Place, tuple[Any, Any]]:
+        look = _Look({id(module) for _, module in self.modules})
+        found: dict[Place, tuple[Any, Any]] = {}
+        for number, (_, module) in enumerate(self.modules):
+            for home, values in (("", vars(module)), ("_buffers", module._buffers)):
+                named = {name: value for name, value in values.items() if name not in _LEFT_OUT}
+                found.update({(number, home, name): (value, look.at(value)) for name, value in named.items()})
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    kept = {key: each for key, each in vars(parameter).items() if not key.startswith("_phantom")}
+                    found[number, "_parameters", name] = parameter, look.all(kept)
+        return found
 
 
-def _kept(value: Any) -> Any:
-    """What can be compared of a value."""
-    if isinstance(value, Tensor) and getattr(value, "_phantom_public", False) is not False:
-        return _PUBLIC
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return repr(value)
-    if isinstance(value, (list, tuple, set, dict)):
-        parts = list(value.items()) if isinstance(value, dict) else list(value)
-        return id(value), len(parts), [_shallow(part) for part in parts]
-    return id(value)
+class _Look:
+    """What can be compared of objects, each looked into once."""
+
+    def __init__(self, modules: set[int]) -> None:
+        self.seen = modules
+        self.left = MOST
+
+    def at(self, value: Any) -> Any:
+        if isinstance(value, _NUMBERS):
+            return repr(value)
+        if isinstance(value, Tensor):
+            return id(value), 0 if value.is_inference() else value._version
+        if isinstance(value, np.ndarray) and value.nbytes <= _BYTES and value.dtype != object:
+            return id(value), value.tobytes()
+        if isinstance(value, types.MethodType):  # made anew whenever it is asked for
+            return id(value.__func__), self.at(value.__self__)
+        if id(value) in self.seen or not self.left or isinstance(value, (type, types.ModuleType)):
+            return id(value)
+        self.seen.add(id(value))
+        self.left -= 1
+        return id(value), self._inside(value)
+
+    def all(self, named: dict[str, Any]) -> list[Any]:
+        return [(name, self.at(value)) for name, value in named.items()]
+
+    def _inside(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return [(self.at(key), self.at(each)) for key, each in value.items()]
+        if isinstance(value, _CONTAINERS):
+            return list(map(self.at, value))
+        if isinstance(value, types.FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+            return [*map(self.at, [*cells, value.__defaults__, value.__kwdefaults__]), self.all(vars(value))]
+        if isinstance(value, functools.partial):
+            return list(map(self.at, (value.func, value.args, value.keywords)))
+        kind = type(value)
+        if kind.__module__.split(".")[0] in _OF_LIBRARIES and not isinstance(value, nn.Module):
+            return None
+        slots = [name for each in kind.__mro__ for name in _names(vars(each).get("__slots__", ()))]
+        kept = {name: getattr(value, name, None) for name in slots if not name.startswith("__")}
+        return [*self.all(kept), *self.all(getattr(value, "__dict__", {})), self._of_library(value)]
+
+    def _of_library(self, value: Any) -> Any:
+        """Of classes that are not written in Python: arrays, generators of random numbers."""
+        if not isinstance(value, (array, bytearray, random.Random, np.random.Generator)):
+            return None
+        state = value.bit_generator.state if isinstance(value, np.random.Generator) else value.__reduce_ex__(2)
+        return repr(state)
 
 
-def _shallow(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_shallow, value))
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return repr(value)
-    return id(value)
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a variable that has no value yet
+        return False
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)

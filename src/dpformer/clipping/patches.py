@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ class _Installed:
         self.home, self.name, self.needed = home, name, 0
         self.inherited = name not in vars(home)
         self.before = inspect.getattr_static(home, name)
+        of_class = isinstance(self.before, (classmethod, types.ClassMethodDescriptorType))
         original = self.before.__func__ if isinstance(self.before, classmethod) else self.before
         key = (id(home), name)
 
@@ -52,7 +54,7 @@ class _Installed:
             handlers = _here.handlers[key]
             return handlers[-1](original, *args, **kwargs) if handlers else original(*args, **kwargs)
 
-        setattr(home, name, classmethod(dispatch) if isinstance(self.before, classmethod) else dispatch)
+        setattr(home, name, classmethod(dispatch) if of_class else dispatch)
 
     def remove(self) -> None:
         if self.inherited:

@@ -20,7 +20,7 @@ from dpformer import compat
 from dpformer.clipping.fallback import Fallback
 from dpformer.clipping.functions import foreign
 from dpformer.clipping.interception import Interception
-from dpformer.clipping.model_state import Registered, State
+from dpformer.clipping.model_state import PythonState, Registered, State
 from dpformer.clipping.patches import of_contexts, replaced
 from dpformer.clipping.rules.one_user import USER_RULES
 from dpformer.clipping.trees import count_of, map_trees, tree_of
@@ -185,8 +185,9 @@ class OneUserExists:
         known, users = self._parts.pop(mark)
         for earlier in [m for m in self._parts if m < mark]:
             del self._parts[earlier]
-        whole = physical(losses).reshape(users) if is_batchedtensor(losses) else losses.reshape(1).expand(users)
-        return whole, known
+        with compat.unseen():  # its class may have functions of its own
+            whole = physical(losses).reshape(users) if is_batchedtensor(losses) else losses.reshape(1).expand(users)
+        return whole.as_subclass(Tensor), known
 
     # -- one user at a time --------------------------------------------------------------------------------------------
 
@@ -205,17 +206,23 @@ class OneUserExists:
         """The gradients by all trainable parameters, and the loss, of each user."""
         data, one_of = tree_of(data)
         with self._watched():
+            state = PythonState(self.model)
             for user in range(count_of(data)):
-                yield self._alone(user, lambda mine: loss_of(one_of(mine)), data, list(self.gate.trainable))
+                yield self._alone(user, lambda mine: loss_of(one_of(mine)), data, list(self.gate.trainable), state)
 
     def _alone(
-        self, user: int, loss_of: Callable[[Any], Tensor], data: Any, parameters: list[Tensor]
+        self,
+        user: int,
+        loss_of: Callable[[Any], Tensor],
+        data: Any,
+        parameters: list[Tensor],
+        state: PythonState,
     ) -> tuple[list[Tensor], Tensor]:
         """The gradients and the loss of one user, by plain autograd."""
         gate = self.gate
         gate.open(None)
         try:
-            with self.fallback.alone(user):
+            with self.fallback.alone(user, state):
                 with compat.unseen():
                     mine = map_trees(
                         lambda leaf: gate.mine(leaf[user : user + 1].clone()) if isinstance(leaf, Tensor) else leaf,
@@ -234,6 +241,7 @@ class OneUserExists:
                 "the loss was computed where the engine cannot see it (torch._C.DisableTorchFunction), or not from the "
                 "user's data: leave that out"
             )
+        loss = loss.as_subclass(Tensor)  # its class may have functions of its own
         return gradients_of(loss.reshape(()), parameters), loss.detach()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpformer.data.columns import Columns
 from dpformer.data.filters import Filters
-from dpformer.data.readers.bad_rows import check_rows
+from dpformer.data.readers.bad_rows import check_first_rows, check_rows
 from dpformer.data.readers.formats import relation
 from dpformer.data.readers.parse_cell import DATE
 from dpformer.data.readers.relation import Relation
@@ -93,6 +93,8 @@ def open_log(
     where = called(path)
     with TemporaryDirectory(prefix="dpformer-") as folder, connect(reading.memory, where) as connection:
         found = relation(connection, path, columns, reading, filters, folder=Path(folder))
+        if not reading.skip_bad_rows:
+            check_first_rows(connection, found, where)
         with watching(f"reading {path.name}", lambda: _share(connection)):
             _load(connection, found, filters)
         skipped = check_rows(connection, found, where, skip=reading.skip_bad_rows)
@@ -113,6 +115,14 @@ def open_log(
         yield Log(
             connection, users, items, found.format, found.time_column, total, different, skipped, found.snapshot, marks
         )
+
+
+def refuse_early(path: Path, columns: Columns, reading: Reading, filters: Filters) -> None:
+    """Refuse a log for its header or its first rows."""
+    with TemporaryDirectory(prefix="dpformer-") as folder, connect(reading.memory, called(path)) as connection:
+        found = relation(connection, path, columns, reading, filters, folder=Path(folder))
+        if not reading.skip_bad_rows:
+            check_first_rows(connection, found, called(path))
 
 
 def _load(connection: Connection, found: Relation, filters: Filters) -> None:

@@ -1,7 +1,6 @@
 """DuckDB, the backend that reads, encodes and sorts logs: within a memory limit, spilling to disk."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +25,12 @@ def connect(memory: str | None = None, what: str = "the data", failed: str = "ca
         what: the subject of error messages.
         failed: the verb of error messages.
     """
-    folder = Path(tempfile.mkdtemp(prefix="dpformer-"))  # mode 0700: it may hold private rows
+    # Mode 0700: it may hold private rows.
+    with tempfile.TemporaryDirectory(prefix="dpformer-", ignore_cleanup_errors=True) as folder:
+        yield from _connected(Path(folder), memory, what, failed)
+
+
+def _connected(folder: Path, memory: str | None, what: str, failed: str) -> Iterator[Connection]:
     options: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": "false",
         "memory_limit": memory or default_memory(),
@@ -36,7 +40,6 @@ def connect(memory: str | None = None, what: str = "the data", failed: str = "ca
     try:
         connection = duckdb.connect(":memory:", config=options)
     except duckdb.Error as error:
-        shutil.rmtree(folder, ignore_errors=True)
         if memory is None:
             raise MemoryError(first_line(error)) from None
         raise DpformerError(f"memory is {memory!r}; give an amount such as 4GB ({first_line(error)})") from None
@@ -52,7 +55,6 @@ def connect(memory: str | None = None, what: str = "the data", failed: str = "ca
         raise DpformerError(f"{what} {failed}: {first_line(error)}") from None
     finally:
         connection.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def confine(connection: Connection, files: list[Path]) -> None:

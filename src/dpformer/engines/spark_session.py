@@ -27,7 +27,9 @@ def spark_session(memory: str | None = None, **options: str) -> Any:
     The Java process of a new session writes to a temporary file, which is read only if it does not start. If nothing is
     configured its limit is `memory`, by default that of other engines; Spark's own default is 1 GB.
     """
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it reports an interrupted call with its stack
+    # py4j reports an interrupted call with its stack, to two loggers.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_not_of_interrupt)
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")  # of which nothing is used here
     try:
         import pyarrow  # noqa: F401
@@ -54,6 +56,10 @@ def spark_session(memory: str | None = None, **options: str) -> Any:
             elif "gateway" in said:
                 said = (_last_line(log) or said)[:200]
             raise DpformerError(f"Spark does not start: {said}") from None
+
+
+def _not_of_interrupt(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("KeyboardInterrupt while sending command")
 
 
 def _is_configured() -> bool:
@@ -92,12 +98,21 @@ def one_sentence(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if _caused_by_interrupt(error):
+            raise KeyboardInterrupt from None
         if type(error).__module__.split(".")[0] not in ("pyspark", "py4j"):
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         of_worker = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception): ", line)]
         said = next(iter([*of_worker[-1:], *lines]), type(error).__name__)
         raise DpformerError(f"{what}: {said[:300]}") from None
+
+
+def _caused_by_interrupt(error: BaseException | None) -> bool:
+    """Whether an interrupted call of Spark ended in this error, when it was cleaned up."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 @contextmanager

@@ -89,8 +89,6 @@ class ModelKind:
                 raise ValueError(
                     f"{name} applies to counts, but model is {config.model}: omit it, or select events with where"
                 )
-        if config.previous is not None and not self.counted:
-            raise ValueError(f"warm_start from an earlier run applies to counts, but model is {config.model}: omit it")
         if config.base is not None:
             raise ValueError("a checkpoint is given by --model FOLDER: omit base")
         if config.lora:

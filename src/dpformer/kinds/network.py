@@ -160,6 +160,7 @@ class NetworkKind(ModelKind):
         if config.warm_start and not session.resuming:
             counts = TransitionCounts.from_release(started, session.attributes)
             model.initialise_items(low_rank_items(counts, model.dim))
+        session.continue_earlier(model)
         return session.start(make_trainer(config, plan, session.users, model, random))
 
     # Ranked.

@@ -50,6 +50,16 @@ class SequenceModel(nn.Module):
             if table is not None:
                 table[known] = factors[known].to(table)
 
+    @torch.no_grad()
+    def continue_from(self, earlier: SequenceModel, rows: Tensor) -> None:
+        """Take the weights of an earlier network of the same sizes; item i was its item rows[i], or -1: it is new."""
+        then, known = dict(earlier.named_parameters()), rows >= 0
+        for name, parameter in self.named_parameters():
+            if parameter is self.items.weight or parameter is self.output:
+                parameter[known] = then[name][rows[known]].to(parameter)
+            else:
+                parameter.copy_(then[name])
+
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
         """(B, L) items, (B,) lengths -> (B, L, d) hidden states; those beyond a row's length are meaningless."""
         raise NotImplementedError

@@ -86,7 +86,7 @@ def train(
     check_budget(config)
     device_of(config.device)  # refuses one that is not there before the data is read
     if config.previous is not None:
-        PreviousRun.open(config.previous)  # refuses it before the data is read
+        PreviousRun.open(config.previous, config)  # refuses it before the data is read
     budget = read(ledger) if isinstance(ledger, Path) else None
     share = budget is not None and budget.plan is not None and "epsilon" not in config.model_fields_set
     config = with_share_of_delta(config, budget)
@@ -104,6 +104,8 @@ def train(
             assert budget is not None
             config = with_share(config, budget, dataset.num_users)
             say(f"ε = {config.epsilon:g} is this run's share of the plan")
+        if config.previous is not None:
+            PreviousRun.open(config.previous, config).refuse_other_sizes(config)
         plan = make_plan(config, dataset.num_users)
         delta = config.delta if config.private and config.seed is None and not config.synthetic else None
         for note in notes(out, dataset, delta, ledger is not None):

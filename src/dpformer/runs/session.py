@@ -127,6 +127,11 @@ class Session:
 
     # For kinds that are trained in steps.
 
+    def continue_earlier(self, model: Any) -> None:
+        """Give a new network the weights of the run that it starts from, if any."""
+        if self.config.previous is not None and not self.resuming:
+            PreviousRun.open(self.config.previous, self.config).start(model, self.users.vocabulary.ids)
+
     def start(self, trainer: Trainer) -> Trainer:
         """The trainer at the current step: restored from the checkpoint, or saved to one before step 1."""
         if self.state is not None:
@@ -242,7 +247,7 @@ class Session:
             stated=self.stated,
             hashes={"config": self.config.hash(), DATA_HASH: data},
             given=self.config.items_given,
-            prior=None if self.config.previous is None else PreviousRun.open(self.config.previous).facts(),
+            prior=None if self.config.previous is None else PreviousRun.open(self.config.previous, self.config).facts(),
             model=self.config.model,
             commitment=commitment(self.random),
             budget=self.folder.read_json(self.folder.budget) if self.folder.budget.exists() else None,

@@ -18,10 +18,32 @@ class Interrupted(DpformerError):
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that temporary files are removed.
+
+    A signal that the process ignores (`nohup`) stays ignored.
+    """
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    changed: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        changed = [number for number in STOPPING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def stop_requested() -> Iterator[threading.Event]:
     """Ctrl-C, SIGTERM and SIGHUP (the terminal closed) set the event once.
 
-    A second signal terminates the process immediately, like a kill.
+    A second signal has the effect that it had outside of this context.
     """
     stop = threading.Event()
     former: dict[int, Any] = {}

@@ -34,7 +34,7 @@ NOT_COVERED = (
     "Information leaked by the time or memory of the computation, and access to the machine while it runs.",
 )
 GIVEN = "the item list"
-GIVEN_PRIOR = "the counts released by earlier runs"
+GIVEN_PRIOR = "what earlier runs released"
 PACKAGES = ("dpformer", "torch", "numpy", "dp-accounting", "cryptography")
 
 
@@ -74,7 +74,8 @@ def statement(
         unit: what one sample is, and what is protected.
         stated: query results that the statement contains, such as metrics; the ledger must hold their events.
         given: the item list was taken from the data unprotected: the guarantee is conditional on it.
-        prior: earlier runs whose released counts this one uses (`runs.previous`): the guarantee is conditional on them.
+        prior: earlier runs whose counts or weights this one uses (`runs.previous`): the guarantee is conditional on
+            them.
         model: kind of model: counts, transformer, …; chosen by the user, or by public numbers alone (`kinds/auto.py`).
         budget: the budget of the data over many runs when the ledger recorded this run: `Budget.facts`.
         commitment: hash of the key of all random numbers (`runs.keys`), which reveals nothing about it.

@@ -12,6 +12,7 @@ import pytest
 from dpformer.data import Columns, Dataset, Filters, Reading, prepare, read_catalog
 from dpformer.data.shared_store import Store
 from dpformer.data.sources.spark import cluster_log, handed_over
+from dpformer.engines.spark_sums import spark_sums
 from dpformer.errors import DpformerError
 from dpformer.noise import SecureRandom
 from dpformer.queries.transitions.backend import transition_sums
@@ -27,11 +28,10 @@ SQL = """
 """
 
 
-@pytest.fixture
-def events(tmp_path: Path, spark: Any) -> Path:  # noqa: F811
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Path:  # noqa: F811
     """A folder of four Parquet files; also the table `events`."""
-    folder = tmp_path / "events"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("events")
     for part in range(4):
         query = f"SELECT * FROM ({SQL}) WHERE hash(created_at) % 4 = {part}"
         duckdb.execute(f"COPY ({query}) TO '{folder}/{part}.parquet' (FORMAT parquet)")
@@ -154,6 +154,11 @@ def test_a_run_that_died_releases_the_same_again(events: Path, tmp_path: Path) -
     config = Config.make(engine="spark", table="events", seed=3)
     models = [(train(config, tmp_path / name).folder / "model.safetensors").read_bytes() for name in ("a", "b")]
     assert models[0] == models[1]
+
+
+def test_a_worker_that_fails_is_one_sentence(spark: Any) -> None:  # noqa: F811
+    with pytest.raises(DpformerError, match=r"^Spark cannot count: ValueError: items must be in 0\.\.2, not 0\.\.5$"):
+        spark_sums(spark, np.array([0, 5]), np.array([0]), np.array([2])).items(3)
 
 
 def test_choices_that_need_histories_here_are_refused() -> None:

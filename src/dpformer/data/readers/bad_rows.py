@@ -3,6 +3,8 @@
 Whether a row is invalid depends on that row alone, so skipping it does not affect other users' rows.
 """
 
+import duckdb
+
 from dpformer.data.readers.relation import Relation, shown
 from dpformer.data.readers.split_line import (
     EVENT,
@@ -33,7 +35,22 @@ WORDS = {
     RATING: "no rating",
     EVENT: "event without a weight",
 }
+FIRST = 10_000
 _SKIP = "or skip such rows with --skip-bad-rows"
+
+
+def check_first_rows(connection: Connection, found: Relation, where: str) -> None:
+    """Refuse a log for an invalid row among the first ones, before all of it is read."""
+    first = f"SELECT row_number() OVER () - 1 AS n, fault FROM (SELECT fault FROM ({found.sql}) LIMIT {FIRST})"
+    query = f"SELECT n, fault FROM first_rows WHERE fault NOT IN ({OK}, {FILTERED}) ORDER BY n LIMIT 1"
+    try:
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE first_rows AS {first}")
+        bad = connection.execute(query).fetchone()
+    except duckdb.Error:
+        return  # reading all of it says what is wrong
+    _rejected(connection, where, skip=False)
+    if bad is not None and bad[1] != QUOTE:  # which lines a quote spans depends on the lines after it
+        _refuse(connection, found, where, int(bad[1]), int(bad[0]))
 
 
 def check_rows(connection: Connection, found: Relation, where: str, *, skip: bool) -> dict[str, int]:
