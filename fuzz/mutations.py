@@ -153,7 +153,7 @@ FAULTS = (
     Fault(
         "clipping: data that came in past clipping.users may meet a user",
         "clipping/interception.py",
-        "if stranger is not None and (of_user or managed) and not self._is_read(func):",
+        "if stranger is not None and (of_user or managed or func in TELLS) and not self._is_read(func):",
         "if False:",
         "clipping/test_users.py::test_refused",
     ),
@@ -167,7 +167,7 @@ FAULTS = (
     Fault(
         "clipping: what a user leaves in Python may reach the next",
         "clipping/fallback.py",
-        "            state.compare()\n",
+        "            state.compare(gate.is_public)\n",
         "",
         "clipping/test_users.py::test_a_model_that_keeps_users_is_refused",
     ),

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpformer as dp
 from dpformer import compat
 from dpformer.clipping import engine as engine_module
-from tests.clipping.naive import clipped_sum, norms_of, relative_error, sums
+from tests.clipping.naive import clipped_sum, norms_of, one_at_a_time, relative_error, sums
 from tests.clipping.problems import PROBLEMS, Problem
 
 USERS, D = 6, 5
@@ -173,3 +174,53 @@ def test_no_model_that_is_right_is_refused(problem: Problem, dtype: torch.dtype)
     clipping = dp.PhantomClipping(model)
     clipping.accumulate(lambda user: model(*user), batch, dp.normalize(1.0))
     assert clipping._compared_alone >= 2
+
+
+class Half(nn.Module):
+    """Every kind of rule; numbers of the model itself are in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm, self.scale = nn.Embedding(11, 8), nn.LayerNorm(8), nn.Parameter(0.1 * torch.randn(8))
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+        self.conv, self.rnn = nn.Conv1d(8, 8, 3, padding=1), nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.encoder(self.table(x)) * self.scale.exp())
+        h = h + self.conv(h.mT).mT
+        h = h + self.rnn(h)[0]
+        logits = F.linear(h[:, :-1], self.table.weight)  # tied
+        return F.cross_entropy(logits.float().mT, x[:, 1:], reduction="none").mean(1)
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+def test_a_model_in_half_precision(dtype: torch.dtype, rounding: float) -> None:
+    torch.manual_seed(0)
+    model, x = Half().to(dtype), torch.randint(0, 11, (USERS, 5))
+    norms = dp.PhantomClipping(model).accumulate(model, x, dp.clip(1.0))
+    exact = Half().double()
+    exact.load_state_dict(model.state_dict())
+    torch.testing.assert_close(norms.double(), norms_of(one_at_a_time(exact, (x,))), rtol=rounding, atol=0)
+
+
+@pytest.mark.parametrize("name", ["LoraConfig", "IA3Config", "PromptTuningConfig"])
+def test_adapters_of_peft(name: str) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=30, n_positions=20, n_embd=16, n_layer=2, n_head=2)
+    options: dict[str, dict[str, Any]] = {
+        "LoraConfig": {"r": 2, "target_modules": ["c_attn"], "lora_dropout": 0.2, "fan_in_fan_out": True},
+        "IA3Config": {"target_modules": ["c_attn"], "feedforward_modules": [], "fan_in_fan_out": True},
+        "PromptTuningConfig": {"num_virtual_tokens": 3, "task_type": "CAUSAL_LM"},
+    }
+    model = peft.get_peft_model(transformers.GPT2LMHeadModel(config), getattr(peft, name)(**options[name]))
+    x = torch.randint(0, 30, (USERS, 7))
+
+    def loss_of(user: Tensor) -> Tensor:
+        logits = model(input_ids=user, use_cache=False).logits[:, -7:-1]
+        return F.cross_entropy(logits.mT, user[:, 1:], reduction="none").mean(1)
+
+    model.train()
+    clipping = dp.PhantomClipping(model)
+    clipping.accumulate(loss_of, x, dp.clip(1.0))
+    assert clipping._compared_alone == USERS and not clipping.fallbacks

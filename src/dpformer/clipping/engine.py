@@ -46,7 +46,7 @@ class PhantomClipping:
     refused. Public is what the model held before its first batch (parameters, buffers, attributes) or was declared.
     Not seen are numbers that Python itself carries from one user to another (`.item()` into a list that the loss reads,
     in what is computed one user at a time), and code that leaves torch's own interception, which the guide names:
-    `dp.check` looks for what they do to the losses.
+    `accumulate`, which can call the loss again, looks for what they do to losses and gradients, and so does `dp.check`.
 
     `backward` adds Σ_i c_i g_i to `p.grad` of every trainable parameter, with g_i the gradient of user i's loss and
     c_i = clip(‖g_i‖) its factor; it returns the norms ‖g_i‖, over all trainable parameters together. It is a *sum* over

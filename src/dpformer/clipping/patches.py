@@ -28,8 +28,15 @@ from dpformer.clipping.recording import version_of
 Handler = Callable[..., Any]  # (what was there, *arguments) → result
 Replacement = tuple[Any, str, Handler]  # of an attribute of an object
 _lock = threading.Lock()
-_threads = threading.local()
 _installed: dict[tuple[int, str], _Installed] = {}
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.handlers: defaultdict[tuple[int, str], list[Handler]] = defaultdict(list)
+
+
+_here = _OfThread()
 
 
 class _Installed:
@@ -44,7 +51,7 @@ class _Installed:
         key = (id(home), name)
 
         def dispatch(*args: Any, **kwargs: Any) -> Any:
-            handlers = _handlers()[key]
+            handlers = _here.handlers[key]
             return handlers[-1](original, *args, **kwargs) if handlers else original(*args, **kwargs)
 
         setattr(home, name, classmethod(dispatch) if of_class else dispatch)
@@ -56,18 +63,10 @@ class _Installed:
             setattr(self.home, self.name, self.before)
 
 
-def _handlers() -> defaultdict[tuple[int, str], list[Handler]]:
-    """Of this thread."""
-    if not hasattr(_threads, "handlers"):
-        _threads.handlers = defaultdict(list)
-    handlers: defaultdict[tuple[int, str], list[Handler]] = _threads.handlers
-    return handlers
-
-
 @contextmanager
 def replaced(replacements: list[Replacement]) -> Iterator[None]:
     """Inside, in this thread, the handlers are called instead."""
-    handlers = _handlers()
+    handlers = _here.handlers
     with _lock:
         for home, name, handler in replacements:
             key = (id(home), name)
