@@ -37,6 +37,8 @@ sys.exit(code)
         (["train", "bad.csv"], "bad.csv, row 3: the timestamp 'soon' is not a time"),
         (["train", "--config", "run.toml"], "bad.csv, row 3: the timestamp 'soon' is not a time"),
         (["recommend", "nowhere", "--history", "a"], "nowhere is not a run folder: it does not exist"),
+        (["recommend", ".", "--histories", "bad.csv"], "bad.csv, row 3: the timestamp 'soon' is not a time"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run folder: it does not exist"),
         (["evaluate", "nowhere"], "is not a run folder: it does not exist"),
         (["serve", "nowhere"], "is not a run folder: it does not exist"),
         (["compare", ".", "nowhere"], "is not a run folder: it does not exist"),

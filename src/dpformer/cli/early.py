@@ -17,7 +17,7 @@ from dpformer.data.options import DataOptions
 from dpformer.errors import DpformerError
 from dpformer.runs.config_file import read_toml, without_removed
 
-RUNS = ("run", "runs")
+RUNS = ("run", "runs", "resume")
 MOST_BYTES = 1 << 26  # of a log: unpacking and scanning a larger one twice costs more than torch
 FILES = ("file", "data", "histories", "catalog")
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]+:/")  # a URL, as a Path

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpformer.cli.early import first_look
 from dpformer.cli.reading import Unfiltered, reading_of
 from dpformer.cli.rules import Exclude, Items, ItemWhere, MaxPer, parse_rules, split_ids
 from dpformer.errors import DpformerError
@@ -58,6 +59,8 @@ def recommend(
         from dpformer.serving.batch import format_of
 
         format_of(out)  # refuse an unknown format before anything is read
+    if histories is not None and histories.suffix.lower() in (".csv", ".tsv", ".parquet") and not unfiltered:
+        first_look({**given, "file": histories}, settings if (settings := run / "config.toml").is_file() else None)
     ranker = _ranker(run, catalog)
     rules = None if asked is None else _bound(asked, ranker, run, catalog)
     packed = _packed(ranker, run, history, histories, unknown, given)
