@@ -120,8 +120,8 @@ def test_a_huge_user_counts_as_one() -> None:
 
 
 def test_pairs_keep_distances_over_items_that_do_not_count() -> None:
-    places = np.array([0, -1, 1])
-    keys = [pair for pair in counts_sums._pairs(places[[0, 1, 2]], np.array([0, 3]), 1) if len(pair[0])]
+    places, unmarked = np.array([0, -1, 1]), counts_sums._Marks(None, None)
+    keys = [pair for pair in counts_sums._pairs(places[[0, 1, 2]], np.array([0, 3]), 1, unmarked) if len(pair[0])]
     ((users, cells, backward, distance, _),) = keys
     assert (users.tolist(), cells.tolist(), backward.tolist(), distance) == ([0], [0], [False], 1)
 
