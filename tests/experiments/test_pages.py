@@ -128,9 +128,9 @@ def test_a_command_gives_the_config_of_its_cell(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(command, "run_or_exit", lambda what, out, **_: seen.append(what))
     networks = cells.paper("games", "unshared", 8, 1), cells.ceiling("ml-1m"), cells.ablations()[0]
     for cell in (*networks, *(cells.counts(data, 5) for data in cells.ITEMS)):
-        log = Path(cell.command.split()[2])  # refused if it does not exist
+        log = Path(cell.command.split()[2])  # refused if it does not exist, or cannot be read
         log.parent.mkdir(exist_ok=True)
-        log.touch()
+        log.write_text("1\t2\t5\t3\n" if log.suffix == ".data" else "1 2\n")
         invoke(*cell.command.split()[1:])
         assert seen[-1].replace(file=None) == cell.config().replace(file=None)
     assert len(seen) == 7
