@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from experiments.attributes import SETS
+from experiments.join import prior_logits
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
@@ -120,7 +121,7 @@ def train(dataset: Dataset, table: csr_array | None, known: Any, event: Gaussian
         total = 0.0
         for part in chosen.part(order).split(ROWS):
             batch = Batch.from_histories([h[-length - 1 :] for h in dataset.histories(part.users.tolist())], length)
-            prior = None if counts is None else counts.prior_logits(batch.items, batch.lengths)
+            prior = None if counts is None else prior_logits(counts, batch.items, batch.lengths)
             with clipping.users((batch, prior), part) as user:
                 loss = model.losses(*user)
             clipping.backward(loss, dp.normalize(1.0))

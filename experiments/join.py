@@ -35,9 +35,11 @@ from dpformer.data import Dataset, prepare, synthetic
 from dpformer.evaluation import evaluate, hit, ndcg
 from dpformer.models import Batch, Transformer
 from dpformer.models.counts import TransitionCounts
+from dpformer.models.history import LATEST
 from dpformer.runs import load_release
 from dpformer.training.schedule import warmup_then_decay
 
+TRUST = 0.8  # λ: of the probability that counts claim
 ROWS, USERS = 32, 6040  # users at once, users to evaluate on
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)  # λ
 STORE = Path(__file__).parents[1] / "docs" / "results" / "join.json"
@@ -91,7 +93,7 @@ def train(
         total, seen = 0.0, 0
         for part in chosen.part(order).split(ROWS):
             batch = Batch.from_histories([h[-length:] for h in dataset.histories(part.users.tolist())], length)
-            prior = counts.prior_logits(batch.items, batch.lengths) if how == "residual" else None
+            prior = prior_logits(counts, batch.items, batch.lengths) if how == "residual" else None
             with clipping.users((batch, prior), part) as user:
                 loss = model.losses(*user)
             clipping.backward(loss, dp.normalize(1.0))
@@ -101,6 +103,27 @@ def train(
         if step % 10 == 9 or step == steps - 1:
             print(f"  step {step + 1} of {steps}: loss {total / max(seen, 1):.4f}", flush=True)
     return model.eval(), sigma
+
+
+def prior_logits(counts: TransitionCounts, items: Tensor, lengths: Tensor) -> Tensor:
+    """(B, L, M): at each position ln P of the next item, after the items up to it; see docs/results/counts.md.
+
+    P(b) = λ·c_b + (1 − λ·Σ_b c_b)·q_b with λ = 0.8: what the counts do not claim goes to popularity.
+
+    Args:
+        items: (B, L) int64, right-padded with 0.
+        lengths: (B,) int64; positions beyond are meaningless.
+    """
+    inside = torch.arange(items.shape[1], device=items.device) < lengths[:, None]
+    items = torch.where(inside, items, -1)
+    logits = counts.popularity.new_empty(*items.shape, counts.num_items)
+    for t in range(items.shape[1]):
+        latest = items[:, max(0, t + 1 - LATEST) : t + 1].flip(1)
+        claims = counts._claims(F.pad(latest, (0, LATEST - latest.shape[1]), value=-1))
+        claims *= TRUST / claims.sum(1, keepdim=True).clamp(min=1)
+        rest = 1 - claims.sum(1, keepdim=True)
+        logits[:, t] = claims.addcmul_(rest, counts.popularity).log_()
+    return logits
 
 
 def metrics(score: Any, dataset: Dataset) -> list[float]:

@@ -99,7 +99,7 @@ def test_a_config_file_and_flags_on_top(log: Path, tmp_path: Path) -> None:
         (["--config", "none.toml"], "none.toml cannot be read"),
         (["--catalog", "none.csv"], "none.csv"),
         (["--dry-run"], "give --users N"),
-        (["--resume", "x", "--epochs", "3"], "give no other options"),
+        (["--resume", ".", "--epochs", "3"], "give no other options"),
     ],
 )
 def test_bad_choices(log: Path, tmp_path: Path, arguments: list[Any], sentence: str) -> None:

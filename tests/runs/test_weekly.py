@@ -159,11 +159,12 @@ def test_four_weeks_are_between_one_week_and_one_shot(weeks: Path, chain: list[d
         return float(facts["metrics"]["model"]["served"]["ndcg@10"]["value"])
 
     warm = finished(weeks / "run-4")
-    own = PreviousRun.open(warm.folder)
     alone = weeks / "alone"
     common = {"model": "counts", "catalog": weeks / "items.csv", "users": USERS, "file": weeks / "4.csv"}
+    once = Config.make(**common, epsilon=4.0, delta=1e-5)
+    own = PreviousRun.open(warm.folder, once)
     train(Config.make(**common, epsilon=own.statement["epsilon"], delta=own.statement["delta"]), alone)
-    train(Config.make(**common, epsilon=4.0, delta=1e-5), weeks / "once")
+    train(once, weeks / "once")
     found = [ndcg(run) for run in (alone, warm.folder, weeks / "once")]
     assert found[0] < found[1] < 1.05 * found[2], found
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import glob
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from dpformer.data.options import DataOptions
 from dpformer.errors import DpformerError
@@ -61,7 +64,21 @@ def first_look(given: dict[str, Any], config: Path | None) -> None:
     if file.name != "-" and file.is_file() and file.stat().st_size <= MOST_BYTES and options.query is None:
         from dpformer.data.log import refuse_early
 
-        refuse_early(file, options.log_columns(), options.reading(), options.filters())
+        with or_exit():
+            refuse_early(file, options.log_columns(), options.reading(), options.filters())
+
+
+@contextmanager
+def or_exit() -> Iterator[None]:
+    """After Ctrl-C, SIGTERM or SIGHUP: temporary files are removed, a sentence is printed, and the exit code is 130."""
+    from dpformer.runs.signals import interruptible
+
+    try:
+        with interruptible():
+            yield
+    except KeyboardInterrupt:
+        typer.echo("dpformer: interrupted; the last checkpoint is intact", err=True)
+        raise typer.Exit(130) from None
 
 
 def _there(path: Path) -> bool:

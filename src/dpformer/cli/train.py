@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpformer.cli.early import first_look
+from dpformer.cli.early import first_look, or_exit
 from dpformer.errors import DpformerError
 from dpformer.kinds.auto import AUTO
 from dpformer.kinds.network import OF_NETWORKS
@@ -99,7 +99,6 @@ def run_or_exit(
     quiet_threads()
     from dpformer import runs as training
     from dpformer.runs.run import started_before
-    from dpformer.runs.signals import interruptible
     from dpformer.training.allocator import keep_freed_memory
     from dpformer.training.distributed import start_team
     from dpformer.training.rendezvous import restarted
@@ -115,14 +114,12 @@ def run_or_exit(
         if again and started_before(what, out):
             what = out
     try:
-        with interruptible():
+        with or_exit():
             if isinstance(what, Path):
                 return training.resume(what, team, file=file, key=key)
             return training.train(what, out or default_out(what), team, key=key, key_file=key_file, ledger=ledger)
     except training.Interrupted as stopped:
         typer.echo(f"dpformer: {stopped}", err=True)
-    except KeyboardInterrupt:
-        typer.echo("dpformer: interrupted; the last checkpoint is intact", err=True)
     finally:
         if team is not None:
             team.dismiss()
