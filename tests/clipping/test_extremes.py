@@ -3,6 +3,8 @@
 Each moved the sum by more than C, or stopped the run, before it was bounded.
 """
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 import dpformer as dp
 from dpformer.clipping import parameter_norms
 from dpformer.clipping.bounded_sum import sum_of
+from tests.clipping import naive
 from tests.clipping.test_rounding import Product
 
 CLIPS = pytest.mark.parametrize("clip", [dp.clip(0.01), dp.normalize(1.0)], ids=["clip", "normalize"])
@@ -199,3 +202,22 @@ def test_rows_that_cancel_in_a_function_without_a_rule(
 def test_a_factor_that_float32_has_no_room_for_is_refused() -> None:
     with pytest.raises(ValueError, match="clip_norm / gamma is 1e\\+30"):
         dp.normalize(1.0, gamma=1e-30)
+
+
+@pytest.mark.parametrize("scale", [1e-35, 1e-30, 1e-20, 1e20, 1e30])
+def test_norms_whose_squares_float32_has_no_room_for(scale: float) -> None:
+    """They were 0, or infinite, and then the user was left out."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    data, clip = torch.randn(3, 2, 5), dp.clip(1.0)
+    clipping = dp.PhantomClipping(model)
+    norms = clipping.accumulate(lambda user: model(user).square().mean() * scale, data, clip)
+    sums = naive.sums(model)
+    exact = copy.deepcopy(model).double()
+    parameters = list(exact.parameters())
+    losses = [exact(one[None].double()).square().mean() * scale for one in data]
+    gradients = [list(torch.autograd.grad(loss, parameters)) for loss in losses]
+    torch.testing.assert_close(norms.double(), naive.norms_of(gradients), rtol=1e-5, atol=0)
+    for got, want in zip(sums, naive.clipped_sum(gradients, clip), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+    assert clipping.skipped_users == 0

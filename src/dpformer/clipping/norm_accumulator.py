@@ -93,7 +93,9 @@ class PerUserNorms:
     def norms(self) -> tuple[Tensor, Tensor]:
         """(B,) ‖g_b‖, and what it is at most."""
         squared, upper = torch.from_numpy(self.squares).to(wide(self.device))
-        norms, most = squared.to(self.dtype).sqrt(), raised(upper, self.dtype)
+        norms, most, limits = squared.to(self.dtype).sqrt(), raised(upper, self.dtype), torch.finfo(self.dtype)
+        outside = (squared < limits.tiny) | (squared > limits.max)  # squares that this precision has no room for
+        norms = torch.where(outside, squared.sqrt().to(self.dtype), norms)
         if self.device.type != "cpu":
             norms, most = torch.stack([norms, most]).to(self.device)  # in one copy
         return norms, most
