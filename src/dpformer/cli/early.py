@@ -63,9 +63,12 @@ def first_look(given: dict[str, Any], config: Path | None) -> None:
     file = options.file
     if file.name != "-" and file.is_file() and file.stat().st_size <= MOST_BYTES and options.query is None:
         from dpformer.data.log import refuse_early
+        from dpformer.runs.signals import stop_requested
 
-        with or_exit():
+        with stop_requested() as stop:  # a look is short; its temporary folders go first
             refuse_early(file, options.log_columns(), options.reading(), options.filters())
+        if stop.is_set():
+            raise KeyboardInterrupt
 
 
 @contextmanager

@@ -60,7 +60,9 @@ def recommend(
 
         format_of(out)  # refuse an unknown format before anything is read
     if histories is not None and histories.suffix.lower() in (".csv", ".tsv", ".parquet") and not unfiltered:
-        first_look({**given, "file": histories}, settings if (settings := run / "config.toml").is_file() else None)
+        settings = run / "config.toml"
+        needless = {"event_weights": None, "session_gap": None}  # of training alone
+        first_look({**needless, **given, "file": histories}, settings if settings.is_file() else None)
     ranker = _ranker(run, catalog)
     rules = None if asked is None else _bound(asked, ranker, run, catalog)
     packed = _packed(ranker, run, history, histories, unknown, given)

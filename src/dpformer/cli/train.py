@@ -71,10 +71,11 @@ def train(
     if items is not None:
         raise DpformerError("--items needs --dry-run; training counts the items itself")
     if resume is None:
-        first_look(given, config)
-        made = Config.make(config, **given)
-        say_model(made, given)
-        run = run_or_exit(made, out, key=sign, key_file=key_file, ledger=ledger)
+        with or_exit():
+            first_look(given, config)
+            made = Config.make(config, **given)
+            say_model(made, given)
+            run = run_or_exit(made, out, key=sign, key_file=key_file, ledger=ledger)
     else:
         run = run_or_exit(resume, file=moved, key=sign)
     typer.echo(json.dumps(run.statement, indent=2, ensure_ascii=False) if as_json else _summary(run))
