@@ -20,8 +20,9 @@ import torch
 
 NAME, PLACE = "second", "second:0"
 SOURCE = Path(__file__).with_suffix(".cpp")
-POSSIBLE = shutil.which("g++") is not None
-REASON = "the second device is compiled with g++, which is not installed"
+NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)  # whose headers second_device.cpp is written for
+POSSIBLE = NEW and shutil.which("g++") is not None
+REASON = f"the second device needs torch 2.13 (this is {torch.__version__}) and the compiler g++"
 
 
 class _Module:
