@@ -16,7 +16,7 @@ from dpformer.kernels.products import add_sums, can_weigh, products, write_ragge
 
 @dataclass
 class Dense:
-    """g_b itself, for parameters so small that a copy a user costs nothing."""
+    """g_b itself, for parameters so small that a copy for each user costs nothing."""
 
     grad: Tensor  # (B, *shape)
 
