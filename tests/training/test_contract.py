@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from dpformer.sampling import Batch, Part
 from dpformer.sampling.batch import Due
 from dpformer.statement.build import statement
 from dpformer.training.steps_taken import USED
+from dpformer.verification import standalone
 
 N, Q, STEPS = 40, 0.3, 12
 DATA = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))
@@ -251,6 +253,9 @@ def test_a_self_check_that_was_off_is_in_events_statement_and_state() -> None:
     )  # fmt: skip
     assert "ASSUMED: that gradients of users are exact, with the engine's self-check off" in facts["headline"]
     assert any("rests on an assumption" in sentence for sentence in facts["words"])
+    silent = {**facts, "headline": facts["headline"].partition(" ASSUMED")[0]}
+    for one, holds in ((facts, True), (silent, False)):  # the standalone verifier asks for it, too
+        assert standalone.Published.headline(SimpleNamespace(facts=one))[0] == holds  # type: ignore[arg-type]
     resumed = Loop()
     resumed.optimizer.load_state_dict(loop.optimizer.state_dict())
     assert resumed.optimizer.events() == loop.optimizer.events(), "a resumed run says it too"
